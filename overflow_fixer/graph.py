@@ -1,0 +1,424 @@
+"""The model as the stages see it: nodes, tensors, types, constants. ONNX structure is read here alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.files import sha256_of
+from overflow_fixer.records import Array, Dim, InputSpec
+from overflow_fixer.sessions import infer_types
+
+MIN_OPSET = 9
+FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_STRIPPED_ELEMENTS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One node of the main graph.
+
+    `label` is unique in the graph: the node's name, or `node_of_<first output>` where that is empty
+    or taken (the name TensorRT's parser gives to a nameless node). `inputs` and `outputs` are tensor
+    names, "" for one left out. `captured` are the outer tensors that the node's bodies read.
+    """
+
+    index: int
+    label: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captured: tuple[str, ...]
+    proto: onnx.NodeProto = field(repr=False)
+
+    @property
+    def reads(self) -> Iterator[str]:
+        """Every tensor the node reads, its bodies included, none left out, repeats kept."""
+        return (name for name in (*self.inputs, *self.captured) if name)
+
+    @property
+    def writes(self) -> Iterator[str]:
+        return (name for name in self.outputs if name)
+
+    def attribute(self, name: str) -> onnx.AttributeProto | None:
+        return next((found for found in self.proto.attribute if found.name == name), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An ONNX model, read once: functions inlined, external data left on disk.
+
+    `dtypes` maps a tensor to its onnx.TensorProto.DataType; what is not a tensor (sequences,
+    optionals) or could not be told is absent. `sha256` covers the model file and, where there are
+    any, its external data files in order of name.
+    """
+
+    path: Path
+    sha256: str
+    model: onnx.ModelProto = field(repr=False)
+    opset: int
+    nodes: tuple[Node, ...] = field(repr=False)
+    dtypes: Mapping[str, int] = field(repr=False)
+    shapes: Mapping[str, tuple[Dim, ...]] = field(repr=False)
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @cached_property
+    def initializers(self) -> Mapping[str, TensorProto]:
+        return {tensor.name: tensor for tensor in self.model.graph.initializer}
+
+    @cached_property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """The inputs that must be fed: those without an initializer as default."""
+        return tuple(
+            _input_spec(info) for info in self.model.graph.input if info.name not in self.initializers
+        )
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(info.name for info in self.model.graph.output)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        return {name: node for node in self.nodes for name in node.writes}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """Each tensor's readers in topological order, a node once however often it reads it."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.reads):
+                found.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @cached_property
+    def by_label(self) -> Mapping[str, Node]:
+        return {node.label: node for node in self.nodes}
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """Every tensor of the main graph: inputs, initializers, then node outputs in order."""
+        written = (name for node in self.nodes for name in node.writes)
+        return tuple(dict.fromkeys((*(spec.name for spec in self.inputs), *self.initializers, *written)))
+
+    def is_float(self, tensor: str) -> bool:
+        return self.dtypes.get(tensor) in FLOAT_TYPES
+
+    @cached_property
+    def constants(self) -> Mapping[str, TensorProto]:
+        """Initializers and the outputs of Constant nodes that hold a dense tensor."""
+        nodes = {
+            n.outputs[0]: n.proto
+            for n in self.nodes
+            if n.op_type == "Constant" and n.domain in ("", "ai.onnx")
+        }
+        values = {name: _constant_tensor(proto) for name, proto in nodes.items()}
+        return {
+            **self.initializers,
+            **{name: tensor for name, tensor in values.items() if tensor is not None},
+        }
+
+    def read_constant(self, tensor: str) -> Array | None:
+        """The value of a constant, read from external data if it is there; None for another tensor.
+
+        Float types that numpy does not have (BF16) come as ml_dtypes arrays.
+        """
+        proto = self.constants.get(tensor)
+        return None if proto is None else onnx.numpy_helper.to_array(proto, base_dir=str(self.folder))
+
+
+def load_graph(path: Path) -> Graph:
+    """Read and check a model. Raises ModelError for anything that cannot be used."""
+    model = _read_model(path)
+    opset = _checked_opset(path, model)
+    data_files = check_external_data(path, model)
+    model = _inline(path, model)
+    nodes = tuple(_number_nodes(model.graph))
+    _check_order(path, model.graph, nodes)
+    types = _infer(model)
+    dtypes = {
+        name: info.tensor_type.elem_type for name, info in types.items() if info.HasField("tensor_type")
+    }
+    shapes = {name: dims for name, info in types.items() if (dims := _dims(info)) is not None}
+    unknown = [n for node in nodes for n in node.writes if n not in types or not _is_typed(types[n])]
+    if unknown:
+        dtypes.update(infer_types(model, path.parent, unknown))
+    sha256 = sha256_of([path, *sorted(data_files)])
+    return Graph(path, sha256, model, opset, nodes, dtypes, shapes)
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of the model, at any depth, whose data lies in another file."""
+    for tensor in _all_tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield tensor
+
+
+def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
+    """The model's external data files, each inside the model's folder, there, and long enough.
+
+    Raises ModelError otherwise: a model file is untrusted, and a path that leaves its folder would
+    read any file of this machine into a tensor.
+    """
+    folder = path.parent.resolve()
+    found: set[Path] = set()
+    for tensor in external_tensors(model):
+        entry = {item.key: item.value for item in tensor.external_data}
+        location = entry.get("location", "")
+        file = (folder / location).resolve()
+        if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+            raise ModelError(
+                f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
+                "Expected a file beside the model. Such a path is refused, since it could read any file of "
+                "this machine; save the model again with its data beside it if you trust it."
+            )
+        _check_length(path, tensor, file, int(entry.get("offset") or 0), int(entry.get("length") or 0))
+        found.add(file)
+    return found
+
+
+def _check_length(path: Path, tensor: TensorProto, file: Path, offset: int, length: int) -> None:
+    if not file.is_file():
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} is missing: {file} is not there. Expected the external "
+            "data file beside the model. Copy it there, under that name."
+        )
+    size = file.stat().st_size
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {file}, which has "
+            f"{size}. Expected the whole external data file. It is probably truncated: copy it again."
+        )
+
+
+def _read_model(path: Path) -> onnx.ModelProto:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read: {error.strerror or error}. Expected an ONNX model file. Check the path."
+        ) from error
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            f"{path} ({len(data)} bytes) is not a whole ONNX model: {error}. Expected an .onnx file as an exporter "
+            "writes it. It is another kind of file, or a download or copy that was cut short."
+        ) from error
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(
+            f"{path} ({len(data)} bytes) has no graph in it. Expected an ONNX model with nodes and outputs. It is "
+            "probably another kind of file, or empty."
+        )
+    return model
+
+
+def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    newest = onnx.defs.onnx_opset_version()
+    if not MIN_OPSET <= opset <= newest:
+        raise ModelError(
+            f"{path} uses ONNX opset {opset or '(none named)'}. Expected {MIN_OPSET} to {newest}, which this machine's "
+            f"onnx {onnx.__version__} knows. Export it again, or convert it with onnx.version_converter."
+        )
+    return opset
+
+
+def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    if not model.functions:
+        return model
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except Exception as error:  # the inliner raises bare RuntimeErrors
+        raise ModelError(
+            f"{path}: the model's functions cannot be inlined: {error}. Expected functions that call one another "
+            "without a cycle. Export the model without local functions."
+        ) from error
+
+
+def _number_nodes(graph: onnx.GraphProto) -> Iterator[Node]:
+    names = Counter(proto.name for proto in graph.node)
+    taken = set(names)
+    for index, proto in enumerate(graph.node):
+        label = proto.name
+        if not label or names[label] > 1:
+            label = _free_label(f"node_of_{next(filter(None, proto.output), index)}", taken)
+        yield Node(
+            index,
+            label,
+            proto.op_type,
+            proto.domain,
+            tuple(proto.input),
+            tuple(proto.output),
+            tuple(_captured(proto)),
+            proto,
+        )
+
+
+def _free_label(label: str, taken: set[str]) -> str:
+    while label in taken:
+        label += "_"
+    taken.add(label)
+    return label
+
+
+def _captured(proto: onnx.NodeProto) -> list[str]:
+    """Tensors of the outer graph that the node's bodies read."""
+    names: dict[str, None] = {}
+    for body in bodies(proto):
+        own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {tensor.values.name for tensor in body.sparse_initializer}
+        own |= {name for node in body.node for name in node.output}
+        reads = [name for node in body.node for name in (*node.input, *_captured(node))]
+        reads += [info.name for info in body.output]
+        names.update(dict.fromkeys(name for name in reads if name and name not in own))
+    return list(names)
+
+
+def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The subgraphs of a control-flow node, one level deep."""
+    for attribute in proto.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> None:
+    written = {name for node in nodes for name in node.writes}
+    seen: set[str] = set()
+    for node in nodes:
+        early = next((name for name in node.reads if name in written and name not in seen), None)
+        if early is not None:
+            raise ModelError(
+                f"{path}: node {node.label!r} reads tensor {early!r} before a node writes it. Expected the nodes in "
+                "topological order, as ONNX demands. Sort them, for example with onnx-graphsurgeon's toposort()."
+            )
+        seen.update(node.writes)
+
+
+def _infer(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """The type of every tensor of the main graph, as recorded or inferred."""
+    inferred = _infer_shapes(_skeleton(model)).graph
+    types = {info.name: info.type for info in (*inferred.value_info, *inferred.output, *inferred.input)}
+    for tensor in model.graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    for sparse in model.graph.sparse_initializer:
+        types[sparse.values.name] = onnx.helper.make_sparse_tensor_type_proto(
+            sparse.values.data_type, list(sparse.dims)
+        )
+    return types
+
+
+def _infer_shapes(skeleton: onnx.ModelProto) -> onnx.ModelProto:
+    for data_prop in (True, False):
+        try:
+            return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
+        except Exception:  # inference stumbles over valid models; ONNX Runtime is asked instead
+            continue
+    return skeleton
+
+
+def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without its large weights, which become inputs: small enough for shape inference."""
+    graph = model.graph
+    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    skeleton.graph.name = graph.name or "graph"
+    skeleton.graph.input.extend(graph.input)
+    skeleton.graph.output.extend(graph.output)
+    skeleton.graph.value_info.extend(graph.value_info)
+    skeleton.graph.sparse_initializer.extend(graph.sparse_initializer)
+    given = {info.name for info in graph.input}
+    for tensor in graph.initializer:
+        if _is_small(tensor):
+            skeleton.graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            skeleton.graph.input.append(_value_info(tensor.name, tensor))
+    for node in graph.node:
+        value = _constant_tensor(node) if node.op_type == "Constant" else None
+        if value is None or _is_small(value):
+            skeleton.graph.node.append(node)
+        else:
+            skeleton.graph.input.append(_value_info(node.output[0], value))
+    return skeleton
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    return math.prod(tensor.dims) <= _STRIPPED_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL
+
+
+def _value_info(name: str, tensor: TensorProto) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+
+
+def _constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
+    """The dense tensor of a Constant node, whichever attribute holds it; None for sparse and strings."""
+    for attribute in proto.attribute:
+        if attribute.name == "value":
+            tensor: TensorProto = attribute.t
+            return tensor
+        if attribute.name in ("value_float", "value_floats"):
+            values = attribute.floats if attribute.name == "value_floats" else attribute.f
+            return onnx.numpy_helper.from_array(np.asarray(values, np.float32))
+        if attribute.name in ("value_int", "value_ints"):
+            ints = attribute.ints if attribute.name == "value_ints" else attribute.i
+            return onnx.numpy_helper.from_array(np.asarray(ints, np.int64))
+    return None
+
+
+def _is_typed(info: onnx.TypeProto) -> bool:
+    kind = info.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or info.tensor_type.elem_type != TensorProto.UNDEFINED)
+
+
+def _dims(info: onnx.TypeProto) -> tuple[Dim, ...] | None:
+    if not info.HasField("tensor_type") or not info.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in info.tensor_type.shape.dim
+    )
+
+
+def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:
+    return InputSpec(info.name, info.type.tensor_type.elem_type, _dims(info.type))
+
+
+def _all_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("sparse_tensor"):
+            yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
+    for body in bodies(node):
+        yield from _graph_tensors(body)

@@ -1,0 +1,379 @@
+"""Every value that flows between stages. Read this first.
+
+    Graph + batches  --scan-->    RangeTable
+    Graph + ranges   --plan-->    PrecisionPlan
+    Graph + plan     --build-->   Artifact
+    Artifact + data  --verify-->  Verification
+    all of it        --report-->  FixReport
+
+The names: a *range* is what a scan records of a tensor; a *finding* is one rule's evidence about a
+node; a *pin* keeps a node in FP32; a *plan* is all pins and clamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from overflow_fixer.formats import headroom_bits
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]
+Dim = int | str | None
+"""A fixed dimension, a symbolic one by its name, or one that nothing is known of."""
+
+
+# ---------------------------------------------------------------- calibration data
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the model says of one input: its name, ONNX element type and dimensions.
+
+    `elem_type` is an onnx.TensorProto.DataType; `dims` is None when even the rank is unknown.
+    """
+
+    name: str
+    elem_type: int
+    dims: tuple[Dim, ...] | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One set of inputs, with the name of the file (and the sample in it) that it came from."""
+
+    name: str
+    feeds: Feeds
+
+
+class CalibrationSet(Protocol):
+    """Batches that are read one at a time and can be walked again.
+
+    `source` names the data in the report; `synthetic` is True for random data; `fingerprint`
+    changes when the data does.
+    """
+
+    source: str
+    synthetic: bool
+    fingerprint: str
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+
+# ---------------------------------------------------------------- ranges
+
+
+@dataclass(frozen=True)
+class Range:
+    """What was seen of one tensor, over all batches.
+
+    `max_abs`, `min` and `max` are over every element that is not NaN, infinities included;
+    `min_nonzero_abs` likewise, over the elements that are not zero. Each is NaN when no such
+    element was seen. Counts are totals over the batches (a constant is present in each).
+    `over_fp16_count` counts |x| >= 65520, infinities included: what FP16 stores as infinity.
+    `worst_batch` is the index of the first batch that holds `max_abs`, or -1 when there is none.
+    """
+
+    tensor: str
+    max_abs: float
+    min: float
+    max: float
+    min_nonzero_abs: float
+    element_count: int
+    nan_count: int
+    inf_count: int
+    over_fp16_count: int
+    worst_batch: int
+
+    @property
+    def headroom(self) -> float:
+        """log2(65504 / max_abs), in bits."""
+        return headroom_bits(self.max_abs)
+
+
+@dataclass(frozen=True, eq=False)
+class RangeTable:
+    """The ranges of every float tensor of a model, and each tensor's max_abs by batch.
+
+    `batch_max_abs` is float32 [tensor, batch], in the order of `ranges` and `batch_names`; NaN
+    where a batch had no element of the tensor that is not NaN.
+    """
+
+    model_sha256: str
+    calibration: str
+    synthetic: bool
+    ranges: tuple[Range, ...]
+    batch_names: tuple[str, ...]
+    batch_max_abs: npt.NDArray[np.float32]
+    not_observed: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that could not be observed, with the reason."""
+
+    @cached_property
+    def by_tensor(self) -> Mapping[str, Range]:
+        return {r.tensor: r for r in self.ranges}
+
+    def get(self, tensor: str) -> Range | None:
+        return self.by_tensor.get(tensor)
+
+    def worst_batch_name(self, tensor: str) -> str | None:
+        """The name of the batch that holds the tensor's max_abs; None when there is none."""
+        found = self.get(tensor)
+        return None if found is None or found.worst_batch < 0 else self.batch_names[found.worst_batch]
+
+
+# ---------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True)
+class PlanPolicy:
+    """What the user lets the planner decide.
+
+    `threshold`: magnitude over which a tensor is not trusted to FP16. `include_nodes` and
+    `exclude_nodes` are regular expressions searched in node labels; the `_ops` are op types.
+    `masks`: "auto" clamps a mask where that provably changes nothing and pins it elsewhere,
+    "pin" never clamps, "clamp" clamps every additive mask (the user vouches for its rows).
+    """
+
+    threshold: float = 10000.0
+    include_nodes: tuple[str, ...] = ()
+    include_ops: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    exclude_ops: tuple[str, ...] = ()
+    masks: Literal["auto", "pin", "clamp"] = "auto"
+
+
+Action = Literal["pin", "clamp", "none"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule's evidence about one node.
+
+    `value` is what was measured or read (NaN where the evidence is not a number) and `limit` what
+    it was held against; `batch` names where the value was seen, None for a constant. `action` is
+    what follows: "pin" the node, "clamp" the constant `tensor`, or "none" (for the record).
+    """
+
+    rule: str
+    node: str
+    tensor: str
+    value: float
+    limit: float
+    reason: str
+    batch: str | None = None
+    action: Action = "pin"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One node that stays in FP32, with every finding that says so."""
+
+    node: str
+    op_type: str
+    outputs: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A constant whose out-of-range elements are replaced by +-`magnitude` in FP16."""
+
+    tensor: str
+    magnitude: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """All pins and clamps, and what was considered and left in FP16."""
+
+    model_sha256: str
+    threshold: float
+    pins: tuple[Pin, ...]
+    clamps: tuple[Clamp, ...] = ()
+    considered: tuple[Finding, ...] = ()
+
+    @cached_property
+    def pinned(self) -> frozenset[str]:
+        """Labels of the nodes that stay in FP32."""
+        return frozenset(pin.node for pin in self.pins)
+
+
+# ---------------------------------------------------------------- artifact
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node that a backend keeps in FP32 although no finding pins it, and why."""
+
+    node: str
+    op_type: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What a backend built: its files, and which nodes run in what.
+
+    `fp16_nodes` and `fp32_nodes` are labels of nodes with a float output; the rest of the graph
+    (integers, shapes, booleans) is in neither.
+    """
+
+    backend: str
+    path: Path
+    files: tuple[Path, ...]
+    fp16_nodes: tuple[str, ...]
+    fp32_nodes: tuple[str, ...]
+    kept: tuple[Kept, ...]
+    cast_count: int
+
+
+class Runner(Protocol):
+    """Something that runs batches: a reference, a simulation, an engine."""
+
+    output_names: tuple[str, ...]
+
+    def run(self, batch: Batch) -> dict[str, Array]: ...
+
+
+# ---------------------------------------------------------------- verification
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """When an output counts as right: SNR at least `min_snr_db`, per output if named.
+
+    `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero.
+    """
+
+    min_snr_db: float = 30.0
+    per_output: Mapping[str, float] = field(default_factory=dict)
+    max_abs_error: float = 0.0
+
+    def min_snr_of(self, output: str) -> float:
+        return self.per_output.get(output, self.min_snr_db)
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How a candidate's tensor differs from the reference's, over all batches compared.
+
+    Counts first: `candidate_nan`, `candidate_inf`, `reference_nan`, `reference_inf` are elements;
+    `mismatched` counts those that are non-finite on one side and not the same on the other.
+    The errors are over the `compared` elements, finite on both sides; NaN when there are none.
+    `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `cosine` is in [-1, 1].
+    `worst_batch` names the batch with the most mismatches, then the largest error.
+    """
+
+    tensor: str
+    element_count: int
+    compared: int
+    candidate_nan: int
+    candidate_inf: int
+    reference_nan: int
+    reference_inf: int
+    mismatched: int
+    max_abs_error: float
+    mean_abs_error: float
+    max_rel_error: float
+    max_abs_reference: float
+    cosine: float
+    snr_db: float
+    worst_batch: str | None
+
+
+@dataclass(frozen=True)
+class OutputVerdict:
+    """One output's error, whether it passes and, if not, why."""
+
+    error: TensorError
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A candidate against FP32 on the calibration batches.
+
+    `first_wrong` is the first tensor in topological order that goes wrong; None when nothing
+    failed or it was not looked for. `trace` has every tensor compared, in topological order.
+    """
+
+    outputs: tuple[OutputVerdict, ...]
+    batch_count: int
+    first_wrong: TensorError | None = None
+    trace: tuple[TensorError, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.outputs)
+
+
+# ---------------------------------------------------------------- repair and report
+
+
+@dataclass(frozen=True)
+class RepairRound:
+    """One round of widening the plan: what was tried, what it gave, whether it was kept."""
+
+    index: int
+    action: str
+    added: tuple[str, ...]
+    threshold: float
+    passed: bool
+    worst_snr_db: float
+    mismatched: int
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of the model runs in FP16, by nodes with a float output and by FLOPs.
+
+    `unknown_flops_nodes` are compute nodes whose FLOPs could not be counted (unknown shapes).
+    """
+
+    fp16_nodes: int
+    float_nodes: int
+    fp16_flops: int
+    flops: int
+    unknown_flops_nodes: int
+
+
+@dataclass(frozen=True)
+class FixReport:
+    """Everything the main job learned: what `report.json` and the closing table are made from."""
+
+    model: Path
+    model_sha256: str
+    tool_version: str
+    versions: Mapping[str, str]
+    backend: str
+    backend_reason: str
+    calibration: str
+    synthetic: bool
+    batch_names: tuple[str, ...]
+    ranges: RangeTable
+    plan: PrecisionPlan
+    initial_pins: int
+    artifact: Artifact
+    naive: Verification
+    fixed: Verification
+    rounds: tuple[RepairRound, ...]
+    share: Share
+    tolerance: Tolerance
+    files: tuple[Path, ...]
+    durations_seconds: Mapping[str, float]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.fixed.passed
