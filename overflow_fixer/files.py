@@ -20,23 +20,32 @@ def replace_file(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        make_folder(path.parent)
-        yield temporary
-        _flush(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _refusal(path, error) from error
+        with refuse_os_errors(path):
+            make_folder(path.parent)
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
     finally:
         if _is_there(temporary):
             temporary.unlink()
 
 
+@contextmanager
+def refuse_os_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path} could not be written: {error.strerror or error}. Expected a folder that can be written to, "
+            "with room left on its disk. Name another with --out, or free some space; nothing was left half written."
+        ) from error
+
+
 def make_folder(folder: Path) -> None:
     """Create `folder` and its parents; raises OutputError where that cannot be done."""
-    try:
+    with refuse_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _refusal(folder, error) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -68,11 +77,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _refusal(path: Path, error: OSError) -> OutputError:
-    reason = error.strerror or str(error)
-    return OutputError(
-        f"{path} could not be written: {reason}. Expected a folder that can be written to, with room "
-        f"left on its disk. Name another with --out, or free some space; nothing was left half written."
-    )

@@ -311,6 +311,26 @@ def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> N
         seen.update(node.writes)
 
 
+def infer_shapes_for(graph: Graph, fed: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Dim, ...]]:
+    """The shapes that the main graph's tensors take when inputs of the shapes `fed` are given.
+
+    A dimension that cannot be told without running the model stays symbolic or None.
+    """
+    skeleton = _skeleton(graph.model)
+    del skeleton.graph.value_info[:]
+    for info in skeleton.graph.input:
+        if info.name in fed:
+            elem_type = info.type.tensor_type.elem_type
+            info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, fed[info.name]))
+    for info in skeleton.graph.output:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    inferred = _infer_shapes(skeleton).graph
+    infos = (*inferred.value_info, *inferred.output, *inferred.input)
+    shapes = {info.name: dims for info in infos if (dims := _dims(info.type)) is not None}
+    return {**shapes, **{name: tuple(tensor.dims) for name, tensor in graph.initializers.items()}}
+
+
 def _infer(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     """The type of every tensor of the main graph, as recorded or inferred."""
     inferred = _infer_shapes(_skeleton(model)).graph

@@ -59,9 +59,14 @@ class CalibrationSet(Protocol):
     changes when the data does.
     """
 
-    source: str
-    synthetic: bool
-    fingerprint: str
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def synthetic(self) -> bool: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -184,11 +189,15 @@ class Pin:
 
 @dataclass(frozen=True)
 class Clamp:
-    """A constant whose out-of-range elements are replaced by +-`magnitude` in FP16."""
+    """A constant whose out-of-range elements are replaced by +-`magnitude` in FP16.
+
+    `covers` are the tensors whose values differ from FP32 because of it, and by design.
+    """
 
     tensor: str
     magnitude: float
     reason: str
+    covers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -251,10 +260,12 @@ class Runner(Protocol):
 class Tolerance:
     """When an output counts as right: SNR at least `min_snr_db`, per output if named.
 
-    `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero.
+    `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
+    that are not floats pass when at least `min_agreement` of their elements are equal.
     """
 
     min_snr_db: float = 30.0
+    min_agreement: float = 0.99
     per_output: Mapping[str, float] = field(default_factory=dict)
     max_abs_error: float = 0.0
 
@@ -267,7 +278,8 @@ class TensorError:
     """How a candidate's tensor differs from the reference's, over all batches compared.
 
     Counts first: `candidate_nan`, `candidate_inf`, `reference_nan`, `reference_inf` are elements;
-    `mismatched` counts those that are non-finite on one side and not the same on the other.
+    `mismatched` counts those that are non-finite on one side and not the same on the other, the
+    elements of differing shapes, and for tensors that are not floats those that are not equal.
     The errors are over the `compared` elements, finite on both sides; NaN when there are none.
     `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `cosine` is in [-1, 1].
     `worst_batch` names the batch with the most mismatches, then the largest error.
@@ -288,6 +300,7 @@ class TensorError:
     cosine: float
     snr_db: float
     worst_batch: str | None
+    is_float: bool = True
 
 
 @dataclass(frozen=True)
@@ -314,7 +327,8 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        return all(verdict.passed for verdict in self.outputs)
+        """Whether every output passed, and at least one was compared."""
+        return self.batch_count > 0 and bool(self.outputs) and all(v.passed for v in self.outputs)
 
 
 # ---------------------------------------------------------------- repair and report

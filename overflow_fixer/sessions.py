@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.records import Array, Batch
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -60,7 +62,7 @@ def open_session(
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch) -> list[Any]:
     """Run one batch and return the outputs asked for (None: all). Raises ModelError naming the batch."""
     try:
-        return list(session.run(outputs, batch.feeds))
+        return list(session.run(outputs, {name: _feedable(array) for name, array in batch.feeds.items()}))
     except Exception as error:
         raise ModelError(
             f"The model could not be run on batch {batch.name}: {_first_line(error)}. Expected every batch to run in "
@@ -70,27 +72,43 @@ def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch) -> li
 
 
 class SessionRunner:
-    """A Runner over a session: all of its outputs, by name."""
+    """A Runner over a session: all of its outputs, by name. FP32 feeds of FP16 inputs are rounded."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self.output_names: tuple[str, ...] = tuple(output.name for output in session.get_outputs())
+        self._halves = {given.name for given in session.get_inputs() if given.type == "tensor(float16)"}
 
     def run(self, batch: Batch) -> dict[str, Array]:
+        feeds = {n: round_to_fp16(a) if n in self._halves else a for n, a in batch.feeds.items()}
+        batch = Batch(batch.name, feeds)
         return dict(zip(self.output_names, run_session(self._session, None, batch), strict=True))
+
+
+def mark_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
+    """Make inner tensors outputs of the model, in place; ONNX Runtime tells their types itself."""
+    present = {output.name for output in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
 
 
 def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) -> dict[str, int]:
     """ONNX Runtime's own word on the element types of `tensors`; what is not a tensor is left out.
 
-    Serves where ONNX shape inference knows nothing (other domains' operators). `tensors` must not
-    yet be outputs of the model. Raises ModelError when ONNX Runtime refuses the model.
+    Serves where ONNX shape inference knows nothing (other domains' operators). Raises ModelError when ONNX Runtime refuses the model.
     """
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
-    marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    mark_outputs(marked, tensors)
     types = {output.name: output.type for output in open_session(marked, folder).get_outputs()}
     return {name: _ELEM_TYPES[kind] for name in tensors if (kind := types[name][7:-1]) in _ELEM_TYPES}
+
+
+def _feedable(array: Array) -> Any:
+    """ONNX Runtime takes BF16, which numpy does not have, only as an OrtValue made of its bits."""
+    if array.dtype.name != "bfloat16":
+        return array
+    bits = array.view(np.uint16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
 
 
 def _serialize(model: onnx.ModelProto) -> bytes:

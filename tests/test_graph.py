@@ -1,0 +1,169 @@
+"""What the stages see of a model: labels, types, constants, what control flow reads, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.graph import infer_shapes_for, load_graph
+
+FLOAT = TensorProto.FLOAT
+
+
+def _info(name: str, elem_type: int = FLOAT, dims: list[int | str] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem_type, dims)
+
+
+def _save(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    initializers: list[TensorProto] | None = None,
+    inputs: list[onnx.ValueInfoProto] | None = None,
+    outputs: list[onnx.ValueInfoProto] | None = None,
+    opset: int = 17,
+    **extra: object,
+) -> Path:
+    inputs = inputs if inputs is not None else [_info("x", dims=["n", 4])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs or [_info("y")], initializers or [])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    functions = extra.get("functions", [])
+    opsets += [helper.make_opsetid("local", 1)] if functions else []
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_labels_are_unique_and_name_the_first_output_where_the_name_cannot(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="same"),
+        helper.make_node("Relu", ["a"], ["b"], name="same"),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"], name="node_of_c"),
+    ]
+    graph = load_graph(_save(tmp_path, nodes))
+    assert [node.label for node in graph.nodes] == ["node_of_a", "node_of_b", "node_of_c_", "node_of_c"]
+    assert len(graph.by_label) == 4
+
+
+def test_types_come_from_inference_and_from_onnx_runtime_where_it_knows_nothing(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),
+        helper.make_node("Shape", ["g"], ["s"]),
+        helper.make_node("Cast", ["g"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("SequenceConstruct", ["d"], ["q"]),
+        helper.make_node("SequenceAt", ["q", "zero"], ["y"]),
+    ]
+    zero = numpy_helper.from_array(np.int64(0), "zero")
+    graph = load_graph(_save(tmp_path, nodes, [zero], outputs=[_info("y", TensorProto.DOUBLE)]))
+    assert graph.dtypes["g"] == FLOAT
+    assert graph.dtypes["s"] == TensorProto.INT64
+    assert graph.dtypes["y"] == TensorProto.DOUBLE
+    assert "q" not in graph.dtypes
+    assert graph.is_float("y")
+    assert not graph.is_float("s")
+    assert not graph.is_float("q")
+
+
+def test_tensors_producers_and_consumers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "w"], ["a"], name="add"),
+        helper.make_node("Mul", ["a", "a"], ["m"], name="mul"),
+        helper.make_node("Sub", ["a", "m"], ["y"], name="sub"),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    assert graph.tensors == ("x", "w", "a", "m", "y")
+    assert graph.producers["m"].label == "mul"
+    assert [node.label for node in graph.consumers["a"]] == ["mul", "sub"]
+    assert graph.inputs[0].dims == ("n", 4)
+    assert [spec.name for spec in graph.inputs] == ["x"]
+
+
+def test_what_bodies_capture_is_read_by_their_node(tmp_path: Path) -> None:
+    inner = helper.make_graph([helper.make_node("Mul", ["deep", "w"], ["i"])], "inner", [], [_info("i")])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["j"])], "other", [], [_info("j")])
+    middle = helper.make_graph(
+        [
+            helper.make_node("Abs", ["x"], ["deep"]),
+            helper.make_node("If", ["c"], ["k"], then_branch=inner, else_branch=other),
+        ],
+        "middle",
+        [],
+        [_info("k")],
+    )
+    outer = helper.make_graph([helper.make_node("Relu", ["x"], ["l"])], "outer", [], [_info("l")])
+    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=middle, else_branch=outer, name="if")]
+    inputs = [_info("x", dims=[4]), _info("c", TensorProto.BOOL, [])]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")], inputs))
+    assert set(graph.by_label["if"].captured) == {"x", "w", "c"}
+    assert [node.label for node in graph.consumers["w"]] == ["if"]
+
+
+def test_functions_are_inlined(tmp_path: Path) -> None:
+    body = [helper.make_node("Relu", ["a"], ["t"]), helper.make_node("Neg", ["t"], ["b"])]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    nodes = [helper.make_node("F", ["x"], ["y"], domain="local", name="call")]
+    graph = load_graph(_save(tmp_path, nodes, functions=[function]))
+    assert [node.op_type for node in graph.nodes] == ["Relu", "Neg"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "value"),
+    [
+        ({"value": numpy_helper.from_array(np.float32([1, 2]))}, [1, 2]),
+        ({"value_float": 0.5}, 0.5),
+        ({"value_floats": [0.5, 1.5]}, [0.5, 1.5]),
+        ({"value_int": 3}, 3),
+        ({"value_ints": [3, 4]}, [3, 4]),
+    ],
+)
+def test_every_form_of_constant_is_read(tmp_path: Path, attributes: dict[str, object], value: object) -> None:
+    nodes = [helper.make_node("Constant", [], ["c"], **attributes), helper.make_node("Relu", ["x"], ["y"])]
+    graph = load_graph(_save(tmp_path, nodes))
+    constant = graph.read_constant("c")
+    assert constant is not None
+    assert constant.tolist() == value
+    assert graph.read_constant("y") is None
+
+
+def test_initializers_that_are_inputs_too_need_not_be_fed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    graph = load_graph(_save(tmp_path, nodes, [weight], [_info("x", dims=[4]), _info("w", dims=[4])]))
+    assert [spec.name for spec in graph.inputs] == ["x"]
+    assert graph.tensors == ("x", "w", "y")
+
+
+def test_large_weights_do_not_hinder_shapes(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "shape"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.ones((4, 600), np.float32), "w"),
+        numpy_helper.from_array(np.int64([-1, 2, 300]), "shape"),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, weights))
+    assert graph.shapes["m"] == ("n", 600)
+    assert graph.shapes["y"][1:] == (2, 300)
+    assert infer_shapes_for(graph, {"x": (6, 4)})["y"] == (6, 2, 300)
+
+
+def test_nodes_out_of_order_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["x"], ["a"])]
+    with pytest.raises(ModelError, match="before a node writes it"):
+        load_graph(_save(tmp_path, nodes))
+
+
+def test_sha256_covers_external_data(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    model = onnx.load(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="e.bin", size_threshold=0)
+    before = load_graph(tmp_path / "e.onnx").sha256
+    (tmp_path / "e.bin").write_bytes(np.full(4, 2, np.float32).tobytes())
+    graph = load_graph(tmp_path / "e.onnx")
+    assert graph.sha256 != before
+    assert graph.read_constant("w").tolist() == [2, 2, 2, 2]
