@@ -147,6 +147,7 @@ def load_graph(path: Path) -> Graph:
     opset = _checked_opset(path, model)
     data_files = check_external_data(path, model)
     model = _inline(path, model)
+    _drop_repeated_names(model.graph)
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
     types = _infer(model)
@@ -248,6 +249,16 @@ def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
             f"{path}: the model's functions cannot be inlined: {error}. Expected functions that call one another "
             "without a cycle. Export the model without local functions."
         ) from error
+
+
+def _drop_repeated_names(graph: onnx.GraphProto) -> None:
+    """ONNX Runtime refuses a graph in which two nodes have one name, and takes nameless ones."""
+    names = Counter(node.name for node in graph.node)
+    for node in graph.node:
+        if names[node.name] > 1:
+            node.ClearField("name")
+        for body in bodies(node):
+            _drop_repeated_names(body)
 
 
 def _number_nodes(graph: onnx.GraphProto) -> Iterator[Node]:

@@ -105,7 +105,7 @@ def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) ->
 
 def _feedable(array: Array) -> Any:
     """ONNX Runtime takes BF16, which numpy does not have, only as an OrtValue made of its bits."""
-    if array.dtype.name != "bfloat16":
+    if not isinstance(array, np.ndarray) or array.dtype.name != "bfloat16":
         return array
     bits = array.view(np.uint16)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)

@@ -21,11 +21,16 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "one")
-    with pytest.raises(RuntimeError), replace_file(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        _write_half(path)
     assert path.read_text() == "one"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def _write_half(path: Path) -> None:
+    with replace_file(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:

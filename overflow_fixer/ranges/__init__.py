@@ -1,0 +1,6 @@
+"""Batches to ranges: every float tensor of a model observed on real runs."""
+
+from overflow_fixer.ranges.collect import Observe, collect_ranges
+from overflow_fixer.ranges.store import load_ranges, save_ranges
+
+__all__ = ["Observe", "collect_ranges", "load_ranges", "save_ranges"]

@@ -1,0 +1,86 @@
+"""One array, or many batches of one tensor, as a handful of numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.records import Array
+
+SUMMARY = np.dtype(
+    [
+        ("max_abs", np.float64),
+        ("min", np.float64),
+        ("max", np.float64),
+        ("min_nonzero_abs", np.float64),
+        ("element_count", np.int64),
+        ("nan_count", np.int64),
+        ("inf_count", np.int64),
+        ("over_fp16_count", np.int64),
+    ]
+)
+"""The statistics of records.Range; NaN in a magnitude says that no such element was seen."""
+SUMMARY_FIELDS: tuple[str, ...] = SUMMARY.names or ()
+Summaries = npt.NDArray[np.void]
+"""An array of dtype SUMMARY, of any shape."""
+
+_CHUNK_ELEMENTS = 1 << 17
+_NOTHING = (np.nan, np.nan, np.nan, np.nan, 0, 0, 0, 0)
+
+
+def no_summaries(count: int) -> Summaries:
+    """`count` summaries of nothing."""
+    return np.full(count, np.array(_NOTHING, SUMMARY))
+
+
+def summarize(values: Array) -> Summaries:
+    """The statistics of one array, as SUMMARY with shape ().
+
+    values: any shape (empty and 0-d too); float16, bfloat16, float32 or float64. Sixteen bits are
+    widened to float32, which is exact. NaN is counted and left out of every magnitude, infinities
+    are in them, -0 is told as 0. Works in small chunks: a memory map is never held whole.
+    """
+    flat = values.reshape(-1)
+    found: Summaries = np.array(_NOTHING, SUMMARY)
+    for start in range(0, flat.size, _CHUNK_ELEMENTS):
+        found = merge_summaries(found, _summarize_chunk(flat[start : start + _CHUNK_ELEMENTS]))
+    return found
+
+
+def merge_summaries(first: Summaries, second: Summaries) -> Summaries:
+    """Element by element, the statistics of both together. Associative, commutative and exact."""
+    merged = np.empty(first.shape, SUMMARY)
+    for name in ("max_abs", "max"):
+        merged[name] = np.fmax(first[name], second[name])
+    for name in ("min", "min_nonzero_abs"):
+        merged[name] = np.fmin(first[name], second[name])
+    for name in ("element_count", "nan_count", "inf_count", "over_fp16_count"):
+        merged[name] = first[name] + second[name]
+    return merged
+
+
+def _summarize_chunk(chunk: Array) -> Summaries:
+    wide = chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
+    least, most = wide.min(), wide.max()
+    if least > -FP16_OVERFLOW and most < FP16_OVERFLOW:
+        return _summary(wide, wide.size, nan_count=0, inf_count=0, over_count=0)
+    present = wide[~np.isnan(wide)]
+    inf_count = int(np.count_nonzero(np.isinf(present)))
+    over_count = int(np.count_nonzero(np.abs(present) >= FP16_OVERFLOW))
+    return _summary(present, wide.size, wide.size - present.size, inf_count, over_count)
+
+
+def _summary(present: Array, size: int, nan_count: int, inf_count: int, over_count: int) -> Summaries:
+    """The summary of a chunk of `size` elements, of which `present` are not NaN."""
+    if not present.size:
+        return np.array((*_NOTHING[:4], size, nan_count, inf_count, over_count), SUMMARY)
+    magnitudes = np.abs(present)
+    max_abs = magnitudes.max()
+    min_nonzero_abs = magnitudes.min()
+    if min_nonzero_abs == 0:
+        nonzero = magnitudes[magnitudes != 0]
+        min_nonzero_abs = nonzero.min() if nonzero.size else np.nan
+    least, most = present.min() + 0.0, present.max() + 0.0  # -0 becomes 0
+    counts = (size, nan_count, inf_count, over_count)
+    return np.array((max_abs, least, most, min_nonzero_abs, *counts), SUMMARY)

@@ -1,0 +1,332 @@
+"""The whole scan: ranges equal those of a run with every tensor marked, on models of every kind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from scan_cases import (
+    MemoryBatches,
+    assert_same,
+    assert_same_table,
+    reckon,
+    run_marked,
+    save_model,
+    value_info,
+)
+
+from overflow_fixer.errors import CalibrationError, ModelError
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges.summaries import summarize
+from overflow_fixer.records import Array, RangeTable
+
+
+def scan_both_ways(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
+    """Scan by reductions and by outputs, and hold them against each other."""
+    table = collect_ranges(graph, MemoryBatches(feeds))
+    assert_same_table(table, collect_ranges(graph, MemoryBatches(feeds), observe="outputs"))
+    return table
+
+
+def assert_right(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
+    """Both ways, and against the tensors of the file itself, reckoned number by number."""
+    table = scan_both_ways(graph, feeds)
+    computed = [found.tensor for found in table.ranges if found.tensor in graph.producers]
+    runs = [run_marked(graph.path, computed, batch) for batch in feeds]
+    values = {name: [run[name] for run in runs] for name in computed}
+    for spec in graph.inputs:
+        values[spec.name] = [batch[spec.name] for batch in feeds]
+    for name in graph.initializers:
+        values[name] = [graph.read_constant(name)] * len(feeds)
+    assert_same(table.ranges, [reckon(found.tensor, values[found.tensor]) for found in table.ranges])
+    by_batch = [[reckon(r.tensor, [a]).max_abs for a in values[r.tensor]] for r in table.ranges]
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(table.batch_max_abs, np.array(by_batch, np.float32))
+    return table
+
+
+def normal(*shape: int, scale: float = 1.0, seed: int = 0) -> Array:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def test_a_network_with_every_trouble(tmp_path: Path) -> None:
+    """Overflow in one batch alone, NaN and infinities made by the network, constants out of range."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Exp", ["a"], ["e"]),
+        helper.make_node("Constant", [], ["mask"], value_floats=[0.0, -3.4028235e38, 0.0]),
+        helper.make_node("Add", ["e", "mask"], ["m"]),
+        helper.make_node("Log", ["a"], ["l"]),
+        helper.make_node("Div", ["a", "zero"], ["d"]),
+        helper.make_node("Shape", ["a"], ["s"]),
+        helper.make_node("Cast", ["s"], ["sf"], to=TensorProto.FLOAT),
+        helper.make_node("Relu", ["d"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.abs(normal(4, 3)), "w"),
+        numpy_helper.from_array(np.float32([0, -0.0, 1]), "zero"),
+    ]
+    outputs = [value_info(name) for name in ("m", "l", "y", "sf")]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=["N", 4])], outputs, weights)
+    batches = [normal(5, 4), np.abs(normal(2, 4, scale=90)), normal(7, 4, seed=1)]
+    table = assert_right(graph, [{"x": x} for x in batches])
+    ranges = table.by_tensor
+    assert ranges["e"].over_fp16_count > 0
+    assert table.worst_batch_name("e") == "batch1"
+    assert ranges["l"].nan_count > 0
+    assert ranges["d"].inf_count > 0
+    assert ranges["mask"].element_count == 9
+    assert ranges["mask"].over_fp16_count == 3
+    assert ranges["mask"].worst_batch == 0
+    assert table.calibration == "memory"
+    assert table.model_sha256 == graph.sha256
+
+
+def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("NonZero", ["r"], ["where"]),
+        helper.make_node("Cast", ["where"], ["places"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+    ]
+    outputs = [value_info("places"), value_info("total")]
+    weights = [numpy_helper.from_array(np.zeros((0, 3), np.float32), "none")]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=["N"])], outputs, weights)
+    table = assert_right(graph, [{"x": -np.ones(3, np.float32)}, {"x": np.float32([-1, 2])}])
+    assert table.by_tensor["places"].element_count == 1
+    assert table.by_tensor["places"].worst_batch == 1
+    assert np.isnan(table.batch_max_abs[[r.tensor for r in table.ranges].index("places"), 0])
+    assert table.by_tensor["none"].worst_batch == -1
+    assert table.by_tensor["total"].element_count == 2
+
+
+def test_double_is_reduced_in_double(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "x"], ["y"])]
+    inputs = [value_info("x", TensorProto.DOUBLE, ["N"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y", TensorProto.DOUBLE)])
+    table = assert_right(
+        graph, [{"x": np.array([1e-200, 1 + 2**-40, 65519.999999999])}, {"x": np.array([1e150])}]
+    )
+    assert table.by_tensor["x"].over_fp16_count == 1
+    assert table.batch_max_abs[1].tolist() == [np.float32(65519.999999999**2), np.inf]
+
+
+def fp16_nodes() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("MatMul", ["h", "w"], ["a"]),
+        helper.make_node("Cast", ["a"], ["a32"], to=TensorProto.FLOAT),
+        helper.make_node("Softmax", ["a32"], ["p"]),
+        helper.make_node("Cast", ["p"], ["p16"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["p16"], ["again"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["p16", "a"], ["m"]),
+        helper.make_node("Transpose", ["m"], ["t"], perm=[1, 0]),
+        helper.make_node("Exp", ["t"], ["e"]),
+        helper.make_node("Sqrt", ["e"], ["s"]),
+        helper.make_node("Cast", ["s"], ["y"], to=TensorProto.DOUBLE),
+    ]
+
+
+@pytest.mark.parametrize("cast_name", ["", "InsertedPrecisionFreeCast_a"])
+def test_fp16_values_are_those_that_a_marked_run_stores(tmp_path: Path, cast_name: str) -> None:
+    """ONNX Runtime keeps FP16 values in float between nodes, unless they are outputs."""
+    nodes = fp16_nodes()
+    nodes[1].name = cast_name
+    weights = [numpy_helper.from_array(normal(6, 5).astype(np.float16), "w")]
+    outputs = [value_info("y", TensorProto.DOUBLE), value_info("again")]
+    inputs = [value_info("h", TensorProto.FLOAT16, ["N", 6])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, outputs, weights)
+    feeds = [{"h": normal(4, 6, scale=scale).astype(np.float16)} for scale in (1, 30)]
+    table = assert_right(graph, feeds)
+    a = table.by_tensor["a"].max_abs
+    assert float(np.float16(a)) == a == table.by_tensor["a32"].max_abs
+    assert table.by_tensor["e"].inf_count > 0
+
+
+def test_bf16_tensors_and_inputs(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["brain"], ["z"], to=TensorProto.FLOAT),
+    ]
+    inputs = [value_info("x", dims=["N"]), value_info("brain", TensorProto.BFLOAT16, ["N"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y"), value_info("z")])
+    x = np.float32([1.0009765625, 3e38, -1e-39, np.nan])
+    ranges = scan_both_ways(graph, [{"x": x, "brain": x.astype(ml_dtypes.bfloat16)}]).by_tensor
+    rounded = x.astype(ml_dtypes.bfloat16)
+    assert_same(
+        [ranges[name] for name in ("b", "brain", "y", "z")],
+        [reckon(name, [rounded]) for name in ("b", "brain", "y", "z")],
+    )
+
+
+def test_sequences_and_optionals_are_passed_by(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["seq"], axis=0),
+        helper.make_node("SequenceAt", ["seq", "one"], ["part"]),
+        helper.make_node("Optional", ["part"], ["maybe"]),
+        helper.make_node("OptionalGetElement", ["maybe"], ["got"]),
+        helper.make_node("Mul", ["got", "got"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(np.array(1), "one")]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[3, 2])], [value_info("y")], weights, opset=18
+    )
+    table = assert_right(graph, [{"x": normal(3, 2, scale=400)}])
+    assert [found.tensor for found in table.ranges] == ["x", "part", "got", "y"]
+    assert set(table.not_observed) == {"seq", "maybe"}
+
+
+def test_control_flow_nameless_nodes_and_other_domains(tmp_path: Path) -> None:
+    then = helper.make_graph([helper.make_node("Exp", ["g"], ["t"])], "then", [], [value_info("t")])
+    other = helper.make_graph([helper.make_node("Neg", ["g"], ["e"])], "else", [], [value_info("e")])
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft", name="twice"),
+        helper.make_node("BiasGelu", ["g", "bias"], ["h"], domain="com.microsoft", name="twice"),
+        helper.make_node("If", ["flag"], ["i"], then_branch=then, else_branch=other),
+        helper.make_node("Add", ["i", "h"], ["y"]),
+    ]
+    inputs = [value_info("x", dims=["N", 3]), value_info("flag", TensorProto.BOOL, [])]
+    weights = [numpy_helper.from_array(normal(3), "bias")]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, inputs, [value_info("y")], weights, domains=["com.microsoft"]
+    )
+    feeds = [{"x": normal(2, 3, scale=90), "flag": np.array(flag)} for flag in (False, True)]
+    table = assert_right(graph, feeds)
+    assert [found.tensor for found in table.ranges] == ["x", "bias", "g", "h", "i", "y"]
+    assert table.by_tensor["i"].over_fp16_count > 0
+
+
+def test_an_opset_9_model_with_overridden_defaults(tmp_path: Path) -> None:
+    """An initializer may be an input's default; what is fed in its place is what counts."""
+    weights = [numpy_helper.from_array(np.float32([2]), "w")]
+    inputs = [value_info("x", dims=[1]), value_info("w", dims=[1])]
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], weights, opset=9, ir_version=4)
+    one = np.float32([1])
+    ranges = scan_both_ways(graph, [{"x": one}, {"x": one, "w": np.float32([-7e4])}]).by_tensor
+    assert_same([ranges["w"]], [reckon("w", [np.float32([2]), np.float32([-7e4])])])
+    assert ranges["y"].min == -7e4
+
+
+def test_a_node_that_writes_into_its_inputs(tmp_path: Path) -> None:
+    """BatchNormalization in training updates its running statistics in place."""
+    outputs = ["y", "new_mean", "new_variance"]
+    nodes = [helper.make_node("BatchNormalization", ["x", "s", "s", "mean", "s"], outputs, training_mode=1)]
+    inputs = [value_info("x", dims=["N", 2]), value_info("mean", dims=[2])]
+    weights = [numpy_helper.from_array(np.ones(2, np.float32), "s")]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info(n) for n in outputs], weights)
+    feeds = [{"x": normal(4, 2, scale=1e6), "mean": np.zeros(2, np.float32)}] * 3
+    assert assert_right(graph, feeds).by_tensor["mean"].max_abs == 0
+
+
+def test_weights_in_external_data(tmp_path: Path) -> None:
+    weights = [numpy_helper.from_array(normal(64, 64, scale=1e4), name) for name in ("w", "v")]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("MatMul", ["a", "v"], ["y"])]
+    path = tmp_path / "model" / "m.onnx"
+    path.parent.mkdir()
+    plain = save_model(
+        tmp_path / "plain.onnx", nodes, [value_info("x", dims=[2, 64])], [value_info("y")], weights
+    )
+    onnx.save(onnx.load(plain.path), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    feeds = [{"x": normal(2, 64)}]
+    graph = load_graph(path)
+    before = graph.model.SerializeToString()
+    assert_same(scan_both_ways(graph, feeds).ranges, assert_right(plain, feeds).ranges)
+    assert graph.model.SerializeToString() == before
+
+
+def test_a_model_without_floats(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    inputs = [value_info("x", TensorProto.INT64, [2])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y", TensorProto.INT64)])
+    table = scan_both_ways(graph, [{"x": np.array([1, 2])}])
+    assert table.ranges == ()
+    assert table.batch_max_abs.shape == (0, 1)
+
+
+def tiny(path: Path) -> Graph:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    weights = [numpy_helper.from_array(np.array([2, -1]), "shape")]
+    return save_model(path, nodes, [value_info("x", dims=["N"])], [value_info("y")], weights)
+
+
+def test_progress_is_told_after_each_batch(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    data = MemoryBatches([{"x": normal(4)}] * 3)
+    collect_ranges(tiny(tmp_path / "m.onnx"), data, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("observe", ["reductions", "outputs"])
+def test_a_batch_that_cannot_be_run_is_named(tmp_path: Path, observe: Any) -> None:
+    data = MemoryBatches([{"x": normal(4)}, {"x": normal(3)}])
+    with pytest.raises(ModelError, match="batch1"):
+        collect_ranges(tiny(tmp_path / "m.onnx"), data, observe=observe)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_data_that_changes_its_length_is_an_error(tmp_path: Path, count: int) -> None:
+    data = MemoryBatches([{"x": normal(4)}] * 2)
+    graph = tiny(tmp_path / "m.onnx")
+    walk = MemoryBatches([{"x": normal(4)}] * count).__iter__
+    data.__class__ = type("Changing", (MemoryBatches,), {"__iter__": lambda self: walk()})
+    with pytest.raises(CalibrationError, match=r"memory gave .* Expected the 2"):
+        collect_ranges(graph, data)
+
+
+def test_constants_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counting(values: Array) -> Any:
+        sizes.append(values.size)
+        return summarize(values)
+
+    monkeypatch.setattr("overflow_fixer.ranges.collect.summarize", counting)
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    weights = [numpy_helper.from_array(np.float32([2, 3]), "w")]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")], weights)
+    table = collect_ranges(graph, MemoryBatches([{"x": normal(2)}] * 4))
+    assert sizes == [2]
+    assert table.by_tensor["w"].element_count == 8
+
+
+MEMORY_SCRIPT = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from overflow_fixer.graph import load_graph
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import Batch
+
+class Data:
+    source, synthetic, fingerprint = "made", True, "made"
+    def __init__(self, count): self.count = count
+    def __len__(self): return self.count
+    def __iter__(self):
+        for i in range(self.count):
+            yield Batch(str(i), {"x": np.full((1, 1 << 20), i, np.float32)})
+
+graph = load_graph(Path(sys.argv[1]))
+for count in (5, 60):
+    collect_ranges(graph, Data(count), observe=sys.argv[2])
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux")
+@pytest.mark.parametrize("observe", ["reductions", "outputs"])
+def test_memory_does_not_grow_with_the_batches(tmp_path: Path, observe: str) -> None:
+    """Each batch has 4 MB and makes 12 more: the 55 further ones would take 220 MB to keep."""
+    nodes = [helper.make_node("Relu", [a], [b]) for a, b in ("xa", "ab", "by")]
+    save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, "N"])], [value_info("y")])
+    command = [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / "m.onnx"), observe]
+    few, many = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    assert many - few < 40_000

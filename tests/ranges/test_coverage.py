@@ -1,0 +1,67 @@
+"""What a scan observes, and the reason for what it does not."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from scan_cases import save_model, value_info
+
+from overflow_fixer.graph import load_graph
+from overflow_fixer.ranges.coverage import not_observed, observed_tensors
+
+
+def test_float_tensors_are_observed_in_graph_order(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float32(3))),
+        helper.make_node("Mul", ["x", "w"], ["m"]),
+        helper.make_node("Cast", ["m"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["m"], ["brain"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["m"], ["double"], to=TensorProto.DOUBLE),
+        helper.make_node("Cast", ["m"], ["int"], to=TensorProto.INT32),
+        helper.make_node("Cast", ["m"], ["flag"], to=TensorProto.BOOL),
+        helper.make_node("Add", ["m", "c"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(np.ones(3, np.float32), "w")]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[3])], [value_info("y")], weights)
+    assert observed_tensors(graph) == ("x", "w", "c", "m", "half", "brain", "double", "y")
+    assert not_observed(graph) == {}
+
+
+def test_the_rest_is_listed_with_its_reason(tmp_path: Path) -> None:
+    sequence = helper.make_tensor_sequence_value_info("seq", TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["seq"]),
+        helper.make_node("SequenceConstruct", ["x"], ["quiet"]),
+        helper.make_node("SequenceLength", ["seq"], ["n"]),
+        helper.make_node("Cast", ["x"], ["text"], to=TensorProto.STRING),
+        helper.make_node("Cast", ["x"], ["f8"], to=TensorProto.FLOAT8E4M3FN),
+        helper.make_node("Optional", ["x"], ["maybe"]),
+    ]
+    outputs = [sequence, value_info("n", TensorProto.INT64)]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[2, 2])], outputs, opset=19, ir_version=9
+    )
+    assert observed_tensors(graph) == ("x",)
+    reasons = not_observed(graph)
+    assert list(reasons) == ["seq", "quiet", "text", "f8", "maybe"]
+    assert reasons["seq"] == "it is a sequence, not a tensor"
+    assert reasons["quiet"] == "the SequenceConstruct that writes it does not tell that it is a dense tensor"
+    assert reasons["text"] == "it holds strings"
+    assert reasons["f8"] == "its element type FLOAT8E4M3FN is not handled"
+
+
+def test_sparse_initializers_are_listed(tmp_path: Path) -> None:
+    values = numpy_helper.from_array(np.ones(1, np.float32), "sparse")
+    indices = numpy_helper.from_array(np.array([2], np.int64), "where")
+    graph_proto = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [value_info("x", dims=[3])],
+        [value_info("y")],
+        sparse_initializer=[helper.make_sparse_tensor(values, indices, [4])],
+    )
+    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    assert not_observed(load_graph(path)) == {"sparse": "it is a sparse tensor"}

@@ -1,0 +1,132 @@
+"""Instrumenting adds nodes in the right places, takes no name, and leaves the model as it was."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from scan_cases import save_model, value_info
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.ranges.instrument import add_probes, mark_tensors
+from overflow_fixer.ranges.probes import DETAILED, QUICK
+from overflow_fixer.records import Batch
+from overflow_fixer.sessions import open_session, run_session
+
+NEWEST_OPSET = 23
+"""The newest that the oldest ONNX Runtime in use runs."""
+
+
+def chain(path: Path, length: int) -> Graph:
+    names = ["x", *(f"t{i}" for i in range(length))]
+    nodes = [helper.make_node("Neg", [names[i]], [names[i + 1]]) for i in range(length)]
+    return save_model(path, nodes, [value_info("x", dims=[2])], [value_info(names[-1])])
+
+
+def test_a_probe_stands_directly_behind_its_producer(tmp_path: Path) -> None:
+    graph = chain(tmp_path / "m.onnx", 3)
+    nodes = add_probes(graph, ["x", "t0", "t1", "t2"], {"t1"}).model.graph.node
+    written = [node.output[0] for node in nodes]
+    own = [i for i, name in enumerate(written) if name in ("t0", "t1", "t2")]
+    first_of = {
+        name: next(i for i, node in enumerate(nodes) if name in node.input) for name in ("x", "t0", "t1")
+    }
+    assert first_of["x"] < own[0]
+    assert (first_of["t0"], first_of["t1"]) == (own[0] + 1, own[1] + 1)
+    assert all(node.op_type != "Neg" for node in nodes[own[0] + 1 : own[1]])
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    graph = chain(tmp_path / "m.onnx", 3)
+    before = graph.model.SerializeToString()
+    add_probes(graph, graph.tensors, {"t1"})
+    mark_tensors(graph, ["t0", "t1", "t2"])
+    assert graph.model.SerializeToString() == before
+
+
+def test_no_name_of_the_model_is_taken(tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node(
+                "Identity", ["__range_probe_0_abs"], ["___range_probe_x"], name="____range_probe_"
+            )
+        ],
+        "b",
+        [],
+        [value_info("___range_probe_x")],
+    )
+    nodes = [
+        helper.make_node("Neg", ["range_probe_0_max"], ["__range_probe_0_abs"], name="_range_probe_all_1_1"),
+        helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body),
+    ]
+    inputs = [value_info("range_probe_0_max", dims=[2]), value_info("flag", TensorProto.BOOL, [])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")])
+    probed = add_probes(graph, [name for name in graph.tensors if graph.is_float(name)], ())
+    added = {name for node in probed.model.graph.node for name in node.output} - set(graph.tensors)
+    assert all(name.startswith("_____range_probe_") for name in added)
+    open_session(probed.model, graph.folder, by_priority=True)
+
+
+def test_what_is_added_grows_with_the_graph_alone(tmp_path: Path) -> None:
+    sizes = []
+    for length in (1000, 2000, 3000):
+        graph = chain(tmp_path / "m.onnx", length)
+        sizes.append(add_probes(graph, graph.tensors, ()).model.ByteSize())
+    assert abs((sizes[2] - sizes[1]) / (sizes[1] - sizes[0]) - 1) < 0.05
+
+
+def test_outputs_with_a_probe_are_dropped_and_others_stay(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Shape", ["r"], ["s"])]
+    outputs = [value_info("r"), value_info("s", TensorProto.INT64)]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], outputs)
+    probed = add_probes(graph, ["x", "r"], ())
+    assert [info.name for info in probed.model.graph.output] == ["s", *probed.fetches]
+
+
+@pytest.mark.parametrize("opset", range(9, NEWEST_OPSET + 1))
+def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["t"]),
+        helper.make_node("Cast", ["t"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("Cast", ["t"], ["h"], to=TensorProto.FLOAT16),
+    ]
+    outputs = [value_info("d", TensorProto.DOUBLE), value_info("h", TensorProto.FLOAT16)]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[3])], outputs, opset=opset, ir_version=4
+    )
+    tensors = ["x", "t", "d", "h"]
+    feeds = {"x": np.array([-2, 0, 7], np.float32)}
+    for detailed, positions, names in (((), "quick", QUICK), (set(tensors), "detailed", DETAILED)):
+        probed = add_probes(graph, tensors, detailed)
+        session = open_session(probed.model, graph.folder, by_priority=True)
+        scalars = np.concatenate(run_session(session, probed.fetches, Batch("b", feeds)))
+        found = scalars[getattr(probed, positions)]
+        assert found[:, names.index("max")].tolist() == [7, 2, 2, 2]
+        assert found[:, names.index("min")].tolist() == [-2, -7, -7, -7]
+        assert found[:, names.index("min_nonzero_abs")].tolist() == [2, 2, 2, 2]
+        assert found[:, names.index("size")].tolist() == [3, 3, 3, 3]
+
+
+def test_an_old_model_whose_initializers_are_inputs(tmp_path: Path) -> None:
+    """Up to IR version 3 an initializer must be an input too, so no probe may bring one."""
+    weight = numpy_helper.from_array(np.float32([2]), "w")
+    inputs = [value_info("x", dims=[1]), value_info("w", dims=[1])]
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], [weight], opset=9, ir_version=3)
+    probed = add_probes(graph, ["x", "y"], ())
+    assert [tensor.name for tensor in probed.model.graph.initializer] == ["w"]
+    session = open_session(probed.model, graph.folder, by_priority=True)
+    scalars = np.concatenate(run_session(session, probed.fetches, Batch("b", {"x": np.float32([3])})))
+    assert scalars[probed.quick[:, 0]].tolist() == [3, 6]
+
+
+def test_bf16_is_fetched_as_float(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16)]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("b", TensorProto.BFLOAT16)]
+    )
+    model, fetches = mark_tensors(graph, ["b"])
+    session = open_session(model, graph.folder)
+    found = run_session(session, fetches, Batch("b", {"x": np.float32([1.001, -3])}))[0]
+    assert found.dtype == np.float32
+    assert found.tolist() == [1, -3]
