@@ -309,6 +309,17 @@ def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
+def all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name in use in a graph and its bodies: tensors and nodes, repeats and "" kept."""
+    yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for body in bodies(node):
+            yield from all_names(body)
+
+
 def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> None:
     written = {name for node in nodes for name in node.writes}
     seen: set[str] = set()

@@ -12,6 +12,7 @@ node; a *pin* keeps a node in FP32; a *plan* is all pins and clamps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -281,8 +282,11 @@ class TensorError:
     `mismatched` counts those that are non-finite on one side and not the same on the other, the
     elements of differing shapes, and for tensors that are not floats those that are not equal.
     The errors are over the `compared` elements, finite on both sides; NaN when there are none.
-    `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `cosine` is in [-1, 1].
-    `worst_batch` names the batch with the most mismatches, then the largest error.
+    `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `worst_batch_snr_db` is the
+    least of a batch, where sum ref^2 is taken as at least a hundredth of what the mean batch would have
+    for its elements: a batch that is wrong shows beside louder ones, and silence is not judged by its
+    noise. `cosine` is in [-1, 1]. `worst_batch` names the batch with the most mismatches, then the
+    lowest SNR.
     """
 
     tensor: str
@@ -301,6 +305,7 @@ class TensorError:
     snr_db: float
     worst_batch: str | None
     is_float: bool = True
+    worst_batch_snr_db: float = math.nan
 
 
 @dataclass(frozen=True)

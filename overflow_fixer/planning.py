@@ -1,0 +1,183 @@
+"""Rules over every node, and their findings gathered into pins, clamps and what was left in FP16."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from onnx import TensorProto
+
+from overflow_fixer.errors import PlanError
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
+from overflow_fixer.rules import DEFAULT_RULES, Rule
+from overflow_fixer.rules.masks import judge_masks
+
+_ABOUT_MAGNITUDE = frozenset({"threshold", "non_finite", "constant_range"})
+"""Rules whose findings about a tensor a clamp answers."""
+
+
+def plan_precision(
+    graph: Graph,
+    ranges: RangeTable,
+    policy: PlanPolicy,
+    rules: Mapping[str, Rule] = DEFAULT_RULES,
+) -> PrecisionPlan:
+    """Ask every rule about every node. A node with a finding that says so is pinned.
+
+    Never pinned: nodes without an FP32 output (integers, booleans, shapes), constants, and what the
+    user excludes; their findings are kept under `considered`. Raises PlanError when the ranges belong
+    to another model, or a name or operator of the policy matches nothing.
+    """
+    _check_same_model(graph, ranges)
+    _check_policy(graph, policy)
+    verdicts = list(judge_masks(graph, ranges, policy))
+    notes = {verdict.origin.tensor: verdict.reason for verdict in verdicts}
+    clamps = tuple(verdict.clamp for verdict in verdicts if verdict.clamp is not None)
+    findings = [
+        _note(finding, notes)
+        for node in graph.nodes
+        for finding in dict.fromkeys(f for rule in rules.values() for f in rule(node, graph, ranges, policy))
+    ]
+    return _settle(graph, policy, PrecisionPlan(graph.sha256, policy.threshold, (), clamps), findings)
+
+
+def add_pins(
+    plan: PrecisionPlan, graph: Graph, policy: PlanPolicy, findings: Iterable[Finding]
+) -> PrecisionPlan:
+    """The plan with more findings: their nodes are pinned too, unless they cannot be or are excluded."""
+    return _settle(graph, policy, plan, findings)
+
+
+def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
+    """Raise PlanError unless the plan was made for this model and each of its pins and clamps is in it."""
+    if plan.model_sha256 != graph.sha256:
+        raise PlanError(
+            f"The plan was made for another model (sha256 {plan.model_sha256[:12]}…) than {graph.path} "
+            f"({graph.sha256[:12]}…). Expected a plan of this very file. Plan again with fix-fp16 plan."
+        )
+    lost = [pin.node for pin in plan.pins if pin.node not in graph.by_label]
+    lost += [clamp.tensor for clamp in plan.clamps if clamp.tensor not in graph.constants]
+    if lost:
+        raise PlanError(
+            f"The plan names {lost[0]!r}, which {graph.path} does not have. Expected names of its nodes. "
+            "Correct the plan, or plan again with fix-fp16 plan."
+        )
+
+
+def is_pinnable(graph: Graph, node: Node) -> bool:
+    """Whether the node computes FP32 values: what integers, booleans and constants do not."""
+    is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
+    return is_fp32 and node.op_type != "Constant"
+
+
+def is_excluded(node: Node, policy: PlanPolicy) -> bool:
+    """Whether the user wants the node left in FP16."""
+    return node.op_type in policy.exclude_ops or any(re.search(p, node.label) for p in policy.exclude_nodes)
+
+
+def _note(finding: Finding, notes: Mapping[str, str]) -> Finding:
+    """The finding with what was made of its constant as a mask."""
+    note = notes.get(finding.tensor) if finding.action == "pin" else None
+    return finding if note is None else replace(finding, reason=f"{finding.reason}; {note}")
+
+
+def _settle(
+    graph: Graph, policy: PlanPolicy, plan: PrecisionPlan, findings: Iterable[Finding]
+) -> PrecisionPlan:
+    """The plan with more findings: each pins its node, or is covered by a clamp, or is kept for the record.
+
+    A clamp holds only while every node on the way of its mask runs in FP16, since one in FP32 would
+    read the constant as it is. A clamp with a pin on its way is given up, and its findings pin.
+    """
+    settled = [finding for pin in plan.pins for finding in pin.findings] + list(plan.considered)
+    clamps, pending = plan.clamps, tuple(findings)
+    while True:
+        settled += [_settle_one(finding, graph, policy, _by_tensor(clamps)) for finding in pending]
+        pinned = {finding.node for finding in settled if finding.action == "pin"}
+        broken = [clamp for clamp in clamps if not pinned.isdisjoint(_on_the_way(clamp, graph))]
+        if not broken:
+            return _gather(graph, replace(plan, clamps=clamps), settled)
+        lost = _by_tensor(broken)
+        clamps = tuple(clamp for clamp in clamps if clamp not in broken)
+        pending = tuple(_free(f) for f in settled if f.action == "clamp" and f.tensor in lost)
+        settled = [f for f in settled if f.action != "clamp" or f.tensor not in lost]
+
+
+def _settle_one(finding: Finding, graph: Graph, policy: PlanPolicy, clamped: Mapping[str, Clamp]) -> Finding:
+    """The finding with the action that is left to it, and why."""
+    if finding.action == "none":
+        return finding
+    node = graph.by_label[finding.node]
+    if finding.tensor in clamped and finding.rule in _ABOUT_MAGNITUDE:
+        reason = clamped[finding.tensor].reason
+        said = finding.reason if reason in finding.reason else f"{finding.reason}; {reason}"
+        return replace(finding, action="clamp", reason=said)
+    if is_excluded(node, policy):
+        reason = f"{finding.reason}; left in FP16 because you excluded it"
+        return replace(finding, action="none", reason=reason)
+    if not is_pinnable(graph, node):
+        is_constant = node.op_type == "Constant"
+        why = "a constant is typed by its readers" if is_constant else "it computes no FP32 value"
+        return replace(finding, action="none", reason=f"{finding.reason}; not pinned: {why}")
+    return finding
+
+
+def _by_tensor(clamps: Iterable[Clamp]) -> dict[str, Clamp]:
+    return {tensor: clamp for clamp in clamps for tensor in (clamp.tensor, *clamp.covers)}
+
+
+def _on_the_way(clamp: Clamp, graph: Graph) -> set[str]:
+    """Labels of the nodes that pass the clamped constant on."""
+    return {graph.producers[tensor].label for tensor in clamp.covers}
+
+
+def _free(finding: Finding) -> Finding:
+    reason = f"{finding.reason}; but a node on the way of the mask is pinned, so it is not clamped after all"
+    return replace(finding, action="pin", reason=reason)
+
+
+def _gather(graph: Graph, plan: PrecisionPlan, findings: Iterable[Finding]) -> PrecisionPlan:
+    """The plan with one pin a node, in the order of the graph."""
+    by_node: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_node.setdefault(finding.node, []).append(finding)
+    pins, considered = [], []
+    for node in sorted((graph.by_label[label] for label in by_node), key=lambda node: node.index):
+        kept = tuple(finding for finding in by_node[node.label] if finding.action == "pin")
+        considered += [finding for finding in by_node[node.label] if finding.action != "pin"]
+        if kept:
+            pins.append(Pin(node.label, node.op_type, tuple(node.writes), kept))
+    return replace(plan, pins=tuple(pins), considered=tuple(considered))
+
+
+def _check_same_model(graph: Graph, ranges: RangeTable) -> None:
+    if graph.sha256 != ranges.model_sha256:
+        raise PlanError(
+            f"The ranges were recorded for another model (sha256 {ranges.model_sha256[:12]}…) than {graph.path} "
+            f"({graph.sha256[:12]}…). Expected the ranges of this very file. Scan it again."
+        )
+
+
+def _check_policy(graph: Graph, policy: PlanPolicy) -> None:
+    labels = [node.label for node in graph.nodes]
+    operators = {node.op_type for node in graph.nodes}
+    for pattern in (*policy.include_nodes, *policy.exclude_nodes):
+        try:
+            matches = any(re.search(pattern, label) for label in labels)
+        except re.error as error:
+            raise PlanError(
+                f"The node pattern {pattern!r} is not a regular expression: {error}. Expected one that Python's re "
+                "module takes. Escape characters such as ( [ + with a backslash."
+            ) from error
+        if not matches:
+            raise PlanError(
+                f"The node pattern {pattern!r} matches none of the {len(labels)} nodes of {graph.path}. Expected at "
+                "least one. Look the names up in plan.json or in Netron."
+            )
+    for operator in (*policy.include_ops, *policy.exclude_ops):
+        if operator not in operators:
+            raise PlanError(
+                f"{graph.path} has no node of operator {operator!r}. Expected one of: {', '.join(sorted(operators))}."
+            )

@@ -1,0 +1,28 @@
+"""Rules turn evidence into findings. One rule a module; a rule is a function
+
+    (node, graph, ranges, policy) -> the findings about that node
+
+A newcomer adds a module, a line here and a test by the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.constant_range import find_constants_out_of_range
+from overflow_fixer.rules.non_finite import find_non_finite
+from overflow_fixer.rules.threshold import find_over_threshold
+from overflow_fixer.rules.user_choice import find_user_choice
+from overflow_fixer.rules.vanishing_constant import find_vanishing_constants
+
+Rule = Callable[[Node, Graph, RangeTable, PlanPolicy], Iterator[Finding]]
+
+DEFAULT_RULES: dict[str, Rule] = {
+    "threshold": find_over_threshold,
+    "non_finite": find_non_finite,
+    "constant_range": find_constants_out_of_range,
+    "vanishing_constant": find_vanishing_constants,
+    "user": find_user_choice,
+}

@@ -1,0 +1,195 @@
+"""A constant out of FP16's range marks everything downstream that can carry its value.
+
+Whatever the data showed: a padding mask of -3.4e38 may not have been used by any calibration sample,
+and turns into -inf, or NaN, with the first one that does. Where nothing depends on the data (a weight,
+a bias), every sample shows what the constant does, and the measured ranges say where its value ends.
+Constants inside the bodies of control flow are not looked at: such a node runs in FP32 as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, operator, shown_signs
+
+RULE = "constant_range"
+
+_INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
+_INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
+_SELECTORS = frozenset(
+    """Where Gather GatherND GatherElements Scatter ScatterElements ScatterND OneHot Compress Slice Pad
+    SequenceAt""".split()
+)
+"""Operators that show a value or not, as their inputs that are no floats say."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A constant that FP16 cannot hold: its element of largest magnitude, and the signs of all that are over."""
+
+    tensor: str
+    value: float
+    signs: Signs
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An origin's value in a tensor: the signs it can have there, and whether the data decide if it shows."""
+
+    origin: Origin
+    signs: Signs
+    by_data: bool = False
+
+
+Traces = Mapping[str, tuple[Trace, ...]]
+
+
+def find_constants_out_of_range(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each constant out of range that the node reads, or whose value an input of it can carry."""
+    reached = carriers(graph, ranges)
+    bounds: dict[Origin, None] = {}
+    carried: dict[Origin, str] = {}
+    for slot, name in enumerate((*node.inputs, *node.captured)):
+        for trace in reached.get(name, ()) if _is_of_floats(node, name, graph) else ():
+            if name == trace.origin.tensor and is_bound(node, slot, trace.signs, graph):
+                bounds[trace.origin] = None
+            else:
+                carried.setdefault(trace.origin, name)
+    for origin, name in carried.items():
+        how = "reads it" if name == origin.tensor else f"{name} can carry it"
+        yield _finding(node, origin, f"{how}: {_describe(origin)}")
+    for origin in (found for found in bounds if found not in carried):
+        reason = f"{_describe(origin)}, but it is only a bound that no FP16 value passes, so nothing changes"
+        yield _finding(node, origin, reason, "none")
+    for trace in reached.get(node.outputs[0], ()) if operator(node) == "ConstantOfShape" else ():
+        yield _finding(node, trace.origin, f"writes it: {_describe(trace.origin)}")
+
+
+@lru_cache(maxsize=1)
+def carriers(graph: Graph, ranges: RangeTable) -> Traces:
+    """Each tensor that can carry the value of a constant out of range, with those constants."""
+    reached: dict[str, tuple[Trace, ...]] = {
+        origin.tensor: (Trace(origin, origin.signs),) for origin in origins(graph, ranges)
+    }
+    for node in graph.nodes:
+        if any(name in reached for name in node.reads):
+            for index, output in enumerate(node.outputs):
+                shown = tuple(_shown(node, index, reached, graph, ranges)) if output else ()
+                if shown:
+                    reached[output] = _merge((*reached.get(output, ()), *shown))
+    return reached
+
+
+def origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
+    """Initializers, Constants and ConstantOfShape with an element that FP16 cannot hold; integers too.
+
+    An integer mask may be converted to floats later on.
+    """
+    for name, proto in graph.constants.items():
+        seen = ranges.get(name)
+        if seen is not None and seen.max_abs >= FP16_OVERFLOW:
+            yield _origin(name, seen.min, seen.max)
+        elif proto.data_type in _INTEGERS and (value := graph.read_constant(name)) is not None:
+            yield from _origin_of_array(name, value)
+    for node in graph.nodes:
+        if operator(node) == "ConstantOfShape" and (filled := node.attribute("value")) is not None:
+            yield from _origin_of_array(node.outputs[0], onnx.numpy_helper.to_array(filled.t))
+
+
+def _origin_of_array(tensor: str, value: Array) -> Iterator[Origin]:
+    if value.size and max(-float(value.min()), float(value.max())) >= FP16_OVERFLOW:
+        yield _origin(tensor, float(value.min()), float(value.max()))
+
+
+def _origin(tensor: str, low: float, high: float) -> Origin:
+    signs = frozenset(sign for sign, extreme in ((-1, -low), (1, high)) if extreme >= FP16_OVERFLOW)
+    return Origin(tensor, low if -low >= high else high, signs)
+
+
+def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeTable) -> Iterator[Trace]:
+    """What output number `index` shows of the values that the node's inputs carry."""
+    output = node.outputs[index]
+    for slot, name in enumerate((*node.inputs, *node.captured)):
+        traces = reached.get(name, ())
+        if not traces or not _passes(node, slot, (name, output), graph):
+            continue
+        may_hide = _is_decided_by_data(node, slot, graph, ranges)
+        for trace in traces:
+            signs = shown_signs(node, slot, index, trace.signs, graph) - _outdone(node, slot, reached)
+            by_data = trace.by_data or may_hide
+            if signs and (by_data or not _fits(ranges.get(output))):
+                yield Trace(trace.origin, signs, by_data)
+
+
+def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:
+    """Whether values go from one tensor to the other: floats always, integers where they are computed with."""
+    takes_integers = operator(node) in _INTEGER_ARITHMETIC or moves(node, slot)
+    return all(
+        _may_be_float(name, graph) or (takes_integers and graph.dtypes.get(name) in _INTEGERS)
+        for name in tensors
+    )
+
+
+def _may_be_float(name: str, graph: Graph) -> bool:
+    """Whether the tensor is of floats, or is a sequence or optional of something."""
+    return graph.is_float(name) or name not in graph.dtypes
+
+
+def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
+    """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
+    return _may_be_float(tensor, graph) or operator(node) == "Cast"
+
+
+def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:
+    """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it."""
+    op = operator(node)
+    if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan"):
+        return True
+    live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in graph.constants]
+    if op == "Mul":
+        return any(_is_switch(ranges.get(name)) for name in live)
+    return op in _SELECTORS and any(op == "OneHot" or not graph.is_float(name) for name in live)
+
+
+def _is_switch(seen: Range | None) -> bool:
+    """Whether a factor was only seen on (one magnitude) and off (0): a mask, not a number computed with."""
+    return seen is None or not seen.min_nonzero_abs < seen.max_abs
+
+
+def _outdone(node: Node, slot: int, reached: Traces) -> Signs:
+    """The signs that do not come through Max or Min, because another input carries no such value."""
+    stopped = {"Max": NEGATIVE, "Min": POSITIVE}.get(operator(node), frozenset[int]())
+    others = [name for i, name in enumerate(node.inputs) if i != slot]
+    rivals = all(any(stopped <= trace.signs for trace in reached.get(name, ())) for name in others)
+    return frozenset() if rivals else stopped
+
+
+def _fits(seen: Range | None) -> bool:
+    return seen is not None and seen.nan_count == 0 and seen.max_abs < FP16_OVERFLOW
+
+
+def _merge(traces: Iterable[Trace]) -> tuple[Trace, ...]:
+    """One trace an origin, with the signs of all of them."""
+    merged: dict[Origin, Trace] = {}
+    for trace in traces:
+        known = merged.get(trace.origin, trace)
+        merged[trace.origin] = Trace(trace.origin, known.signs | trace.signs, known.by_data or trace.by_data)
+    return tuple(merged.values())
+
+
+def _finding(node: Node, origin: Origin, reason: str, action: Action = "pin") -> Finding:
+    return Finding(RULE, node.label, origin.tensor, origin.value, FP16_MAX, reason, action=action)
+
+
+def _describe(origin: Origin) -> str:
+    return f"the constant {origin.tensor} holds {origin.value:.6g}, which FP16 cannot"

@@ -1,0 +1,31 @@
+"""A tensor that holds NaN or infinity in FP32 pins the node that writes it and every node that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overflow_fixer.formats import FP16_MAX
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.semantics import only_bounds, touched
+
+
+def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
+    """A finding for each tensor the node touches in which a NaN or an infinity was counted.
+
+    `value` is the tensor's max |x|: inf where there is an infinity, NaN where there is nothing but NaN.
+    `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
+    batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none.
+    """
+    for tensor, verb in touched(node).items():
+        seen = ranges.get(tensor)
+        if seen is None or seen.nan_count + seen.inf_count == 0:
+            continue
+        if only_bounds(graph, node, seen, FP16_MAX):
+            continue
+        reason = (
+            f"{verb} {tensor}, which holds {seen.nan_count} NaN and {seen.inf_count} infinite values in FP32"
+        )
+        is_seen = seen.inf_count and tensor not in graph.constants
+        batch = ranges.worst_batch_name(tensor) if is_seen else None
+        yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, reason, batch)

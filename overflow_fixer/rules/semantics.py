@@ -1,0 +1,171 @@
+"""What operators do to a huge value that comes in: the tables that the rules share.
+
+They hold for the standard operators alone. An operator that no table names, and every operator of
+another domain, is taken to show the value in each of its outputs, with either sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Range
+
+Signs = frozenset[int]
+"""The signs, -1 and 1, that a huge value can have; empty where none is left."""
+
+NEGATIVE: Signs = frozenset({-1})
+POSITIVE: Signs = frozenset({1})
+EITHER: Signs = frozenset({-1, 1})
+NEITHER: Signs = frozenset()
+
+_MOVES = frozenset(
+    """Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Slice Gather GatherND GatherElements
+    Split Concat DepthToSpace SpaceToDepth Cast Dropout Compress ReverseSequence""".split()
+)
+
+_ABSORBED: Mapping[str, frozenset[int]] = {
+    **dict.fromkeys(
+        """Softmax Hardmax Sigmoid HardSigmoid Tanh Softsign Erf Sign Sin Cos Asin Acos Atan Reciprocal
+        LayerNormalization InstanceNormalization GroupNormalization RMSNormalization LpNormalization
+        MeanVarianceNormalization EyeLike RandomNormalLike RandomUniformLike Bernoulli""".split(),
+        frozenset({0}),
+    ),
+    "BatchNormalization": frozenset({4}),
+    "CastLike": frozenset({1}),
+    "DeformConv": frozenset({2}),
+    "Div": frozenset({1}),
+    "Dropout": frozenset({1}),
+    "GridSample": frozenset({1}),
+    "MaxRoiPool": frozenset({1}),
+    "OneHot": frozenset({0, 1}),
+    "Resize": frozenset({1, 2}),
+    "RoiAlign": frozenset({1}),
+    "Upsample": frozenset({1}),
+}
+"""Inputs whose magnitude the first output does not show: it is bounded, or they only steer it."""
+
+_ATTENTION_INPUTS = ({2, 5}, {1, 4}, {2, 5})
+"""For each output of Attention, the inputs whose magnitude it shows: the others end in its softmax."""
+
+_STOPS_NEGATIVE = frozenset(
+    "Relu Exp Elu Celu Selu Softplus Gelu Mish Swish HardSwish ThresholdedRelu".split()
+)
+_TO_POSITIVE = frozenset("Abs Sqrt Cosh ReduceL1 ReduceL2 ReduceSumSquare LpPool GlobalLpPool".split())
+_KEEPS_SIGN = _MOVES | frozenset(
+    """Add Sum Mean Where Max Min Clip ReduceMax ReduceMin ReduceSum ReduceMean MaxPool AveragePool
+    GlobalMaxPool GlobalAveragePool CumSum TopK Pad Trilu OneHot Floor Ceil Round CenterCropPad""".split()
+)
+
+
+def operator(node: Node) -> str:
+    """The node's operator, or "" for one of another domain, of which the tables know nothing."""
+    return node.op_type if node.domain in ("", "ai.onnx") else ""
+
+
+def moves(node: Node, slot: int) -> bool:
+    """Whether what comes in at `slot` goes out as it is: moved, repeated or left out, never computed with."""
+    op = operator(node)
+    in_training = op == "Dropout" and len(node.inputs) > 2
+    return op in _MOVES and not in_training and (slot == 0 or op == "Concat")
+
+
+def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) -> Signs:
+    """The signs with which output number `output` can show a huge value of `signs` at input `slot`.
+
+    Slots from len(node.inputs) on are the tensors that the node's bodies capture. Whether another input
+    of Max or Min hides the value is not looked at.
+    """
+    op = operator(node)
+    if not op or slot >= len(node.inputs):
+        return EITHER
+    if is_absorbed(node, slot, output):
+        return NEITHER
+    if op in ("Clip", "Where") and is_bound(node, slot, signs, graph):
+        return NEITHER
+    if op == "LogSoftmax" or (op == "Sub" and _subtracts_own_maximum(node, graph)):
+        return NEGATIVE
+    if op in _STOPS_NEGATIVE:
+        return signs & POSITIVE
+    if op in _TO_POSITIVE:
+        return POSITIVE
+    if op == "Neg" or (op == "Sub" and slot == 1):
+        return frozenset(-sign for sign in signs)
+    if op == "Clip":
+        return signs - _clipped_signs(node, graph)
+    return signs if op in _KEEPS_SIGN or op == "Sub" else EITHER
+
+
+def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
+    """Whether the output's magnitude is free of the magnitude of the input."""
+    op = operator(node)
+    if op == "Attention" and output < len(_ATTENTION_INPUTS):
+        return slot not in _ATTENTION_INPUTS[output]
+    return output == 0 and slot in _ABSORBED.get(op, ())
+
+
+def is_bound(node: Node, slot: int, signs: Signs, graph: Graph) -> bool:
+    """Whether a huge constant of `signs` at `slot` is a bound that no FP16 value passes.
+
+    Of Clip, Min and Max; or what Where puts in the place of an infinity (torch.nan_to_num), which no
+    FP16 tensor holds where FP32 holds none.
+    """
+    op = operator(node)
+    if op == "Clip":
+        return (slot == 1 and signs == NEGATIVE) or (slot == 2 and signs == POSITIVE)
+    if op == "Where":
+        return slot > 0 and _is_infinity_test(node.inputs[0], graph)
+    return (op == "Max" and signs == NEGATIVE) or (op == "Min" and signs == POSITIVE)
+
+
+def only_bounds(graph: Graph, node: Node, seen: Range, limit: float) -> bool:
+    """Whether the node reads the constant `seen.tensor`, which is over `limit`, only as such a bound."""
+    if seen.tensor not in graph.constants or seen.nan_count:
+        return False
+    slots = [slot for slot, name in enumerate(node.inputs) if name == seen.tensor]
+    signs = frozenset(sign for sign, extreme in ((-1, -seen.min), (1, seen.max)) if extreme > limit)
+    return bool(slots) and all(is_bound(node, slot, signs, graph) for slot in slots)
+
+
+def touched(node: Node) -> dict[str, str]:
+    """Every tensor the node touches, with what it does to it: "reads" or "writes"."""
+    return dict.fromkeys(node.writes, "writes") | dict.fromkeys(node.reads, "reads")
+
+
+def readers(graph: Graph, tensor: str) -> Iterator[tuple[Node, int]]:
+    """Each (node, slot) that reads `tensor`, bodies of control flow aside."""
+    for node in graph.consumers.get(tensor, ()):
+        yield from ((node, slot) for slot, name in enumerate(node.inputs) if name == tensor)
+
+
+def _subtracts_own_maximum(node: Node, graph: Graph) -> bool:
+    """x - ReduceMax(x), the first step of a softmax written out: at most 0, whatever x holds."""
+    maximum = graph.producers.get(node.inputs[1])
+    return maximum is not None and operator(maximum) == "ReduceMax" and maximum.inputs[0] == node.inputs[0]
+
+
+def _clipped_signs(node: Node, graph: Graph) -> Signs:
+    """The signs that Clip's constant bounds stop: below its minimum, above its maximum."""
+    low, high = (_clip_bound(node, graph, *where) for where in (("min", 1), ("max", 2)))
+    stopped = {-1: low is not None and low > -FP16_OVERFLOW, 1: high is not None and high < FP16_OVERFLOW}
+    return frozenset(sign for sign, is_stopped in stopped.items() if is_stopped)
+
+
+def _clip_bound(node: Node, graph: Graph, name: str, slot: int) -> float | None:
+    """Clip's bound: an attribute below opset 11, an input since."""
+    attribute = node.attribute(name)
+    if attribute is not None:
+        return float(attribute.f)
+    value = graph.read_constant(node.inputs[slot]) if slot < len(node.inputs) else None
+    return float(value.astype(np.float64).reshape(())) if value is not None and value.size == 1 else None
+
+
+def _is_infinity_test(condition: str, graph: Graph) -> bool:
+    """Whether the condition is IsInf(x), or that and something else."""
+    node = graph.producers.get(condition)
+    if node is None or operator(node) not in ("IsInf", "And"):
+        return False
+    return operator(node) == "IsInf" or any(_is_infinity_test(name, graph) for name in node.inputs)

@@ -1,0 +1,37 @@
+"""A tensor over the threshold pins the node that writes it and every node that reads it.
+
+The producer alone is not enough: its FP32 output would be converted to FP16, and overflow, on its
+way into the consumer (measured: an engine with the producers alone pinned gave NaN). A node that only
+moves elements writes a tensor with a range of its own, so pins go on behind it until values fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.semantics import only_bounds, touched
+
+
+def find_over_threshold(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each finite max |x| over `policy.threshold` among the tensors the node touches.
+
+    max |x| is over the elements that are not NaN; a max |x| equal to the threshold is not over it.
+    Infinities are the rule non_finite's. A constant that is only a bound (Clip, Min, Max) is none.
+    """
+    for tensor, verb in touched(node).items():
+        seen = ranges.get(tensor)
+        if seen is None or not math.isfinite(seen.max_abs) or seen.max_abs <= policy.threshold:
+            continue
+        if only_bounds(graph, node, seen, policy.threshold):
+            continue
+        reason = (
+            f"{verb} {tensor}, whose max |x| of {seen.max_abs:.6g} is over the threshold of "
+            f"{policy.threshold:g} ({seen.headroom:.2f} bits of headroom)"
+        )
+        batch = ranges.worst_batch_name(tensor) if tensor not in graph.constants else None
+        yield Finding("threshold", node.label, tensor, seen.max_abs, policy.threshold, reason, batch)

@@ -1,0 +1,174 @@
+"""A constant that rounds to zero in FP16 where zero matters.
+
+An epsilon of 1e-12 guards a Sqrt, Div, Log, Reciprocal or Pow against zero; FP16 stores it as 0 and
+the guard is gone. The nodes that bring it, the node that adds it and everything up to the guarded
+operator stay in FP32. A factor of 1e-9 makes zeros of products that FP16 could hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.semantics import moves, operator, readers
+
+_GUARD_SLOTS = {
+    **dict.fromkeys(("Add", "Sum", "Sub", "Max", "Min"), None),
+    "Clip": frozenset({1, 2}),
+    "Where": frozenset({1, 2}),
+}
+"""Operators that keep a value from zero by a constant at one of these slots (None: at any)."""
+
+_SENSITIVE = {"Sqrt": 0, "Div": 1, "Log": 0, "Reciprocal": 0, "Pow": 0}
+"""Operators for which zero at this slot is not just a small number."""
+
+_LARGEST_EPSILON = 2.0**-10
+"""An array with a vanishing element and a larger one than this is a bias, not an epsilon by channel."""
+
+_FACTOR_SLOTS = {
+    "Div": frozenset({0}),
+    **dict.fromkeys(("Conv", "ConvTranspose"), frozenset({1})),
+    **dict.fromkeys(("Mul", "MatMul", "Gemm"), frozenset({0, 1})),
+}
+
+
+@dataclass(frozen=True)
+class _Vanishing:
+    """A constant of which FP16 makes zeros: its least magnitude but 0, its largest, and what to call it."""
+
+    tensor: str
+    least: float
+    most: float
+    text: str
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A node that computes with a constant at `slot`, behind `movers` that bring it."""
+
+    constant: _Vanishing
+    node: Node
+    slot: int
+    movers: tuple[Node, ...] = ()
+
+
+def find_vanishing_constants(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each vanishing constant that the node adds, divides or multiplies by, or passes on."""
+    for constant, reason in _evidence(graph, ranges).get(node.label, {}).items():
+        tensor, value = constant.tensor, constant.least
+        yield Finding("vanishing_constant", node.label, tensor, value, FP16_UNDERFLOW, reason)
+
+
+@lru_cache(maxsize=1)
+def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Vanishing, str]]:
+    """For each node concerned, the vanishing constants and what each does to it."""
+    found: dict[str, dict[_Vanishing, str]] = {}
+    for use in (*_uses_of_constants(graph, ranges), *_uses_of_attributes(graph)):
+        for consequence, nodes in _consequences(graph, ranges, use):
+            reason = f"{use.constant.text} rounds to zero in FP16, {consequence}"
+            for node in (*use.movers, *nodes):
+                found.setdefault(node.label, {}).setdefault(use.constant, reason)
+    return found
+
+
+def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:
+    for name in graph.constants:
+        seen = ranges.get(name)
+        if seen is not None and 0 < seen.min_nonzero_abs <= FP16_UNDERFLOW:
+            least, most = seen.min_nonzero_abs, seen.max_abs
+            yield from _follow(graph, _Vanishing(name, least, most, f"{name} = {least:.3g}"), name, ())
+
+
+def _uses_of_attributes(graph: Graph) -> Iterator[_Use]:
+    """Clip's bounds below opset 11."""
+    for node in graph.nodes:
+        for name, slot in (("min", 1), ("max", 2)) if operator(node) == "Clip" else ():
+            bound = node.attribute(name)
+            if bound is not None and 0 < abs(bound.f) <= FP16_UNDERFLOW:
+                text = f"the {name} of {node.label} = {bound.f:.3g}"
+                yield _Use(_Vanishing(node.outputs[0], abs(bound.f), abs(bound.f), text), node, slot)
+
+
+def _follow(graph: Graph, constant: _Vanishing, tensor: str, movers: tuple[Node, ...]) -> Iterator[_Use]:
+    """Every node that computes with the constant, directly or behind nodes that only move elements."""
+    for node, slot in readers(graph, tensor):
+        if not moves(node, slot):
+            yield _Use(constant, node, slot, movers)
+        else:
+            for output in node.writes:
+                yield from _follow(graph, constant, output, (*movers, node))
+
+
+def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[tuple[str, tuple[Node, ...]]]:
+    """What becomes of a use of zero instead of the constant, and the nodes that this concerns."""
+    node, slot, op = use.node, use.slot, operator(use.node)
+    if _is_sensitive(graph, node, slot):
+        yield f"and {op} of it gives zero, infinity or NaN", (node,)
+    elif (
+        op in _GUARD_SLOTS and slot in (_GUARD_SLOTS[op] or {slot}) and use.constant.most <= _LARGEST_EPSILON
+    ):
+        behind = _path_to_sensitive(graph, node, use.constant.least)
+        if behind:
+            yield f"so that it no longer keeps zero from {behind[-1].op_type}", (node, *behind)
+    elif slot in _FACTOR_SLOTS.get(op, ()) and use.constant.most <= FP16_UNDERFLOW:
+        seen = ranges.get(node.outputs[0])
+        if seen is not None and seen.max_abs > FP16_UNDERFLOW:
+            yield f"and with it every product, of up to {seen.max_abs:.3g}", (node,)
+
+
+def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:
+    op = operator(node)
+    return _SENSITIVE.get(op) == slot and not (op == "Pow" and _exponent(graph, node) >= 1)
+
+
+def _path_to_sensitive(graph: Graph, guard: Node, least: float) -> tuple[Node, ...]:
+    """The nodes from a guard on, itself left out, to every operator that it keeps zero from, in order."""
+    behind: dict[str, list[Node]] = {}
+    ends: list[Node] = []
+    pending = [(guard, least)]
+    while pending:
+        node, bound = pending.pop()
+        for reader, slot in ((r, s) for output in node.writes for r, s in readers(graph, output)):
+            is_new = reader.label not in behind
+            behind.setdefault(reader.label, []).append(node)
+            if _is_sensitive(graph, reader, slot):
+                ends.append(reader)
+            image = _image(graph, reader, slot, bound)
+            if is_new and image is not None and image <= FP16_UNDERFLOW:
+                pending.append((reader, image))
+    return _lead_back(behind, ends, guard)
+
+
+def _image(graph: Graph, node: Node, slot: int, bound: float) -> float | None:
+    """What the node makes of a value of `bound`; None where its output may not be zero for zero."""
+    op = operator(node)
+    if op == "Sqrt" and slot == 0:
+        return math.sqrt(bound)
+    if op == "Pow" and slot == 0:
+        return bound ** _exponent(graph, node) if _exponent(graph, node) > 0 else None
+    return bound if op in ("Mul", "Abs", "Neg") or moves(node, slot) else None
+
+
+def _exponent(graph: Graph, node: Node) -> float:
+    """Pow's exponent: the least of a constant's elements, NaN where it is not constant."""
+    value = graph.read_constant(node.inputs[1])
+    return math.nan if value is None or not value.size else float(value.min())
+
+
+def _lead_back(behind: dict[str, list[Node]], ends: list[Node], start: Node) -> tuple[Node, ...]:
+    """Every node on a way from `start` (left out) to one of `ends`, in topological order."""
+    found = {node.label: node for node in ends}
+    pending = list(ends)
+    while pending:
+        for node in behind[pending.pop().label]:
+            if node is not start and node.label not in found:
+                found[node.label] = node
+                pending.append(node)
+    return tuple(sorted(found.values(), key=lambda node: node.index))

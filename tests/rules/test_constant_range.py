@@ -1,0 +1,350 @@
+"""Constants that FP16 cannot hold, and everything downstream that can carry their value."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto, helper, numpy_helper
+
+from overflow_fixer.rules.constant_range import carriers, find_constants_out_of_range
+
+MIN = float(np.finfo(np.float32).min)
+BOOL = TensorProto.BOOL
+
+
+def _pins(folder: Path, nodes: list[onnx.NodeProto], constants: dict[str, Any], **changes: Any) -> list[str]:
+    """What the rule pins in a model of x [2, 3], and a switch c that is off in all calibration data."""
+    inputs = {"x": [2, 3], "c": (BOOL, [2, 3]), "m": [2, 3], "i": (TensorProto.INT64, [1])}
+    model = make_model(nodes, inputs, nodes[-1].output[0], constants, **changes)
+    used = {name for n in nodes for name in n.input}
+    del model.graph.input[:]
+    model.graph.input.extend(
+        helper.make_tensor_value_info(k, *(v if isinstance(v, tuple) else (TensorProto.FLOAT, v)))
+        for k, v in inputs.items()
+        if k in used
+    )
+    feeds = {
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "c": np.zeros((2, 3), bool),
+        "m": np.zeros((2, 3), np.float32),
+        "i": ints(0),
+    }
+    graph, ranges = scan(model, folder, {k: v for k, v in feeds.items() if k in used})
+    return pinned_by(find_constants_out_of_range, graph, ranges)
+
+
+@pytest.mark.parametrize("value", [MIN, -1e9, -65520, -math.inf])
+def test_a_mask_that_no_sample_used_pins_up_to_softmax(value: float, tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "m mask", "masked"),
+        node("Unsqueeze", "masked axes", "moved"),
+        node("Add", "x moved", "scores"),
+        node("Softmax", "scores", "p"),
+        node("Neg", "p", "y"),
+    ]
+    if math.isinf(value):
+        nodes[0] = node("Where", "c mask m", "masked")
+    pins = _pins(tmp_path, nodes, {"mask": scalar(value), "axes": ints(0)})
+    assert pins == [nodes[0].name, "Unsqueeze_moved", "Add_scores", "Softmax_p"]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_out"),
+    [(65519.996, False), (65520, True), (-65504, False), (-65520, True), (math.inf, True), (1e38, True)],
+)
+def test_the_range_ends_where_rounding_gives_infinity(value: float, is_out: bool, tmp_path: Path) -> None:
+    pins = _pins(tmp_path, [node("Where", "c big x", "a"), node("Tanh", "a", "y")], {"big": scalar(value)})
+    assert pins == (["Where_a", "Tanh_y"] if is_out else [])
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    model = make_model(
+        [node("Where", "c big x", "a"), node("Abs", "a", "y")],
+        {"x": [2], "c": (BOOL, [2])},
+        "y",
+        {"big": floats(5, -1e6)},
+    )
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2), "c": np.zeros(2, bool)})
+    first, second = ask(find_constants_out_of_range, graph, ranges)
+    assert (first.tensor, first.value, first.limit, first.batch) == ("big", -1e6, 65504, None)
+    assert first.reason == "reads it: the constant big holds -1e+06, which FP16 cannot"
+    assert (second.node, second.tensor) == ("Abs_y", "big")
+    assert second.reason.startswith("a can carry it")
+
+
+def test_constant_nodes_and_filled_tensors_are_constants(tmp_path: Path) -> None:
+    tensor = numpy_helper.from_array(floats(-1e9))
+    nodes = [
+        node("Constant", "", "a", value_float=-1e9),
+        node("ConstantOfShape", "shape", "b", value=tensor),
+        node("Where", "c a x", "d"),
+        node("Where", "c b d", "e"),
+        node("Sigmoid", "e", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"shape": ints(2, 3)})
+    assert pins == ["ConstantOfShape_b", "Where_d", "Where_e", "Sigmoid_y"]
+
+
+@pytest.mark.parametrize("op", ["Conv", "MatMul", "Gemm", "Mul", "Div", "Add"])
+def test_a_weight_pins_its_node_and_what_comes_out_is_judged_by_the_data(op: str, tmp_path: Path) -> None:
+    """The products and sums are seen in every sample: here they fit, the constant notwithstanding."""
+    weight = np.full((3, 3), 1e-3, np.float32)
+    weight[0, 0] = 70000  # x[:, 0] is 0 in one row and 3 in the other, so scaled down to fit
+    shape = {"Conv": (3, 2, 1), "Mul": (2, 3), "Div": (2, 3), "Add": (2, 3)}.get(op, (3, 3))
+    weight = np.resize(weight, shape).astype(np.float32)
+    nodes = [
+        node("Mul", "x tiny", "t"),
+        *([node("Unsqueeze", "t axes", "u")] if op == "Conv" else []),
+        node(op, ("u" if op == "Conv" else "t") + " w", "a"),
+        node("Sub", "a a", "zero"),
+        node("Neg", "zero", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"w": weight, "tiny": scalar(1e-6), "axes": ints(0)})
+    assert pins == ([f"{op}_a", "Sub_zero"] if op == "Add" else [f"{op}_a"])
+
+
+def test_a_variance_pins_its_batch_normalization_alone(tmp_path: Path) -> None:
+    nodes = [node("BatchNormalization", "x one zero zero var", "a"), node("Relu", "a", "y")]
+    constants = {"one": floats(1, 1, 1), "zero": floats(0, 0, 0), "var": floats(1, 9.8e7, 2)}
+    assert _pins(tmp_path, nodes, constants) == ["BatchNormalization_a"]
+
+
+def test_a_bias_that_is_taken_away_again_pins_only_up_to_there(tmp_path: Path) -> None:
+    nodes = [
+        node("Add", "x big", "a"),
+        node("Transpose", "a", "b"),
+        node("Sub", "b big", "d"),
+        node("MatMul", "d d2", "y"),
+    ]
+    constants = {"big": scalar(70000), "d2": np.ones((2, 2), np.float32)}
+    assert _pins(tmp_path, nodes, constants) == ["Add_a", "Transpose_b", "Sub_d"]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"),
+    [("Softmax", "a"), ("Sigmoid", "a"), ("LayerNormalization", "a one"), ("Div", "one a"), ("Erf", "a")],
+)
+def test_the_value_ends_at_bounded_operators(op: str, inputs: str, tmp_path: Path) -> None:
+    nodes = [node("Where", "c big x", "a"), node(op, inputs, "b"), node("Abs", "b", "y")]
+    pins = _pins(tmp_path, nodes, {"big": scalar(-1e9), "one": floats(1, 1, 1)})
+    assert pins == ["Where_a", f"{op}_b"]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"),
+    [
+        ("MatMul", "a w"),
+        ("LeakyRelu", "a"),
+        ("ReduceMax", "a"),
+        ("ReduceSum", "a"),
+        ("TopK", "a k"),
+        ("Pad", "a pads"),
+        ("ScatterND", "x at a"),
+        ("Sqrt", "a"),
+        ("Pow", "a two"),
+        ("PRelu", "a slope"),
+        ("LayerNormalization", "x a1 b1"),
+        ("Gelu", "a"),
+    ],
+)
+def test_the_value_goes_through_what_can_show_it(op: str, inputs: str, tmp_path: Path) -> None:
+    outputs = "b k2" if op == "TopK" else "b"
+    domain = {"domain": "com.microsoft"} if op == "Gelu" else {}
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("ReduceMax", "a", "a1", axes=[0], keepdims=0, name="top"),
+        node("Neg", "a1", "b1", name="minus"),
+        node(op, inputs, outputs, **domain),
+        node("Abs", "b", "y"),
+    ]
+    constants = {
+        "big": scalar(-1e9),
+        "w": np.eye(3, dtype=np.float32),
+        "k": ints(2),
+        "pads": ints(0, 1, 0, 1),
+        "at": ints(1, 0).reshape(2, 1),
+        "two": scalar(2),
+        "slope": scalar(0.1),
+    }
+    pins = _pins(tmp_path, nodes, constants)
+    assert f"{op}_b" in pins
+    assert "Abs_y" in pins
+
+
+def test_a_negative_value_ends_at_relu_exp_and_max_but_its_opposite_does_not(tmp_path: Path) -> None:
+    for index, last in enumerate((node("Relu", "b", "d"), node("Exp", "b", "d"), node("Max", "b x", "d"))):
+        for op, is_carried in (("Identity", False), ("Neg", True)):
+            nodes = [node("Where", "c big x", "a"), node(op, "a", "b"), last, node("Tan", "d", "y")]
+            folder = tmp_path / f"{index}{op}"
+            folder.mkdir()
+            pins = _pins(folder, nodes, {"big": scalar(-1e9)})
+            assert ("Tan_y" in pins) is is_carried, (last.op_type, op)
+
+
+def test_max_of_two_masks_carries(tmp_path: Path) -> None:
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("Where", "c other m", "b"),
+        node("Max", "a b", "d"),
+        node("Tan", "d", "y"),
+    ]
+    assert "Tan_y" in _pins(tmp_path, nodes, {"big": scalar(-1e9), "other": scalar(-2e9)})
+
+
+def test_a_softmax_written_out_ends_the_mask(tmp_path: Path) -> None:
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("ReduceMax", "a", "top", axes=[-1]),
+        node("Sub", "a top", "down"),
+        node("Exp", "down", "e"),
+        node("ReduceSum", "e axes", "total"),
+        node("Div", "e total", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"big": scalar(MIN), "axes": ints(-1)})
+    assert pins == ["Where_a", "ReduceMax_top", "Sub_down", "Exp_e"]
+
+
+def test_max_pooling_takes_padding_away(tmp_path: Path) -> None:
+    """Which elements are padding is no matter of the data, so the measured maximum tells."""
+    nodes = [
+        node("Reshape", "x shape", "r"),
+        node("Pad", "r pads low", "p"),
+        node("MaxPool", "p", "q", kernel_shape=[3, 3]),
+        node("Relu", "q", "y"),
+    ]
+    constants = {"shape": ints(1, 1, 2, 3), "pads": ints(0, 0, 1, 1, 0, 0, 1, 1), "low": scalar(-math.inf)}
+    assert _pins(tmp_path, nodes, constants) == ["Pad_p", "MaxPool_q"]
+
+
+def test_what_indices_of_the_data_may_pick_is_carried(tmp_path: Path) -> None:
+    table = np.asarray([[1, 2, 3], [4, 1e9, 6]], np.float32)
+    nodes = [node("Gather", "table i", "a"), node("Neg", "a", "b"), node("Sigmoid", "b", "y")]
+    assert _pins(tmp_path, nodes, {"table": table}) == ["Gather_a", "Neg_b", "Sigmoid_y"]
+    (tmp_path / "fixed").mkdir()
+    nodes = [node("Gather", "table first", "a"), node("Mul", "a x", "b"), node("Sigmoid", "b", "y")]
+    assert _pins(tmp_path / "fixed", nodes, {"table": table, "first": ints(0)}) == ["Gather_a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ([node("Clip", "x low high", "a")], {"low": scalar(MIN), "high": scalar(-MIN)}),
+        ([node("Max", "x low", "a")], {"low": scalar(-math.inf)}),
+        ([node("Min", "x high", "a")], {"high": floats(1e9, 7e4, 3e38)}),
+        ([node("IsInf", "x", "f"), node("Where", "f high x", "a")], {"high": scalar(-MIN)}),
+    ],
+)
+def test_bounds_are_recorded_and_pin_nothing(
+    nodes: list[onnx.NodeProto], constants: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model([*nodes, node("Neg", "a", "y")], {"x": [3]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2, 3)})
+    found = ask(find_constants_out_of_range, graph, ranges)
+    assert [f.action for f in found] == ["none"] * len(constants)
+    assert all("only a bound" in f.reason for f in found)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ([node("Clip", "x low", "a")], {"low": scalar(1e9)}),
+        ([node("Max", "x low", "a")], {"low": floats(-1e9, 1e9, 0)}),
+        ([node("Min", "x high", "a")], {"high": scalar(-1e9)}),
+        ([node("Max", "x low", "n"), node("Add", "n low", "a")], {"low": scalar(-1e9)}),
+    ],
+)
+def test_what_looks_like_a_bound_and_shows_pins(
+    nodes: list[onnx.NodeProto], constants: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model([*nodes, node("Neg", "a", "y")], {"x": [3]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2, 3)})
+    assert pinned_by(find_constants_out_of_range, graph, ranges)[-1] == "Neg_y"
+
+
+def test_a_clip_ends_the_value(tmp_path: Path) -> None:
+    nodes = [node("Where", "c big x", "a"), node("Clip", "a low", "b"), node("Neg", "b", "y")]
+    assert _pins(tmp_path, nodes, {"big": scalar(-1e9), "low": scalar(-50)}) == ["Where_a", "Clip_b"]
+
+
+def test_an_integer_mask_pins_from_its_cast_on(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "c", "on", to=TensorProto.INT64),
+        node("Mul", "on big", "masked"),
+        node("Cast", "masked", "f", to=TensorProto.FLOAT),
+        node("Add", "x f", "a"),
+        node("Softmax", "a", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {"big": ints(-1000000000)}) == ["Cast_f", "Add_a", "Softmax_y"]
+
+
+def test_integers_that_only_steer_pin_nothing(tmp_path: Path) -> None:
+    nodes = [
+        node("Concat", "end end", "ends", axis=0),
+        node("Slice", "x start ends", "a"),
+        node("Gather", "a first", "b", axis=0),
+        node("Greater", "i end", "late"),
+        node("Where", "late b x", "y"),
+    ]
+    constants = {"start": ints(0, 0), "end": ints(2**63 - 1), "first": ints(0, 1)}
+    assert _pins(tmp_path, nodes, constants) == []
+
+
+def test_a_sequence_carries(tmp_path: Path) -> None:
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("SequenceConstruct", "a x", "s"),
+        node("SequenceAt", "s i0", "b"),
+        node("Sigmoid", "b", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"big": scalar(-1e9), "i0": np.asarray(1, np.int64)})
+    assert pins == ["Where_a", "SequenceConstruct_s", "SequenceAt_b", "Sigmoid_y"]
+
+
+def test_a_body_that_captures_the_value_carries_it(tmp_path: Path) -> None:
+    info = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    then = helper.make_graph([helper.make_node("Where", ["c", "big", "x"], ["inner"])], "then", [], [info])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["inner"])], "else", [], [info])
+    nodes = [
+        node("ReduceMax", "m", "level", keepdims=0),
+        node("Cast", "level", "any", to=BOOL),
+        node("Identity", "c", "c_again"),
+        node("If", "any", "a", then_branch=then, else_branch=other),
+        node("Identity", "x", "x_again"),
+        node("Add", "a x_again", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {"big": scalar(-1e9)}) == ["If_a", "Add_y"]
+
+
+def test_float64_and_large_values_of_it(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "big", "b", to=TensorProto.FLOAT),
+        node("Where", "c b x", "a"),
+        node("Tanh", "a", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {"big": np.asarray(-1e300)}) == ["Cast_b", "Where_a", "Tanh_y"]
+
+
+def test_each_constant_is_told_apart(tmp_path: Path) -> None:
+    model = make_model(
+        [node("Where", "c one x", "a"), node("Where", "c two a", "b"), node("Tanh", "b", "y")],
+        {"x": [2], "c": (BOOL, [2])},
+        "y",
+        {"one": scalar(-1e9), "two": scalar(1e8)},
+    )
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2), "c": np.zeros(2, bool)})
+    reached = {
+        name: {t.origin.tensor: set(t.signs) for t in found}
+        for name, found in carriers(graph, ranges).items()
+    }
+    assert reached == {
+        "one": {"one": {-1}},
+        "two": {"two": {1}},
+        "a": {"one": {-1}},
+        "b": {"one": {-1}, "two": {1}},
+    }

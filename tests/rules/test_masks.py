@@ -1,0 +1,516 @@
+"""A mask is clamped only where the outputs stay the same bit for bit; each refusal says why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from in_memory_calibration import ints, make_model, node, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.records import Batch, PlanPolicy, RangeTable
+from overflow_fixer.rules.masks import MASK_MAGNITUDE, MaskVerdict, judge_masks
+from overflow_fixer.sessions import mark_outputs, open_session, run_session
+
+MIN = float(np.finfo(np.float32).min)
+BOOL = TensorProto.BOOL
+SHAPE = (2, 3, 4, 4)
+CAUSAL = np.triu(np.ones((4, 4), bool), 1)
+ROW_GONE = np.eye(4, dtype=bool) | (np.arange(4) == 2)[:, None]
+LIMIT = 10000
+
+
+def pattern_of(masked: np.ndarray, value: float) -> np.ndarray:
+    return np.where(masked, np.float32(value), np.float32(0))
+
+
+@dataclass
+class Attention:
+    """Scores x under masks: nodes from x to the output y, and what they read.
+
+    The switches c, d (bool) and m (0 or 1) are off in the calibration data.
+    """
+
+    nodes: list[onnx.NodeProto]
+    constants: dict[str, np.ndarray]
+    opset: int = 17
+    extra_outputs: str = ""
+    x: float = 100.0
+    switches: dict[str, Any] = field(default_factory=dict)
+
+    def scan(self, folder: Path) -> tuple[Graph, RangeTable]:
+        used = {name for n in self.nodes for name in n.input}
+        inputs = {"x": [*SHAPE], "c": (BOOL, [*SHAPE]), "d": (BOOL, [2, 1, 1, 4]), "m": [2, 1, 1, 4]}
+        inputs = {name: kind for name, kind in inputs.items() if name in used}
+        outputs = f"{self.nodes[-1].output[0]} {self.extra_outputs}"
+        model = make_model(self.nodes, inputs, outputs, self.constants, self.opset)
+        return scan(model, folder, self.feeds(np.random.default_rng(0), 0.0, inputs))
+
+    def feeds(self, rng: np.random.Generator, share: float, used: Any) -> dict[str, np.ndarray]:
+        """Scores of at most `x`; a share of switches on, whole rows among them when it is not 0."""
+        whole = rng.random((*SHAPE[:3], 1)) < share / 2
+        feeds = {
+            "x": (self.x * rng.uniform(-1, 1, SHAPE)).astype(np.float32),
+            "c": (rng.random(SHAPE) < share) | whole,
+            "d": (rng.random((2, 1, 1, 4)) < share) | (rng.random((2, 1, 1, 1)) < share / 2),
+            "m": ((rng.random((2, 1, 1, 4)) < share) | (rng.random((2, 1, 1, 1)) < share / 2)).astype(
+                np.float32
+            ),
+        }
+        return {name: value for name, value in feeds.items() if name in used}
+
+
+def verdicts(graph: Graph, ranges: RangeTable, **policy: Any) -> dict[str, MaskVerdict]:
+    found = judge_masks(graph, ranges, PlanPolicy(**policy))
+    return {verdict.origin.tensor: verdict for verdict in found}
+
+
+def clamped_model(graph: Graph, clamped: list[str]) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    for tensor in model.graph.initializer:
+        if tensor.name in clamped:
+            value = np.clip(onnx.numpy_helper.to_array(tensor), -MASK_MAGNITUDE, MASK_MAGNITUDE)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+    return model
+
+
+def assert_clamping_changes_nothing(attention: Attention, graph: Graph, found: list[MaskVerdict]) -> None:
+    """Bit-equal outputs on unseen switches, whole masked rows included, and finite FP16 on the way."""
+    clamps = [verdict.clamp for verdict in found if verdict.clamp is not None]
+    covers = sorted({name for clamp in clamps for name in clamp.covers})
+    clamped = clamped_model(graph, [clamp.tensor for clamp in clamps])
+    mark_outputs(clamped, covers)
+    before, after = open_session(graph.path, graph.folder), open_session(clamped, graph.folder)
+    rng = np.random.default_rng(1)
+    used = [spec.name for spec in graph.inputs]
+    for share in (0.0, 0.3, 0.8, 1.0):
+        batch = Batch("b", attention.feeds(rng, share, used))
+        expected = run_session(before, list(graph.outputs), batch)
+        found_values = run_session(after, list(graph.outputs), batch)
+        for one, other in zip(expected, found_values, strict=True):
+            assert one.tobytes() == other.tobytes()
+        if len(clamps) == len(found):
+            inside = run_session(after, covers, batch)
+            assert all(np.abs(value).max() < 65504 for value in inside)
+
+
+SOFTMAX = node("Softmax", "s", "y", axis=-1)
+PROVED: dict[str, Attention] = {
+    "Where by data": Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(MIN)}),
+    "Where, the other way round": Attention([node("Where", "c x k", "s"), SOFTMAX], {"k": scalar(-1e9)}),
+    "Where, any axis": Attention(
+        [node("Where", "c k x", "s"), node("Softmax", "s", "y", axis=1)], {"k": scalar(MIN)}
+    ),
+    "Where, all axes of opset 11": Attention(
+        [node("Where", "c k x", "s"), node("Softmax", "s", "y", axis=1)], {"k": scalar(MIN)}, opset=11
+    ),
+    "Where, then moved": Attention(
+        [
+            node("Where", "c k x", "w"),
+            node("Reshape", "w shape", "r"),
+            node("Transpose", "r", "t"),
+            node("Identity", "t", "s"),
+            SOFTMAX,
+        ],
+        {"k": scalar(MIN), "shape": ints(6, 16)},
+    ),
+    "Where, a mask that is expanded first": Attention(
+        [
+            node("Unsqueeze", "k axes", "k1"),
+            node("Expand", "k1 shape", "k2"),
+            node("Where", "c k2 x", "s"),
+            SOFTMAX,
+        ],
+        {"k": scalar(MIN), "axes": ints(0), "shape": ints(4)},
+    ),
+    "two of one value replace": Attention(
+        [node("Where", "c k x", "w"), node("Where", "d k2 w", "s"), SOFTMAX],
+        {"k": scalar(MIN), "k2": scalar(MIN)},
+    ),
+    "scores beside masked ones": Attention(
+        [node("Where", "c k x", "w"), node("Concat", "w x", "s", axis=-1), SOFTMAX], {"k": scalar(MIN)}
+    ),
+    "causal, added": Attention(
+        [node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, MIN).reshape(1, 1, 4, 4)}
+    ),
+    "causal of -inf, added": Attention(
+        [node("Add", "k x", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, -math.inf)}
+    ),
+    "causal of -1e9 with biases, added": Attention(
+        [node("Add", "x k", "s"), SOFTMAX], {"k": np.where(CAUSAL, -1e9, -3.0).astype(np.float32)}
+    ),
+    "causal, made of constants in the graph": Attention(
+        [
+            node("Expand", "k shape", "full"),
+            node("Trilu", "full one", "tri", upper=1),
+            node("Unsqueeze", "tri axes", "mask"),
+            node("Add", "x mask", "s"),
+            SOFTMAX,
+        ],
+        {"k": scalar(MIN), "shape": ints(4, 4), "one": np.asarray(1, np.int64), "axes": ints(0, 1)},
+    ),
+    "causal of -inf, replacing by a constant condition": Attention(
+        [node("Where", "t k x", "s"), SOFTMAX], {"k": scalar(-math.inf), "t": CAUSAL}
+    ),
+    "0 or -inf by a constant condition, added": Attention(
+        [node("Where", "t k zero", "mask"), node("Add", "x mask", "s"), SOFTMAX],
+        {"k": scalar(-math.inf), "t": CAUSAL, "zero": scalar(0)},
+    ),
+    "causal, added, then a bias": Attention(
+        [node("Add", "x k", "a"), node("Add", "a b", "s"), SOFTMAX],
+        {"k": pattern_of(CAUSAL, MIN), "b": np.linspace(-9, 9, 48, dtype=np.float32).reshape(3, 4, 4)},
+    ),
+    "causal, added, then a Reshape that keeps rows": Attention(
+        [node("Add", "x k", "a"), node("Reshape", "a shape", "s"), SOFTMAX],
+        {"k": pattern_of(CAUSAL, MIN), "shape": ints(6, 4, 4)},
+    ),
+    "two causal masks, added up": Attention(
+        [node("Add", "x k", "a"), node("Add", "a k2", "s"), SOFTMAX],
+        {"k": pattern_of(CAUSAL, MIN), "k2": pattern_of(CAUSAL, -1e9)},
+    ),
+    "opset 11 softmax over several axes": Attention(
+        [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=2)], {"k": pattern_of(CAUSAL, MIN)}, opset=11
+    ),
+    "an axis counted from the front": Attention(
+        [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=3)], {"k": pattern_of(CAUSAL, MIN)}
+    ),
+    "another axis than the last": Attention(
+        [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=-2)], {"k": pattern_of(CAUSAL.T, -math.inf)}
+    ),
+}
+REFUSED: dict[str, tuple[Attention, str]] = {
+    "added, by data": (
+        Attention([node("Mul", "m k", "w"), node("Add", "x w", "s"), SOFTMAX], {"k": scalar(MIN)}),
+        "added to the scores, and the data may mask a row as a whole",
+    ),
+    "0 or the constant by data, added": (
+        Attention(
+            [node("Where", "d k zero", "w"), node("Add", "x w", "s"), SOFTMAX],
+            {"k": scalar(MIN), "zero": scalar(0)},
+        ),
+        "added to the scores, and the data may mask a row as a whole",
+    ),
+    "-inf by data": (
+        Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(-math.inf)}),
+        "-inf makes it NaN in FP32",
+    ),
+    "a row is masked as a whole": (
+        Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, MIN)}),
+        "masks a row as a whole",
+    ),
+    "rows along another axis": (
+        Attention(
+            [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=-2)], {"k": pattern_of(ROW_GONE.T, MIN)}
+        ),
+        "masks a row as a whole",
+    ),
+    "one number for each row": (
+        Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(CAUSAL[:, 1:2], MIN)}),
+        "masks a row as a whole",
+    ),
+    "one number": (
+        Attention([node("Add", "x k", "s"), SOFTMAX], {"k": scalar(MIN)}),
+        "masks a row as a whole",
+    ),
+    "causal, then a Reshape that breaks rows": (
+        Attention(
+            [node("Add", "x k", "a"), node("Reshape", "a shape", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "shape": ints(48, 2)},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "causal, then a Transpose": (
+        Attention(
+            [node("Add", "x k", "a"), node("Transpose", "a", "s", perm=[0, 1, 3, 2]), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN)},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "two masks that leave nothing together": (
+        Attention(
+            [node("Add", "x k", "a"), node("Add", "a k2", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "k2": pattern_of(CAUSAL.T | np.eye(4, dtype=bool), MIN)},
+        ),
+        "masks a row as a whole",
+    ),
+    "causal, and another by data": (
+        Attention(
+            [node("Add", "x k", "a"), node("Where", "d k2 a", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "k2": scalar(MIN)},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "different values by data": (
+        Attention(
+            [node("Where", "c k x", "w"), node("Where", "d k2 w", "s"), SOFTMAX],
+            {"k": scalar(MIN), "k2": scalar(-1e9)},
+        ),
+        "masks of different values meet",
+    ),
+    "different values in one": (
+        Attention(
+            [node("Where", "c k x", "s"), SOFTMAX],
+            {"k": np.asarray([MIN, -1e9, MIN, -1e9], np.float32)},
+        ),
+        "masks of different values meet",
+    ),
+    "replaced, then a bias": (
+        Attention(
+            [node("Where", "c k x", "w"), node("Add", "w b", "s"), SOFTMAX],
+            {"k": scalar(MIN), "b": np.arange(4, dtype=np.float32)},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "more than two added up": (
+        Attention(
+            [node("Add", "x k", "a"), node("Add", "a k", "b"), node("Add", "b k", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN)},
+        ),
+        "more than 2 masks are added up",
+    ),
+    "large scores": (
+        Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(MIN)}, x=20000),
+        "x, which it meets, has max |x|",
+    ),
+    "large biases": (
+        Attention(
+            [node("Add", "x k", "a"), node("Add", "a b", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "b": scalar(9950)},
+        ),
+        "the scores may reach",
+    ),
+    "an element neither masked nor a score": (
+        Attention(
+            [node("Add", "x k", "s"), SOFTMAX], {"k": np.where(CAUSAL, MIN, -30000).astype(np.float32)}
+        ),
+        "it holds 30000 as well",
+    ),
+    "it reaches an output": (
+        Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(MIN)}, extra_outputs="s"),
+        "it reaches the output s",
+    ),
+    "something else reads it": (
+        Attention([node("Where", "c k x", "s"), SOFTMAX, node("Max", "x k", "z")], {"k": scalar(MIN)}),
+        "Max Max_z reads it",
+    ),
+    "something else reads the scores": (
+        Attention([node("Where", "c k x", "s"), SOFTMAX, node("ReduceSum", "s", "z")], {"k": scalar(MIN)}),
+        "ReduceSum ReduceSum_z reads it",
+    ),
+    "LogSoftmax": (
+        Attention([node("Where", "c k x", "s"), node("LogSoftmax", "s", "y")], {"k": scalar(MIN)}),
+        "LogSoftmax LogSoftmax_y reads it",
+    ),
+    "no Softmax": (
+        Attention([node("Where", "c k x", "w"), node("Sigmoid", "w", "y")], {"k": scalar(MIN)}),
+        "Sigmoid Sigmoid_y reads it",
+    ),
+    "scaled": (
+        Attention(
+            [node("Where", "c k x", "w"), node("Mul", "w half", "s"), SOFTMAX],
+            {"k": scalar(MIN), "half": scalar(0.5)},
+        ),
+        "Mul Mul_s scales it",
+    ),
+    "scaled by an input that is no switch": (
+        Attention([node("Mul", "x k", "w"), node("Where", "c w x", "s"), SOFTMAX], {"k": scalar(MIN)}),
+        "Mul Mul_w scales it",
+    ),
+    "half precision on the way": (
+        Attention(
+            [
+                node("Where", "c k x", "w"),
+                node("Cast", "w", "h", to=TensorProto.FLOAT16),
+                node("Cast", "h", "s", to=TensorProto.FLOAT),
+                SOFTMAX,
+            ],
+            {"k": scalar(MIN)},
+        ),
+        "Cast Cast_h makes something else of it",
+    ),
+    "float64": (
+        Attention(
+            [
+                node("Cast", "k", "k32", to=TensorProto.FLOAT),
+                node("Where", "c k32 x", "s"),
+                SOFTMAX,
+            ],
+            {"k": np.asarray(-1e300)},
+        ),
+        "it is no FP32 initializer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_what_is_proved_is_clamped_and_changes_no_bit(name: str, tmp_path: Path) -> None:
+    graph, ranges = PROVED[name].scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert set(found) == {key for key in PROVED[name].constants if key in ("k", "k2")}
+    assert all(verdict.clamp is not None for verdict in found.values()), found
+    assert all("clamped to -25000" in verdict.reason for verdict in found.values())
+    assert_clamping_changes_nothing(PROVED[name], graph, list(found.values()))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_proved_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+    attention, reason = REFUSED[name]
+    graph, ranges = attention.scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert found
+    assert all(verdict.clamp is None for verdict in found.values())
+    assert all(verdict.reason.startswith("not clamped as a mask: ") for verdict in found.values())
+    assert reason in found["k"].reason
+
+
+def test_covers_are_the_tensors_that_differ_by_design(tmp_path: Path) -> None:
+    attention = PROVED["Where, a mask that is expanded first"]
+    graph, ranges = attention.scan(tmp_path)
+    clamp = verdicts(graph, ranges)["k"].clamp
+    assert clamp is not None
+    assert (clamp.magnitude, clamp.covers) == (25000, ("k1", "k2", "s"))
+    model = clamped_model(graph, ["k"])
+    names = [name for n in graph.nodes for name in n.writes]
+    mark_outputs(model, names)
+    plain = load_graph(graph.path).model
+    mark_outputs(plain, names)
+    batch = Batch("b", attention.feeds(np.random.default_rng(0), 0.5, ["x", "c"]))
+    runs = [run_session(open_session(m, graph.folder), names, batch) for m in (plain, model)]
+    differ = {n for n, one, other in zip(names, *runs, strict=True) if not np.array_equal(one, other)}
+    assert differ == set(clamp.covers)
+
+
+def test_one_refused_mask_refuses_those_it_meets(tmp_path: Path) -> None:
+    nodes = [
+        node("Where", "c k x", "w"),
+        node("Where", "d k2 w", "s"),
+        SOFTMAX,
+        node("Sigmoid", "k2", "other"),
+    ]
+    graph, ranges = Attention(nodes, {"k": scalar(MIN), "k2": scalar(MIN)}).scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert "Sigmoid Sigmoid_other reads it" in found["k2"].reason
+    assert found["k"].reason == "not clamped as a mask: k2 meets it at Softmax_y and is not clamped"
+
+
+def test_the_users_word_clamps_what_is_not_proved(tmp_path: Path) -> None:
+    graph, ranges = REFUSED["added, by data"][0].scan(tmp_path)
+    found = verdicts(graph, ranges, masks="clamp")["k"]
+    assert found.clamp is not None
+    assert found.clamp.covers == ("s", "w")
+    assert "you asked for it" in found.reason
+
+
+@pytest.mark.parametrize(
+    "name", ["it reaches an output", "LogSoftmax", "large scores", "more than two added up"]
+)
+def test_the_users_word_does_not_make_a_mask_of_what_is_none(name: str, tmp_path: Path) -> None:
+    graph, ranges = REFUSED[name][0].scan(tmp_path)
+    assert verdicts(graph, ranges, masks="clamp")["k"].clamp is None
+
+
+def test_pin_judges_nothing(tmp_path: Path) -> None:
+    graph, ranges = PROVED["Where by data"].scan(tmp_path)
+    assert verdicts(graph, ranges, masks="pin") == {}
+
+
+@pytest.mark.parametrize(
+    "constant", [scalar(1e9), np.asarray([-1e9, 1e9], np.float32), np.asarray(-(10**9)), scalar(-65504)]
+)
+def test_what_is_not_negative_floats_out_of_range_is_not_judged(constant: np.ndarray, tmp_path: Path) -> None:
+    nodes = [node("Cast", "k", "k32", to=TensorProto.FLOAT), node("Add", "x k32", "s"), SOFTMAX]
+    constant = np.resize(constant, 4).astype(constant.dtype)
+    graph, ranges = Attention(nodes, {"k": constant}).scan(tmp_path)
+    assert verdicts(graph, ranges) == {}
+
+
+# ---------------------------------------------------------------- anything that is clamped is right
+
+
+VALUES = st.sampled_from([MIN, MIN, -1e9, -65520.0, -math.inf])
+MASKED = st.one_of(
+    st.just(np.ones((), bool)),
+    st.just(CAUSAL),
+    st.lists(st.booleans(), min_size=16, max_size=16).map(lambda bits: np.asarray(bits).reshape(4, 4)),
+    st.lists(st.booleans(), min_size=4, max_size=4).map(np.asarray),
+    st.lists(st.booleans(), min_size=4, max_size=4).map(lambda bits: np.asarray(bits).reshape(4, 1)),
+)
+Step = Callable[[str, str, dict[str, np.ndarray]], list[onnx.NodeProto]]
+
+
+def _lay(kind: str, value: float, masked: np.ndarray, number: int) -> Step:
+    def lay(source: str, target: str, constants: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
+        k, t, w = f"k{number}", f"t{number}", f"w{number}"
+        constants[k] = pattern_of(masked, value)
+        if kind == "where by data":
+            return [node("Where", f"{'cd'[number % 2]} {k} {source}", target)]
+        if kind == "where by a constant":
+            constants[t] = CAUSAL
+            return [node("Where", f"{t} {k} {source}", target)]
+        if kind == "scaled":
+            return [node("Mul", f"m {k}", w), node("Add", f"{source} {w}", target)]
+        return [node("Add", f"{source} {k}", target)]
+
+    return lay
+
+
+def _move(kind: str, number: int) -> Step:
+    def move(source: str, target: str, constants: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
+        constants.update(
+            flat=ints(-1, 4), square=ints(2, 3, 4, 4), halves=ints(12, 8), bias=np.arange(4, dtype=np.float32)
+        )
+        if kind == "there and back":
+            middle = f"r{number}"
+            return [node("Reshape", f"{source} flat", middle), node("Reshape", f"{middle} square", target)]
+        if kind == "transpose":
+            return [node("Transpose", source, target, perm=[0, 1, 3, 2])]
+        if kind == "broken":
+            middle = f"r{number}"
+            return [node("Reshape", f"{source} halves", middle), node("Reshape", f"{middle} square", target)]
+        return [node("Add", f"{source} bias", target)]
+
+    return move
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["where by data", "where by a constant", "scaled", "add", "add"]), VALUES, MASKED
+        ),
+        st.sampled_from(["there and back", "transpose", "broken", "bias"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STEPS, st.sampled_from([-1, -2, 1, 3]), st.sampled_from([11, 17]), st.booleans())
+def test_no_clamp_ever_changes_an_output(steps: list[Any], axis: int, opset: int, is_extreme: bool) -> None:
+    constants: dict[str, np.ndarray] = {}
+    nodes: list[onnx.NodeProto] = []
+    source = "x"
+    for number, step in enumerate(steps):
+        make = _move(step, number) if isinstance(step, str) else _lay(*step, number)
+        nodes += make(source, f"s{number}", constants)
+        source = f"s{number}"
+    nodes.append(node("Softmax", source, "y", axis=axis))
+    attention = Attention(nodes, constants, opset, x=LIMIT - 12.0 if is_extreme else 5.0)
+    with TemporaryDirectory() as folder:
+        graph, ranges = attention.scan(Path(folder))
+        found = list(judge_masks(graph, ranges, PlanPolicy()))
+        clamped = [verdict for verdict in found if verdict.clamp is not None]
+        event(f"{len(clamped)} of {len(found)} clamped")
+        if clamped:
+            assert_clamping_changes_nothing(attention, graph, found)

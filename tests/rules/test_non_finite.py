@@ -1,0 +1,61 @@
+"""NaN and infinity that FP32 itself gives pin what writes and what reads them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.rules.non_finite import find_non_finite
+
+
+def _log_model() -> object:
+    return make_model([node("Log", "x", "l"), node("Exp", "l", "e"), node("Neg", "e", "y")], {"x": [4]}, "y")
+
+
+def test_pins_producer_and_consumers(tmp_path: Path) -> None:
+    graph, ranges = scan(_log_model(), tmp_path, {"x": floats(1, 1, 1, 1)}, {"x": floats(1, 0, 2, 3)})
+    assert pinned_by(find_non_finite, graph, ranges) == ["Log_l", "Exp_e"]
+    found = ask(find_non_finite, graph, ranges)[0]
+    assert (found.tensor, found.value, found.limit, found.batch) == ("l", math.inf, 65504, "batch_1")
+    assert "0 NaN and 1 infinite" in found.reason
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_nan_is_found_wherever_it_stands(position: int, tmp_path: Path) -> None:
+    x = floats(1, 2, 3, 4)
+    x[position] = -1
+    graph, ranges = scan(_log_model(), tmp_path, {"x": x})
+    assert pinned_by(find_non_finite, graph, ranges) == ["Log_l", "Exp_e", "Neg_y"]
+    found = ask(find_non_finite, graph, ranges)[0]
+    assert "1 NaN and 0 infinite" in found.reason
+    assert found.batch is None
+
+
+def test_nothing_but_nan(tmp_path: Path) -> None:
+    graph, ranges = scan(_log_model(), tmp_path, {"x": floats(-1, -1, -1, -1)})
+    assert all(math.isnan(found.value) for found in ask(find_non_finite, graph, ranges))
+    assert pinned_by(find_non_finite, graph, ranges) == ["Log_l", "Exp_e", "Neg_y"]
+
+
+def test_finite_values_are_no_reason_however_large(tmp_path: Path) -> None:
+    model = make_model([node("Neg", "x", "y")], {"x": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(3.4e38, -3.4e38)})
+    assert ask(find_non_finite, graph, ranges) == []
+
+
+def test_an_infinite_constant_pins_its_readers(tmp_path: Path) -> None:
+    model = make_model([node("Add", "x c", "y")], {"x": [2]}, "y", {"c": floats(0, -np.inf)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)})
+    found = [f for f in ask(find_non_finite, graph, ranges) if f.tensor == "c"]
+    assert [(f.node, f.value, f.batch) for f in found] == [("Add_y", math.inf, None)]
+
+
+@pytest.mark.parametrize(("op", "bound"), [("Max", -math.inf), ("Min", math.inf)])
+def test_an_infinite_bound_is_no_reason(op: str, bound: float, tmp_path: Path) -> None:
+    model = make_model([node(op, "x c", "y")], {"x": [2]}, "y", {"c": scalar(bound)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)})
+    assert ask(find_non_finite, graph, ranges) == []

@@ -1,0 +1,228 @@
+"""Constants that FP16 rounds to zero, where zero matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.rules.vanishing_constant import find_vanishing_constants
+
+EPS = scalar(1e-12)
+X = np.asarray([[0.5, 1, 2], [3, 4, 5]], np.float32)
+
+
+def _pins(folder: Path, nodes: list[onnx.NodeProto], constants: dict[str, Any], opset: int = 17) -> list[str]:
+    model = make_model(nodes, {"x": [2, 3]}, nodes[-1].output[0], constants, opset)
+    graph, ranges = scan(model, folder, {"x": X})
+    return pinned_by(find_vanishing_constants, graph, ranges)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"),
+    [("Sqrt", "a"), ("Log", "a"), ("Reciprocal", "a"), ("Div", "x a"), ("Pow", "a half"), ("Pow", "a live")],
+)
+@pytest.mark.parametrize("guard", ["Add", "Max", "Sum", "Sub"])
+def test_an_epsilon_is_pinned_with_what_it_guards(guard: str, op: str, inputs: str, tmp_path: Path) -> None:
+    nodes = [
+        node("Neg", "x", "live"),
+        node(guard, "x eps", "a"),
+        node(op, inputs, "b"),
+        node("Tanh", "b", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {"eps": EPS, "half": scalar(0.5)}) == [f"{guard}_a", f"{op}_b"]
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    model = make_model([node("Add", "x eps", "a"), node("Log", "a", "y")], {"x": [2, 3]}, "y", {"eps": EPS})
+    graph, ranges = scan(model, tmp_path, {"x": X})
+    add, log = ask(find_vanishing_constants, graph, ranges)
+    assert (add.node, log.node, add.tensor, add.batch) == ("Add_a", "Log_y", "eps", None)
+    assert (add.value, add.limit) == (pytest.approx(1e-12), FP16_UNDERFLOW)
+    assert add.reason == "eps = 1e-12 rounds to zero in FP16, so that it no longer keeps zero from Log"
+
+
+@pytest.mark.parametrize(
+    ("eps", "vanishes"),
+    [
+        (1e-5, False),
+        (6e-8, False),
+        (float(np.nextafter(np.float32(2**-25), np.float32(1))), False),
+        (2**-25, True),
+        (-(2**-25), True),
+        (1e-45, True),
+        (0, False),
+    ],
+)
+def test_vanishing_ends_where_fp16_rounds_up(eps: float, vanishes: bool, tmp_path: Path) -> None:
+    assert bool(np.float32(eps).astype(np.float16) == 0 and eps != 0) == vanishes
+    pins = _pins(tmp_path, [node("Add", "x eps", "a"), node("Log", "a", "y")], {"eps": scalar(eps)})
+    assert pins == (["Add_a", "Log_y"] if vanishes else [])
+
+
+def test_without_a_sensitive_reader_it_is_no_matter(tmp_path: Path) -> None:
+    nodes = [
+        node("Add", "x eps", "a"),
+        node("Div", "a x", "b"),
+        node("Pow", "b two", "d"),
+        node("Relu", "d", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {"eps": EPS, "two": scalar(2)}) == []
+
+
+def test_through_moves_on_both_sides(tmp_path: Path) -> None:
+    nodes = [
+        node("Unsqueeze", "eps axes", "e1"),
+        node("Expand", "e1 shape", "e2"),
+        node("Add", "x e2", "a"),
+        node("Transpose", "a", "b"),
+        node("Identity", "b", "d"),
+        node("Transpose", "a", "elsewhere", name="elsewhere"),
+        node("Log", "d", "e"),
+        node("MatMul", "x e", "f"),
+        node("MatMul", "x elsewhere", "g"),
+        node("Add", "f g", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"eps": EPS, "axes": ints(0), "shape": ints(3)})
+    assert pins == ["Unsqueeze_e1", "Expand_e2", "Add_a", "Transpose_b", "Identity_d", "Log_e"]
+
+
+def test_constant_nodes_and_casts_from_float64(tmp_path: Path) -> None:
+    double = onnx.numpy_helper.from_array(np.asarray(1e-12))
+    nodes = [
+        node("Constant", "", "eps", value=double),
+        node("Cast", "eps", "e", to=TensorProto.FLOAT),
+        node("Add", "x e", "a"),
+        node("Sqrt", "a", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {}) == ["Cast_e", "Add_a", "Sqrt_y"]
+
+
+def test_normalize_as_pytorch_exports_it(tmp_path: Path) -> None:
+    """x / max(|x|, 1e-12): ReduceL2, Clip(min), Expand, Div."""
+    nodes = [
+        node("ReduceL2", "x", "norm", axes=[1], keepdims=1),
+        node("Clip", "norm eps", "safe"),
+        node("Expand", "safe shape", "wide"),
+        node("Div", "x wide", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"eps": EPS, "shape": ints(2, 3)})
+    assert pins == ["Clip_safe", "Expand_wide", "Div_y"]
+
+
+def test_clip_by_attribute_below_opset_11(tmp_path: Path) -> None:
+    nodes = [
+        node("Clip", "x", "safe", min=1e-12),
+        node("Div", "x safe", "b"),
+        node("Clip", "b", "y", max=6.0),
+    ]
+    model = make_model(nodes, {"x": [2, 3]}, "y", opset=10)
+    graph, ranges = scan(model, tmp_path, {"x": X})
+    assert pinned_by(find_vanishing_constants, graph, ranges) == ["Clip_safe", "Div_b"]
+    assert "the min of Clip_safe = 1e-12" in ask(find_vanishing_constants, graph, ranges)[0].reason
+
+
+def test_where_and_a_product_of_guarded_norms(tmp_path: Path) -> None:
+    nodes = [
+        node("Equal", "x zero", "is_zero"),
+        node("Where", "is_zero eps x", "a"),
+        node("Mul", "a x", "product"),
+        node("Div", "x product", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"eps": EPS, "zero": scalar(0)})
+    assert pins == ["Where_a", "Mul_product", "Div_y"]
+
+
+@pytest.mark.parametrize(("eps", "is_div_pinned"), [(1e-12, False), (2.0**-50, True), (1e-20, True)])
+def test_behind_sqrt_its_root_counts(eps: float, is_div_pinned: bool, tmp_path: Path) -> None:
+    """sqrt(1e-12) = 1e-6 is no zero in FP16; sqrt(2^-50) is."""
+    nodes = [node("Add", "x eps", "a"), node("Sqrt", "a", "b"), node("Div", "x b", "y")]
+    pins = _pins(tmp_path, nodes, {"eps": scalar(eps)})
+    assert pins == ["Add_a", "Sqrt_b", *(["Div_y"] if is_div_pinned else [])]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "pins"), [(0.5, True), (-0.5, True), (-2, True), (2, False), (3, False)]
+)
+def test_a_power_that_takes_zero_well_is_no_matter(exponent: float, pins: bool, tmp_path: Path) -> None:
+    nodes = [node("Add", "x eps", "a"), node("Pow", "a e", "y")]
+    found = _pins(tmp_path, nodes, {"eps": EPS, "e": scalar(exponent)})
+    assert found == (["Add_a", "Pow_y"] if pins else [])
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "pins"),
+    [
+        ("Div", "x eps", True),
+        ("Reciprocal", "eps", True),
+        ("Log", "eps", True),
+        ("Pow", "eps x", True),
+        ("Add", "x eps", False),
+        ("Greater", "x eps", False),
+    ],
+)
+def test_direct_readers(op: str, inputs: str, pins: bool, tmp_path: Path) -> None:
+    nodes = [node(op, inputs, "a")]
+    nodes += [node("Cast", "a", "b", to=TensorProto.FLOAT), node("Add", "b x", "y")]
+    assert _pins(tmp_path, nodes, {"eps": EPS}) == ([f"{op}_a"] if pins else [])
+
+
+def test_epsilons_by_channel(tmp_path: Path) -> None:
+    """One that vanishes among epsilons matters; one tiny bias among biases of any size does not."""
+    nodes = [node("Add", "x eps", "a"), node("Sqrt", "a", "y")]
+    for name, eps, expected in (
+        ("all", floats(1e-12, 1e-9, 1e-10), ["Add_a", "Sqrt_y"]),
+        ("one", floats(1e-5, 1e-12, 1e-5), ["Add_a", "Sqrt_y"]),
+        ("none", floats(1e-5, 1e-4, 0), []),
+        ("bias", floats(0.5, 1e-12, -0.25), []),
+    ):
+        (tmp_path / name).mkdir()
+        assert _pins(tmp_path / name, nodes, {"eps": eps}) == expected, name
+    (tmp_path / "div").mkdir()
+    assert _pins(tmp_path / "div", [node("Div", "x s", "y")], {"s": floats(0.5, 1e-12, 2)}) == ["Div_y"]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "scale", "pins"),
+    [
+        ("Mul", "big f", 1e4, True),
+        ("Mul", "f big", 1e4, True),
+        ("Mul", "x f", 1.0, False),
+        ("Div", "f small", 1e-4, True),
+        ("MatMul", "big w", 1e4, True),
+        ("MatMul", "x w", 1.0, False),
+    ],
+)
+def test_a_factor_matters_if_fp16_could_hold_the_product(
+    op: str, inputs: str, scale: float, pins: bool, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Mul", "x up", "big", name="up"),
+        node("Mul", "x down", "small", name="down"),
+        node(op, inputs, "a"),
+        node("MatMul", "small eye", "b"),
+        node("Relu", "a", "d"),
+        node("Add", "d b", "e"),
+        node("MatMul", "big eye", "g"),
+        node("Add", "e g", "y"),
+    ]
+    constants = {
+        "f": scalar(1e-9),
+        "w": np.full((3, 3), 1e-9, np.float32),
+        "up": scalar(1e4),
+        "down": scalar(1e-4),
+        "eye": np.eye(3, dtype=np.float32),
+    }
+    assert _pins(tmp_path, nodes, constants) == ([f"{op}_a"] if pins else [])
+
+
+def test_weights_with_some_tiny_elements_are_no_matter(tmp_path: Path) -> None:
+    weight = np.asarray([[1, 1e-12, 2], [3, 4, 1e-20], [0, 0, 1]], np.float32)
+    nodes = [node("MatMul", "x w", "a"), node("Mul", "a s", "y")]
+    assert _pins(tmp_path, nodes, {"w": weight, "s": floats(1, 1e-12, 1)}) == []

@@ -1,0 +1,295 @@
+"""Findings become pins, clamps and what was considered; the user's word and the model's types have the last."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto, numpy_helper
+
+from overflow_fixer.errors import PlanError
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.planning import add_pins, check_plan, is_pinnable, plan_precision
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
+
+CALIB_DATA = Path(__file__).parents[1] / "calib_data"
+MIN = float(np.finfo(np.float32).min)
+
+
+def _overflowing(folder: Path) -> tuple[Graph, RangeTable]:
+    """x -> up (over the threshold) -> down -> tail, and an index of the largest element beside it."""
+    model = make_model(
+        [
+            node("Mul", "x big", "up"),
+            node("Mul", "up small", "down"),
+            node("Tanh", "down", "y"),
+            node("ArgMax", "up", "best"),
+            node("Greater", "up small", "flag"),
+            node("Cast", "up", "wide", to=TensorProto.DOUBLE),
+            node("Shape", "up", "size"),
+        ],
+        {"x": [4]},
+        "y best flag wide size",
+        {"big": scalar(30000), "small": scalar(1e-4)},
+        output_types={
+            "best": TensorProto.INT64,
+            "flag": TensorProto.BOOL,
+            "wide": TensorProto.DOUBLE,
+            "size": TensorProto.INT64,
+        },
+    )
+    return scan(model, folder, {"x": floats(1, 2, 3, -1)})
+
+
+def _masked(folder: Path, *more: onnx.NodeProto) -> tuple[Graph, RangeTable]:
+    """A Where mask that is provably clamped, unless something is pinned on its way."""
+    model = make_model(
+        [
+            node("Unsqueeze", "k axes", "k1"),
+            node("Where", "c k1 x", "w"),
+            node("Identity", "w", "s"),
+            node("Softmax", "s", "p"),
+            node("Neg", "p", "y"),
+            *more,
+        ],
+        {"x": [2, 4], "c": (TensorProto.BOOL, [2, 4])},
+        "y",
+        {"k": scalar(MIN), "axes": ints(0)},
+    )
+    feeds = {"x": np.full((2, 4), 50, np.float32), "c": np.eye(2, 4, dtype=bool)}
+    return scan(model, folder, feeds)
+
+
+def test_the_nodes_that_touch_what_is_over_the_threshold_are_pinned_in_order(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert [(pin.node, pin.op_type, pin.outputs) for pin in plan.pins] == [
+        ("Mul_up", "Mul", ("up",)),
+        ("Mul_down", "Mul", ("down",)),
+    ]
+    assert plan.pinned == {"Mul_up", "Mul_down"}
+    assert (plan.model_sha256, plan.threshold) == (graph.sha256, 10000)
+    assert {finding.tensor for finding in plan.pins[0].findings} == {"up", "big"}
+
+
+def test_nodes_without_an_fp32_output_are_never_pinned_and_said_so(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=("Shape",)))
+    considered = {finding.node: finding for finding in plan.considered}
+    assert set(considered) == {"ArgMax_best", "Greater_flag", "Cast_wide", "Shape_size"}
+    assert all(finding.action == "none" for finding in plan.considered)
+    assert all("not pinned: it computes no FP32 value" in finding.reason for finding in plan.considered)
+    assert any(f.rule == "user" for f in plan.considered)
+
+
+def test_a_constant_is_never_pinned(tmp_path: Path) -> None:
+    value = numpy_helper.from_array(scalar(70000))
+    nodes = [node("Constant", "", "big", value=value), node("Div", "x big", "y")]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(1, 2)})
+    plan = plan_precision(graph, ranges, PlanPolicy(include_ops=("Constant",)))
+    assert plan.pinned == {"Div_y"}
+    assert all("a constant is typed by its readers" in finding.reason for finding in plan.considered)
+    assert {finding.node for finding in plan.considered} == {"Constant_big"}
+
+
+def test_a_node_with_one_fp32_output_among_others_is_pinnable(tmp_path: Path) -> None:
+    nodes = [node("TopK", "x k", "y i"), node("Identity", "i", "j")]
+    model = make_model(nodes, {"x": [4]}, "y j", {"k": ints(2)}, output_types={"j": TensorProto.INT64})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2, 3, 20000)})
+    assert [is_pinnable(graph, at) for at in graph.nodes] == [True, False]
+    assert plan_precision(graph, ranges, PlanPolicy()).pinned == {"TopK_y"}
+
+
+@pytest.mark.parametrize(
+    "policy", [PlanPolicy(exclude_nodes=("down$",)), PlanPolicy(exclude_nodes=("Mul_d", "^Mul_down$"))]
+)
+def test_exclusion_wins_over_every_rule_and_is_recorded(policy: PlanPolicy, tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, replace(policy, include_nodes=("down",)))
+    assert plan.pinned == {"Mul_up"}
+    found = [finding for finding in plan.considered if finding.node == "Mul_down"]
+    assert {finding.rule for finding in found} == {"threshold", "user"}
+    assert all(f.action == "none" and "left in FP16 because you excluded it" in f.reason for f in found)
+
+
+def test_exclusion_by_operator(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(exclude_ops=("Mul",), include_ops=("Tanh",)))
+    assert plan.pinned == {"Tanh_y"}
+    assert {f.node for f in plan.considered if "excluded" in f.reason} == {"Mul_up", "Mul_down"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (PlanPolicy(include_nodes=("nothing",)), ["'nothing'", "matches none of the 7 nodes"]),
+        (PlanPolicy(exclude_nodes=("Mul", "nothing")), ["'nothing'", "matches none"]),
+        (PlanPolicy(include_nodes=("Mul(",)), ["'Mul('", "not a regular expression", "backslash"]),
+        (PlanPolicy(include_ops=("mul",)), ["'mul'", "ArgMax, Cast, Greater, Mul, Shape, Tanh"]),
+        (PlanPolicy(exclude_ops=("Conv",)), ["'Conv'", "Expected one of"]),
+    ],
+)
+def test_a_choice_that_matches_nothing_is_an_error(
+    policy: PlanPolicy, words: list[str], tmp_path: Path
+) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    with pytest.raises(PlanError) as caught:
+        plan_precision(graph, ranges, policy)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_ranges_of_another_model_are_an_error(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    with pytest.raises(PlanError, match="recorded for another model"):
+        plan_precision(graph, replace(ranges, model_sha256="0" * 64), PlanPolicy())
+
+
+def test_rules_can_be_chosen(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=("Tanh",)), rules={})
+    assert plan.pins == plan.considered == ()
+
+
+def test_a_clamped_mask_pins_nothing_and_is_recorded(tmp_path: Path) -> None:
+    graph, ranges = _masked(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pins == ()
+    (clamp,) = plan.clamps
+    assert (clamp.tensor, clamp.magnitude, clamp.covers) == ("k", 25000, ("k1", "s", "w"))
+    assert {finding.node for finding in plan.considered} == {
+        "Unsqueeze_k1",
+        "Where_w",
+        "Identity_s",
+        "Softmax_p",
+    }
+    assert all(finding.action == "clamp" for finding in plan.considered)
+    assert all(finding.reason.count("clamped to -25000") == 1 for finding in plan.considered)
+
+
+def test_masks_pin_pins_instead(tmp_path: Path) -> None:
+    graph, ranges = _masked(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(masks="pin"))
+    assert plan.pinned == {"Unsqueeze_k1", "Where_w", "Identity_s", "Softmax_p"}
+    assert plan.clamps == ()
+
+
+def test_a_pinned_mask_says_why_it_is_not_clamped(tmp_path: Path) -> None:
+    graph, ranges = _masked(tmp_path, node("Max", "x k", "z"), node("Neg", "z", "z2"))
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    reasons = {f.reason for pin in plan.pins for f in pin.findings if f.rule == "constant_range"}
+    assert reasons
+    assert all(
+        reason.endswith("Max Max_z reads it, not Softmax behind an Add or Where") for reason in reasons
+    )
+    (bound,) = [finding for finding in plan.considered if finding.node == "Max_z"]
+    assert bound.action == "none"
+
+
+@pytest.mark.parametrize(
+    ("pinned", "clamped"), [("Where_w", False), ("Unsqueeze_k1", False), ("Softmax_p", True), ("Neg_y", True)]
+)
+def test_a_clamp_is_given_up_when_a_node_on_its_way_runs_in_fp32(
+    pinned: str, clamped: bool, tmp_path: Path
+) -> None:
+    """In FP32 the node would read the constant as it is, and hand -3.4e38 on to FP16."""
+    graph, ranges = _masked(tmp_path)
+    chosen = plan_precision(graph, ranges, PlanPolicy(include_nodes=(f"^{pinned}$",)))
+    finding = Finding("repair", pinned, "x", 1.0, 2.0, "because")
+    added = add_pins(plan_precision(graph, ranges, PlanPolicy()), graph, PlanPolicy(), [finding])
+    for plan in (chosen, added):
+        assert bool(plan.clamps) is clamped
+        everything = {"Unsqueeze_k1", "Where_w", "Identity_s", "Softmax_p"}
+        assert plan.pinned == ({pinned} if clamped else everything)
+        assert any("not clamped after all" in f.reason for p in plan.pins for f in p.findings) is not clamped
+
+
+def test_a_clamp_given_up_pins_no_excluded_node(tmp_path: Path) -> None:
+    graph, ranges = _masked(tmp_path)
+    policy = PlanPolicy(include_nodes=("Where",), exclude_nodes=("Identity",))
+    plan = plan_precision(graph, ranges, policy)
+    assert plan.pinned == {"Unsqueeze_k1", "Where_w", "Softmax_p"}
+    assert any(f.node == "Identity_s" and "excluded" in f.reason for f in plan.considered)
+
+
+def test_a_lower_threshold_than_the_scores_gives_the_clamp_up(tmp_path: Path) -> None:
+    graph, ranges = _masked(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=40))
+    assert plan.clamps == ()
+    assert {"Where_w", "Identity_s", "Softmax_p"} <= plan.pinned
+
+
+def test_pins_are_added_in_the_order_of_the_graph_and_once_a_node(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    names = ("Tanh_y", "Mul_up", "ArgMax_best")
+    more = [Finding("repair", name, "up", math.nan, 30.0, "because") for name in names]
+    wider = add_pins(plan, graph, PlanPolicy(), more)
+    assert [pin.node for pin in wider.pins] == ["Mul_up", "Mul_down", "Tanh_y"]
+    assert [f.rule for f in wider.pins[0].findings] == ["threshold", "threshold", "repair"]
+    assert "ArgMax_best" in {finding.node for finding in wider.considered}
+    assert [pin.node for pin in plan.pins] == ["Mul_up", "Mul_down"]
+
+
+def test_added_pins_respect_exclusion(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    policy = PlanPolicy(exclude_ops=("Tanh",))
+    finding = Finding("repair", "Tanh_y", "y", 1.0, 30.0, "because")
+    wider = add_pins(plan_precision(graph, ranges, policy), graph, policy, [finding])
+    assert "Tanh_y" not in wider.pinned
+    assert wider.considered[-1].action == "none"
+
+
+def test_check_plan(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    check_plan(graph, plan)
+    with pytest.raises(PlanError, match="made for another model"):
+        check_plan(graph, replace(plan, model_sha256="f" * 64))
+    lost = Pin("nowhere", "Mul", ("a",), ())
+    with pytest.raises(PlanError, match="names 'nowhere', which"):
+        check_plan(graph, replace(plan, pins=(*plan.pins, lost)))
+    with pytest.raises(PlanError, match="names 'up', which"):
+        check_plan(graph, replace(plan, clamps=(Clamp("up", 25000.0, "because"),)))
+
+
+def test_an_empty_plan_pins_nothing() -> None:
+    assert PrecisionPlan("0" * 64, 10000.0, ()).pinned == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("sample", "pins"),
+    [
+        ("needs_constraints", {"/Add", "/Sub"}),
+        ("conv_chain", {"/conv4/Conv", "/relu4/Relu", "/conv5/Conv", "/relu5/Relu", "/conv6/Conv"}),
+        (
+            "layernorm_transformer",
+            {
+                f"/{norm}/{op}"
+                for norm in ("ln_1", "ln_2", "ln_f")
+                for op in ("Pow", "ReduceMean_1", "Add", "Sqrt")
+            },
+        ),
+        ("masked_attention", {"/Mul", "/attention/self/Add", "/attention/self/Softmax"}),
+    ],
+)
+def test_few_nodes_of_the_samples_are_pinned(sample: str, pins: set[str]) -> None:
+    graph = load_graph(CALIB_DATA / sample / "model.onnx")
+    feeds = [dict(np.load(file)) for file in sorted((CALIB_DATA / sample / "data").glob("*.npz"))]
+    ranges = collect_ranges(graph, InMemoryCalibration(tuple(feeds)))
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pinned == pins
+    assert plan.clamps == ()
+
+
+def test_a_mask_that_no_sample_used_is_pinned_all_the_same() -> None:
+    graph = load_graph(CALIB_DATA / "masked_attention" / "model.onnx")
+    feeds = {"input_ids": np.ones((1, 8), np.int64), "attention_mask": np.ones((1, 8), np.int64)}
+    plan = plan_precision(graph, collect_ranges(graph, InMemoryCalibration((feeds,))), PlanPolicy())
+    assert plan.pinned == {"/Mul", "/attention/self/Add", "/attention/self/Softmax"}
