@@ -1,0 +1,109 @@
+"""A plan turned into a typed mixed-precision ONNX model, checked before it is handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, IoTypes, assign_types
+from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
+from overflow_fixer.backends.mixed_onnx.weights import write_model
+from overflow_fixer.errors import BackendError, FixError, ModelError
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.records import Artifact, PrecisionPlan, Runner
+from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
+from overflow_fixer.simulation import simulate
+
+
+def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
+    """Write the typed model to `path`: pinned nodes in FP32, all others that can in FP16.
+
+    Graph inputs and outputs keep their types, or become FP16 with `io_types` "fp16". The file passes
+    onnx.checker with full shape inference, where the original does, and loads in ONNX Runtime.
+    Raises BackendError when it does not, ModelError when the original does not load either, and leaves
+    no file then; OutputError when it cannot be written.
+    """
+    assignment, typed = _type(graph, plan, io_types)
+    clamps = {clamp.tensor: clamp for clamp in plan.clamps}
+    files = write_model(graph, typed, clamps, path)
+    try:
+        check_artifact(graph, path)
+    except FixError:
+        for file in files:
+            file.unlink()
+        raise
+    return _describe(graph, assignment, typed, files)
+
+
+def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
+    """The artifact of an earlier `emit` with the same arguments. Raises BackendError where there is none."""
+    files = tuple(file for file in (path, path.with_name(path.name + ".data")) if file.is_file())
+    if path not in files:
+        raise BackendError(
+            f"{path} is not there. Expected the typed model of an earlier step. Build it with fix-fp16 build."
+        )
+    return _describe(graph, *_type(graph, plan, io_types), files)
+
+
+def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
+    """The artifact as FP16 hardware would run it: every FP16 tensor rounded, node by node."""
+    simulated = simulate(load_graph(artifact.path))
+    mark_outputs(simulated, extra_outputs)
+    return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
+
+
+def check_artifact(graph: Graph, path: Path) -> None:
+    """Raise BackendError unless the model at `path` passes the checker and loads.
+
+    Where the original fails the checker too, that is let pass; where it does not load either, its
+    ModelError is raised.
+    """
+    error = _checker_error(path)
+    if error is not None and _checker_error(graph.path) is None:
+        raise BackendError(
+            f"The typed model {path} does not pass onnx.checker: {error}. Expected a valid model, as the original "
+            "is. This is a fault of overflow_fixer: please report it with the model's operators."
+        )
+    refusal = _refusal(path)
+    if refusal is not None:
+        open_session(graph.model, graph.folder)
+        raise BackendError(
+            f"The typed model {path} does not load: {refusal} This is a fault of overflow_fixer, since the "
+            "original loads: please report it with the model's operators."
+        ) from refusal
+
+
+def _type(graph: Graph, plan: PrecisionPlan, io_types: IoTypes) -> tuple[Assignment, TypedModel]:
+    assignment = assign_types(graph, plan.pinned, io_types)
+    return assignment, rewrite(graph, assignment)
+
+
+def _describe(graph: Graph, assignment: Assignment, typed: TypedModel, files: tuple[Path, ...]) -> Artifact:
+    fp16, fp32 = (assignment.nodes_in(graph, kind) for kind in (FLOAT16, FLOAT))
+    return Artifact("onnx", files[0], files, fp16, fp32, assignment.kept, typed.cast_count)
+
+
+def _refusal(path: Path) -> ModelError | None:
+    """Why ONNX Runtime loads the model neither as it stands nor optimised; None when it does.
+
+    Its versions up to 1.23 load a Cast from FP16 to FP16 between FP16 nodes only with optimisation on.
+    """
+    refusal = None
+    for optimize in (False, True):
+        try:
+            open_session(path, path.parent, optimize=optimize)
+        except ModelError as error:
+            refusal = error
+        else:
+            return None
+    return refusal
+
+
+def _checker_error(path: Path) -> str | None:
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # the checker raises its own types and bare RuntimeErrors
+        return " ".join(str(error).split())
+    return None

@@ -1,0 +1,114 @@
+"""What each operator lets FP16 do: which inputs and outputs follow the node's type, and what must stay FP32.
+
+Taken from the operator's own ONNX schema at the model's opset; the exceptions are what TensorRT's ONNX
+parser refuses or does unsafely with FP16 (measured and read in its source; see docs/numerics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import onnx
+from onnx.defs import OpSchema
+
+from overflow_fixer.graph import Node, bodies
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+_FP16 = "tensor(float16)"
+
+_NORMALIZATION = "its sums of squares would run in FP16 under strong typing"
+_GENERATOR = "its type is an attribute; TensorRT generates it in FP32"
+_SCALES = "quantization scales keep their type"
+KEPT_OPS = {
+    "LayerNormalization": _NORMALIZATION,
+    "RMSNormalization": _NORMALIZATION,
+    "GroupNormalization": _NORMALIZATION,
+    "InstanceNormalization": _NORMALIZATION,
+    "MeanVarianceNormalization": _NORMALIZATION,
+    "Range": "TensorRT has no FP16 Range",
+    "Celu": "TensorRT's parser gives Celu FP32 constants",
+    "Upsample": "TensorRT's parser takes FP32 alone here",
+    "HannWindow": "TensorRT's parser takes FP32 alone here",
+    "HammingWindow": "TensorRT's parser takes FP32 alone here",
+    "BlackmanWindow": "TensorRT's parser takes FP32 alone here",
+    "NonMaxSuppression": "TensorRT's parser takes FP32 alone here",
+    "QuantizeLinear": _SCALES,
+    "DequantizeLinear": _SCALES,
+    "DynamicQuantizeLinear": _SCALES,
+    "CastLike": "its type comes from another tensor",
+    "BitCast": "it reads the bits of an FP32 value",
+    "EyeLike": _GENERATOR,
+    "MelWeightMatrix": _GENERATOR,
+    "Multinomial": _GENERATOR,
+    "Bernoulli": _GENERATOR,
+    "RandomNormal": _GENERATOR,
+    "RandomNormalLike": _GENERATOR,
+    "RandomUniform": _GENERATOR,
+    "RandomUniformLike": _GENERATOR,
+}
+"""Operators that stay in FP32 whatever the plan says, and why."""
+
+_RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+_PARAMETERS = {"Resize": (1, 2)}
+"""Float inputs that say what to do, not what to do it to: they keep FP32 where the schema would let them go."""
+
+
+def reason_to_keep(node: Node, opset: int) -> str | None:
+    """Why a node that computes floats cannot run in FP16, or None where it can."""
+    if any(True for _ in bodies(node.proto)):
+        return "control flow stays in FP32 as one node"
+    if node.domain not in STANDARD_DOMAINS or schema_of(node.op_type, opset) is None:
+        return f"not a standard ONNX operator (domain {node.domain!r}), so its FP16 support is unknown"
+    if node.op_type in KEPT_OPS:
+        return KEPT_OPS[node.op_type]
+    if node.op_type == "Gemm" and any(_scalar(node, name) != 1.0 for name in ("alpha", "beta")):
+        return "TensorRT's parser makes Gemm's alpha and beta FP32 scalars"
+    if node.op_type == "IsInf" and any(
+        _integer(node, name, 1) != 1 for name in ("detect_negative", "detect_positive")
+    ):
+        return "TensorRT's parser gives a one-sided IsInf an FP32 zero"
+    state = _RECURRENT.get(node.op_type, ())
+    if any(slot >= len(node.inputs) or not node.inputs[slot] for slot in state):
+        return "TensorRT's parser gives a recurrent node without initial state FP32 zeros"
+    return None
+
+
+def input_follows(node: Node, opset: int, slot: int) -> bool:
+    """Whether this float input takes FP16 when the node does; False for one ONNX fixes to FP32."""
+    schema = schema_of(node.op_type, opset)
+    if schema is None or slot in _PARAMETERS.get(node.op_type, ()):
+        return False
+    return _allows_fp16(schema, schema.inputs, slot)
+
+
+def output_follows(node: Node, opset: int, slot: int) -> bool:
+    """Whether this float output becomes FP16 when the node does; False for one ONNX fixes to FP32."""
+    schema = schema_of(node.op_type, opset)
+    return schema is not None and _allows_fp16(schema, schema.outputs, slot)
+
+
+@cache
+def schema_of(op_type: str, opset: int) -> OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain="")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _allows_fp16(schema: OpSchema, parameters: Sequence[OpSchema.FormalParameter], slot: int) -> bool:
+    if not parameters:
+        return False
+    kind = parameters[min(slot, len(parameters) - 1)].type_str
+    allowed = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == kind), [kind])
+    return _FP16 in allowed
+
+
+def _scalar(node: Node, name: str) -> float:
+    attribute = node.attribute(name)
+    return 1.0 if attribute is None else float(attribute.f)
+
+
+def _integer(node: Node, name: str, default: int) -> int:
+    attribute = node.attribute(name)
+    return default if attribute is None else int(attribute.i)

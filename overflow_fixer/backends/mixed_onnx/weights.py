@@ -1,0 +1,91 @@
+"""Constants rounded to FP16 and written, one at a time, inside the model file or beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
+from overflow_fixer.files import replace_file
+from overflow_fixer.formats import round_to_fp16
+from overflow_fixer.graph import Graph, external_tensors
+from overflow_fixer.records import Clamp
+
+_EMBED_LIMIT_BYTES = 1_500_000_000
+_ALIGNMENT_BYTES = 4096
+_SMALL_BYTES = 1024
+
+
+def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: Path) -> tuple[Path, ...]:
+    """Write the typed model with its weights; returns the files, the model first.
+
+    Weights go beside it, into `<name>.data`, when any that stay as they are lie in external files, or
+    the whole would not fit one protobuf message. Each is read, rounded and written before the next.
+    """
+    model = typed.model
+    outside = list(external_tensors(model))
+    if not outside and _size_bytes(graph, typed) <= _EMBED_LIMIT_BYTES:
+        for tensor in _fp16_initializers(typed):
+            tensor.raw_data = _rounded_bytes(graph, typed.sources[tensor.name], clamps)
+        _write_message(model, path)
+        return (path,)
+    data_path = path.with_name(path.name + ".data")
+    with replace_file(data_path) as temporary, temporary.open("wb") as file:
+        for tensor in outside:
+            load_external_data_for_tensor(tensor, str(graph.folder))
+            _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
+        for tensor in model.graph.initializer:
+            if tensor.name in typed.sources:
+                _move_out(
+                    tensor, _rounded_bytes(graph, typed.sources[tensor.name], clamps), file, data_path.name
+                )
+            elif tensor.HasField("raw_data"):
+                _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
+    _write_message(model, path)
+    return (path, data_path)
+
+
+def _write_message(model: onnx.ModelProto, path: Path) -> None:
+    with replace_file(path) as temporary:
+        temporary.write_bytes(model.SerializeToString())
+
+
+def _size_bytes(graph: Graph, typed: TypedModel) -> int:
+    """At most what the typed model takes as one message: the original's file and the FP16 copies."""
+    copies: int = sum(math.prod(tensor.dims) for tensor in _fp16_initializers(typed))
+    return graph.path.stat().st_size + 2 * copies
+
+
+def _fp16_initializers(typed: TypedModel) -> Iterator[TensorProto]:
+    return (tensor for tensor in typed.model.graph.initializer if tensor.name in typed.sources)
+
+
+def _rounded_bytes(graph: Graph, source: str, clamps: Mapping[str, Clamp]) -> bytes:
+    value = graph.read_constant(source)
+    assert value is not None
+    if source in clamps:
+        value = np.clip(value, -clamps[source].magnitude, clamps[source].magnitude)
+    return round_to_fp16(value).tobytes()
+
+
+def _move_out(tensor: TensorProto, data: bytes, file: BinaryIO, location: str) -> None:
+    """Append a tensor's bytes to `file` and leave a reference; a small one keeps them."""
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
+    if len(data) <= _SMALL_BYTES:
+        tensor.raw_data = data
+        return
+    offset = -(-file.tell() // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    file.seek(offset)
+    file.write(data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", len(data))):
+        tensor.external_data.add(key=key, value=str(value))

@@ -1,0 +1,163 @@
+"""What FP16 costs each node alone, when it is fed with right values.
+
+Comparing an artifact's tensors with FP32 shows where things have gone wrong; behind that, everything
+is. Here each node is run a second time beside the FP32 model, in FP32, on FP32 values of which those that
+the artifact stores in FP16 are rounded. So every node that loses shows, however many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.chunks import Chunks
+from overflow_fixer.formats import round_to_fp16
+from overflow_fixer.graph import Graph, Node, bodies
+from overflow_fixer.metrics import ErrorMeter
+from overflow_fixer.records import Array, Batch, RangeTable
+from overflow_fixer.sessions import mark_outputs, open_session, run_session
+
+_NOT_COMPUTED = frozenset({"Constant", "Bernoulli", "Dropout"})
+_PARAMETERS = {"Resize": (1, 2), "Upsample": (1,)}
+"""Float inputs that say what to do, which no artifact rounds."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The SNR, in dB, that rounding leaves of a node's output.
+
+    `read_db` is of what it computes from rounded inputs, `written_db` of its right output rounded;
+    inf where nothing is rounded or there is nothing to lose, -inf where values are not finite any more.
+    """
+
+    read_db: float
+    written_db: float
+
+    @property
+    def worst_db(self) -> float:
+        return min(self.read_db, self.written_db)
+
+
+def measure_losses(
+    graph: Graph,
+    ranges: RangeTable,
+    fp16_nodes: Collection[str],
+    batch: Batch,
+    exact: Collection[str] = (),
+) -> dict[str, Loss]:
+    """The loss of each node that computes FP32 floats from plain tensors, by label.
+
+    fp16_nodes: labels of the nodes that run in FP16; tensors are stored in their writer's type. The
+    tensors `exact` (clamped masks) are not rounded. Runs the batch once for each chunk of tensors.
+    """
+    probe = _Probe(graph, frozenset(fp16_nodes), frozenset(exact))
+    owners = {
+        name: node for node in graph.nodes if _is_measured(graph, node) for name in _floats(graph, node)
+    }
+    chunks = Chunks(ranges)
+    losses: dict[str, Loss] = {}
+    for names in chunks.cut(list(owners)):
+        values, size_bytes = probe.run({name: owners[name] for name in names}, batch)
+        chunks.note(names, size_bytes)
+        for name, (right, computed) in values.items():
+            loss = _measure(right, computed, owners[name].label in probe.fp16_nodes and name not in exact)
+            known = losses.get(owners[name].label, loss)
+            worst = Loss(min(known.read_db, loss.read_db), min(known.written_db, loss.written_db))
+            losses[owners[name].label] = worst
+    return losses
+
+
+@dataclass(eq=False)
+class _Probe:
+    """Runs the FP32 model with twins of some nodes beside it, which read rounded values."""
+
+    graph: Graph
+    fp16_nodes: frozenset[str]
+    exact: frozenset[str]
+
+    def __post_init__(self) -> None:
+        self._taken = {name for node in self.graph.nodes for name in (*node.reads, *node.writes)}
+
+    def run(
+        self, owners: Mapping[str, Node], batch: Batch
+    ) -> tuple[dict[str, tuple[Array, Array | None]], int]:
+        """Each tensor's right value and what its owner's twin computes (None: it reads nothing rounded).
+
+        The number is the bytes that all of these take.
+        """
+        model = onnx.ModelProto()
+        model.CopyFrom(self.graph.model)
+        del model.graph.output[:]
+        views: dict[str, str] = {}
+        for node in dict.fromkeys(owners.values()):
+            self._add_twin(model.graph, node, views)
+        made = {name for node in model.graph.node for name in node.output}
+        asked = [*owners, *(twin for name in owners if (twin := self._named(name, "twin")) in made)]
+        mark_outputs(model, asked)
+        found = run_session(open_session(model, self.graph.folder, by_priority=True), asked, batch)
+        values = dict(zip(asked, found, strict=True))
+        pairs = {name: (values[name], values.get(self._named(name, "twin"))) for name in owners}
+        return pairs, sum(array.nbytes for array in found)
+
+    def _add_twin(self, graph: onnx.GraphProto, node: Node, views: dict[str, str]) -> None:
+        """Append the node's twin, and the views that it reads; none if it reads nothing rounded."""
+        twin = onnx.NodeProto()
+        twin.CopyFrom(node.proto)
+        twin.name = ""
+        for slot, name in enumerate(node.inputs):
+            if self._is_rounded(node, slot):
+                if name not in views:
+                    views[name] = self._add_view(graph, name)
+                twin.input[slot] = views[name]
+        twin.output[:] = [self._named(name, "twin") if name else "" for name in node.outputs]
+        if list(twin.input) != list(node.inputs):
+            graph.node.append(twin)
+
+    def _add_view(self, graph: onnx.GraphProto, name: str) -> str:
+        half, view = self._named(name, "half"), self._named(name, "view")
+        graph.node.append(onnx.helper.make_node("Cast", [name], [half], to=TensorProto.FLOAT16))
+        graph.node.append(onnx.helper.make_node("Cast", [half], [view], to=TensorProto.FLOAT))
+        return view
+
+    def _is_rounded(self, node: Node, slot: int) -> bool:
+        name = node.inputs[slot]
+        if self.graph.dtypes.get(name) != TensorProto.FLOAT or name in self.exact:
+            return False
+        writer = self.graph.producers.get(name)
+        is_half = writer is not None and writer.label in self.fp16_nodes
+        return slot not in _PARAMETERS.get(node.op_type, ()) and (is_half or node.label in self.fp16_nodes)
+
+    def _named(self, tensor: str, role: str) -> str:
+        name = f"{tensor}__loss_{role}"
+        while name in self._taken:
+            name += "_"
+        return name
+
+
+def _is_measured(graph: Graph, node: Node) -> bool:
+    """Whether the node computes, once and for all, from plain tensors."""
+    is_plain = all(name in graph.dtypes for name in (*node.reads, *node.writes))
+    return is_plain and node.op_type not in _NOT_COMPUTED and not any(True for _ in bodies(node.proto))
+
+
+def _floats(graph: Graph, node: Node) -> list[str]:
+    return [name for name in node.writes if graph.dtypes.get(name) == TensorProto.FLOAT]
+
+
+def _measure(right: Array, computed: Array | None, is_half: bool) -> Loss:
+    read_db = math.inf if computed is None else _snr_db(right, computed)
+    return Loss(read_db, _snr_db(right, round_to_fp16(right)) if is_half else math.inf)
+
+
+def _snr_db(right: Array, found: Array) -> float:
+    """The SNR, -inf with values that are not finite though they should be, inf where there is no signal."""
+    meter = ErrorMeter("")
+    meter.add(right, found, "")
+    error = meter.result()
+    if error.mismatched > error.reference_nan:
+        return -math.inf
+    return error.snr_db if error.compared and error.max_abs_reference else math.inf

@@ -1,0 +1,219 @@
+"""How far a candidate's tensor is from the reference's, batch after batch, one batch in memory at a time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from overflow_fixer.records import Array, TensorError
+
+_CHUNK_ELEMENTS = 1 << 20
+_SAFE_EXPONENT = 400
+"""Between 2^-400 and 2^400 no square, and no sum of a chunk of them, leaves float64's range."""
+
+_QUIET_SHARE = 0.01
+"""A batch whose energy is under this share of the mean is judged as if it had this much."""
+
+
+class ErrorMeter:
+    """Accumulates one tensor's error over batches.
+
+    Sums are float64 with an exponent of their own, so nothing overflows or vanishes. NaN and infinity
+    are counted on each side; only elements finite on both sides enter the errors, and an element that
+    is non-finite on one side counts as mismatched unless the other side holds the same infinity. NaN is
+    never equal to anything.
+    """
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        self._counts: Counter[str] = Counter()
+        self._total = _Sums()
+        self._batches: list[_BatchError] = []
+        self._is_float = True
+
+    def add(self, reference: Any, candidate: Any, batch: str) -> None:
+        """Compare one batch: two arrays, or two lists of arrays, of any shape and dtype."""
+        mismatched, compared = self._counts["mismatched"], self._counts["compared"]
+        sums = _Sums()
+        references, candidates = _arrays(reference), _arrays(candidate)
+        if [a.shape for a in references] != [a.shape for a in candidates]:
+            size = max(sum(a.size for a in references), sum(a.size for a in candidates), 1)
+            self._counts.update(element=size, mismatched=size)
+        else:
+            for one, other in zip(references, candidates, strict=True):
+                self._add_array(one.reshape(-1), other.reshape(-1), sums)
+        self._total.add(sums)
+        counts = (self._counts["mismatched"] - mismatched, self._counts["compared"] - compared)
+        self._batches.append(_BatchError(batch, *counts, sums.reference.log10, sums.error.log10))
+
+    def result(self) -> TensorError:
+        """The error over everything added so far."""
+        counts, total = self._counts, self._total
+        compared = counts["compared"]
+        snrs = [self._batch_snr_db(batch) for batch in self._batches]
+        worst = max(zip(self._batches, snrs, strict=True), key=_badness, default=None)
+        return TensorError(
+            tensor=self.tensor,
+            element_count=counts["element"],
+            compared=compared,
+            candidate_nan=counts["candidate_nan"],
+            candidate_inf=counts["candidate_inf"],
+            reference_nan=counts["reference_nan"],
+            reference_inf=counts["reference_inf"],
+            mismatched=counts["mismatched"],
+            max_abs_error=total.max_abs_error if compared else math.nan,
+            mean_abs_error=total.abs_error / compared if compared else math.nan,
+            max_rel_error=total.max_rel_error if total.max_rel_error >= 0 else math.nan,
+            max_abs_reference=total.max_abs_reference if compared else math.nan,
+            cosine=total.cosine() if compared else math.nan,
+            snr_db=_snr_db(total.reference.log10, total.error.log10) if compared else math.nan,
+            worst_batch=worst[0].name if worst is not None else None,
+            is_float=self._is_float,
+            worst_batch_snr_db=min((snr for snr in snrs if not math.isnan(snr)), default=math.nan),
+        )
+
+    def _batch_snr_db(self, batch: _BatchError) -> float:
+        """A batch's SNR, a quiet one held against a share of the mean energy; NaN with nothing to compare."""
+        if batch.compared == 0:
+            return math.nan
+        share = math.log10(_QUIET_SHARE * batch.compared / self._counts["compared"])
+        return _snr_db(max(batch.reference, self._total.reference.log10 + share), batch.error)
+
+    def _add_array(self, reference: Array, candidate: Array, sums: _Sums) -> None:
+        self._counts["element"] += reference.size
+        if not (_is_float(reference) and _is_float(candidate)):
+            self._is_float = False
+            self._counts["mismatched"] += int(np.count_nonzero(reference != candidate))
+            if reference.dtype.kind not in "iub" or candidate.dtype.kind not in "iub":
+                return
+        for start in range(0, reference.size, _CHUNK_ELEMENTS):
+            chunk = slice(start, start + _CHUNK_ELEMENTS)
+            self._add_chunk(reference[chunk].astype(np.float64), candidate[chunk].astype(np.float64), sums)
+
+    def _add_chunk(self, reference: Array, candidate: Array, sums: _Sums) -> None:
+        finite = np.isfinite(reference) & np.isfinite(candidate)
+        self._counts.update(
+            compared=int(np.count_nonzero(finite)),
+            candidate_nan=int(np.count_nonzero(np.isnan(candidate))),
+            candidate_inf=int(np.count_nonzero(np.isinf(candidate))),
+            reference_nan=int(np.count_nonzero(np.isnan(reference))),
+            reference_inf=int(np.count_nonzero(np.isinf(reference))),
+            mismatched=int(np.count_nonzero(~finite & (reference != candidate))),
+        )
+        if finite.any():
+            sums.add_finite(reference[finite], candidate[finite])
+
+
+@dataclass(frozen=True)
+class _BatchError:
+    """One batch: elements mismatched and compared, log10 of the sums of squares of reference and error."""
+
+    name: str
+    mismatched: int
+    compared: int
+    reference: float
+    error: float
+
+
+@dataclass
+class _ScaledSum:
+    """A sum of products that may leave float64's range: `total` x 2^`exponent`."""
+
+    total: float = 0.0
+    exponent: int = 0
+
+    def add_products(self, one: Array, other: Array, exponent: int = 0) -> None:
+        """Add sum(one * other) x 2^exponent. Both are float64 [n] and finite."""
+        one, shift = _scale(one)
+        other, other_shift = _scale(other)
+        self.add(_ScaledSum(float(one @ other), shift + other_shift + exponent))
+
+    def add(self, term: _ScaledSum) -> None:
+        if self.total and term.total:
+            largest = max(self.exponent, term.exponent)
+            self.total = math.ldexp(self.total, self.exponent - largest)
+            self.total += math.ldexp(term.total, term.exponent - largest)
+            self.exponent = largest
+        elif term.total:
+            self.total, self.exponent = term.total, term.exponent
+
+    @property
+    def log10(self) -> float:
+        """log10 of a sum that is not negative; -inf for 0."""
+        return math.log10(self.total) + self.exponent * math.log10(2) if self.total > 0 else -math.inf
+
+
+@dataclass
+class _Sums:
+    """Sums and maxima over elements that are finite on both sides; a maximum is -inf where there is none."""
+
+    abs_error: float = 0.0
+    error: _ScaledSum = field(default_factory=_ScaledSum)
+    reference: _ScaledSum = field(default_factory=_ScaledSum)
+    candidate: _ScaledSum = field(default_factory=_ScaledSum)
+    product: _ScaledSum = field(default_factory=_ScaledSum)
+    max_abs_error: float = -math.inf
+    max_rel_error: float = -math.inf
+    max_abs_reference: float = -math.inf
+
+    def add_finite(self, reference: Array, candidate: Array) -> None:
+        """Add elements: both float64 [n], n > 0, finite. An error over float64's range counts as inf."""
+        with np.errstate(over="ignore"):
+            error, magnitude = np.abs(reference - candidate), np.abs(reference)
+            relative = error[magnitude > 0] / magnitude[magnitude > 0]
+            self.abs_error += float(error.sum())
+        self.max_abs_error = max(self.max_abs_error, float(error.max()))
+        self.max_abs_reference = max(self.max_abs_reference, float(magnitude.max()))
+        self.max_rel_error = max(self.max_rel_error, float(relative.max(initial=-math.inf)))
+        is_over = bool(np.isinf(error).any())
+        error = np.abs(reference / 2 - candidate / 2) if is_over else error
+        self.error.add_products(error, error, exponent=2 if is_over else 0)
+        self.reference.add_products(reference, reference)
+        self.candidate.add_products(candidate, candidate)
+        self.product.add_products(reference, candidate)
+
+    def add(self, other: _Sums) -> None:
+        self.abs_error += other.abs_error
+        for name in ("error", "reference", "candidate", "product"):
+            getattr(self, name).add(getattr(other, name))
+        for name in ("max_abs_error", "max_rel_error", "max_abs_reference"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+    def cosine(self) -> float:
+        """In [-1, 1]; of two zero vectors 1, of one 0."""
+        if not self.reference.total or not self.candidate.total:
+            return 1.0 if self.reference.total == self.candidate.total else 0.0
+        shift = self.product.exponent - (self.reference.exponent + self.candidate.exponent) / 2
+        norms = math.sqrt(self.reference.total) * math.sqrt(self.candidate.total)
+        return min(1.0, max(-1.0, self.product.total * math.pow(2, shift) / norms))
+
+
+def _scale(values: Array) -> tuple[Array, int]:
+    """The values over 2^exponent, where their squares would leave float64's range; else as they are."""
+    _, exponent = math.frexp(float(np.abs(values).max()))
+    if abs(exponent) <= _SAFE_EXPONENT:
+        return values, 0
+    return np.ldexp(values, -exponent), exponent
+
+
+def _badness(judged: tuple[_BatchError, float]) -> tuple[int, float]:
+    """The most mismatches, then the lowest SNR."""
+    batch, snr_db = judged
+    return batch.mismatched, -math.inf if math.isnan(snr_db) else -snr_db
+
+
+def _snr_db(reference: float, error: float) -> float:
+    """In dB, from the log10 of both sums of squares: inf without error, -inf without reference."""
+    return math.inf if error == -math.inf else 10 * (reference - error)
+
+
+def _arrays(value: Any) -> list[Array]:
+    return [np.asarray(part) for part in (value if isinstance(value, list) else [value])]
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"

@@ -1,0 +1,182 @@
+"""An artifact held against FP32 on the calibration batches, and the first tensor that goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from overflow_fixer.chunks import Chunks
+from overflow_fixer.errors import BackendError, CalibrationError
+from overflow_fixer.graph import Graph
+from overflow_fixer.metrics import ErrorMeter
+from overflow_fixer.records import (
+    Array,
+    Batch,
+    OutputVerdict,
+    RangeTable,
+    Runner,
+    TensorError,
+    Tolerance,
+    Verification,
+)
+from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
+
+OpenRunner = Callable[[Sequence[str]], Runner]
+"""Opens a runner whose outputs include the tensors named, besides the model's own."""
+
+
+def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
+    """The original model in FP32, optimisation off, each node computed as it stands."""
+    if not extra_outputs:
+        return SessionRunner(open_session(graph.path, graph.folder))
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    mark_outputs(model, extra_outputs)
+    return SessionRunner(open_session(model, graph.folder))
+
+
+def verify(
+    reference: Runner,
+    candidate: Runner,
+    batches: Iterable[Batch],
+    tolerance: Tolerance,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Verification:
+    """Compare every output over all batches, one batch in memory at a time.
+
+    An output passes when the candidate has no NaN, no infinity that the reference does not have in
+    the same place, and in every batch an SNR of at least its tolerance (or no error over
+    `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. Raises
+    BackendError when the candidate lacks an output, CalibrationError when there is no batch.
+    """
+    _check_outputs(reference, candidate)
+    meters = {name: ErrorMeter(name) for name in reference.output_names}
+    count = 0
+    for count, batch in enumerate(batches, start=1):
+        _compare(reference, candidate, batch, meters)
+        progress(count)
+    if count == 0:
+        raise CalibrationError(
+            "There was no batch to verify on. Expected at least one: without data nothing is proved. Check the "
+            "calibration data."
+        )
+    verdicts = (judge(meter.result(), tolerance) for meter in meters.values())
+    return Verification(tuple(verdicts), count)
+
+
+def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:
+    """Pass or fail one tensor, with the reason in words."""
+    problem = _problem(error, tolerance)
+    return OutputVerdict(error, problem is None, problem or _praise(error))
+
+
+def trace(
+    verification: Verification,
+    graph: Graph,
+    ranges: RangeTable,
+    batches: Iterable[Batch],
+    open_candidate: OpenRunner,
+    tolerance: Tolerance,
+    ignore: frozenset[str] = frozenset(),
+) -> Verification:
+    """Compare every computed float tensor on the worst batch and name the first, in order, that is wrong.
+
+    Tensors go out in chunks of about 256 MiB, so that memory stays bounded. Constants are not
+    compared: what FP16 makes of them shows in what reads them. `ignore` are tensors that differ by
+    design (a clamped mask).
+    """
+    chosen = find_worst_batch(verification, batches)
+    names = [
+        name
+        for node in graph.nodes
+        for name in node.writes
+        if graph.is_float(name) and name not in graph.constants and name not in ignore
+    ]
+    chunks = Chunks(ranges)
+    errors: list[TensorError] = []
+    for chunk in chunks.cut(names):
+        found, size_bytes = _compare_inside(graph, open_candidate, chosen, chunk)
+        chunks.note(chunk, size_bytes)
+        errors += found
+    wrong = next((error for error in errors if not judge(error, tolerance).passed), None)
+    return replace(verification, first_wrong=wrong, trace=tuple(errors))
+
+
+def worst_snr_db(error: TensorError) -> float:
+    """The SNR that an error is judged by: that of its worst batch, where it is known."""
+    return error.snr_db if math.isnan(error.worst_batch_snr_db) else error.worst_batch_snr_db
+
+
+def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
+    if not error.is_float:
+        share = 1 - error.mismatched / max(error.element_count, 1)
+        enough = tolerance.min_agreement
+        return None if share >= enough else f"{share:.2%} of the values are equal, under {enough:.2%}"
+    if error.mismatched:
+        return (
+            f"{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "
+            f"{error.candidate_inf} infinite, against {error.reference_nan} and {error.reference_inf} in FP32"
+        )
+    limit, snr_db = tolerance.min_snr_of(error.tensor), worst_snr_db(error)
+    if error.compared == 0 or snr_db >= limit or error.max_abs_error <= tolerance.max_abs_error:
+        return None
+    where = "" if error.snr_db < limit else f" in {error.worst_batch}"
+    return f"SNR {snr_db:.1f} dB{where} is under {limit:g} dB"
+
+
+def _praise(error: TensorError) -> str:
+    if error.element_count == 0:
+        return "it had no element in any batch, so there was nothing to compare"
+    if not error.is_float or error.compared == 0:
+        return f"{error.element_count - error.mismatched} of {error.element_count} values are equal"
+    return "equal" if error.snr_db == math.inf else f"SNR {error.snr_db:.1f} dB"
+
+
+def find_worst_batch(verification: Verification, batches: Iterable[Batch]) -> Batch:
+    """The batch on which the first output that fails (or the first of all) is worst.
+
+    Raises CalibrationError when `batches` do not have it any more.
+    """
+    failing = [verdict.error for verdict in verification.outputs if not verdict.passed]
+    worst = (failing or [verdict.error for verdict in verification.outputs])[0].worst_batch
+    for batch in batches:
+        if batch.name == worst:
+            return batch
+    raise CalibrationError(
+        f"The batch {worst} is not in the calibration data any more. Expected the data that was verified on. It "
+        "changed meanwhile; run again."
+    )
+
+
+def _check_outputs(reference: Runner, candidate: Runner) -> None:
+    lacking = [name for name in reference.output_names if name not in candidate.output_names]
+    if lacking:
+        raise BackendError(
+            f"The artifact has no output {lacking[0]!r}; it has {', '.join(candidate.output_names) or 'none'}. Expected "
+            f"the {len(reference.output_names)} outputs of the model. Verify an artifact that was built from it."
+        )
+
+
+def _compare_inside(
+    graph: Graph, open_candidate: OpenRunner, batch: Batch, tensors: Sequence[str]
+) -> tuple[list[TensorError], int]:
+    """The errors of inner tensors on one batch, and the bytes that they took."""
+    meters = {name: ErrorMeter(name) for name in tensors}
+    size_bytes = _compare(open_reference(graph, tensors), open_candidate(tensors), batch, meters)
+    return [meter.result() for meter in meters.values()], size_bytes
+
+
+def _compare(reference: Runner, candidate: Runner, batch: Batch, meters: dict[str, ErrorMeter]) -> int:
+    expected: dict[str, Any] = reference.run(batch)
+    found: dict[str, Any] = candidate.run(batch)
+    for name, meter in meters.items():
+        meter.add(expected[name], found[name], batch.name)
+    arrays: list[Array] = [
+        value for side in (expected, found) for value in side.values() if isinstance(value, np.ndarray)
+    ]
+    return sum(array.nbytes for array in arrays)

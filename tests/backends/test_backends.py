@@ -1,0 +1,46 @@
+"""The table of backends: each line keeps the contract, and the choice says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typed_models import plan_of, write_model
+
+from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.errors import BackendError
+from overflow_fixer.graph import load_graph
+from overflow_fixer.records import Batch
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_emits_and_opens(tmp_path: Path, name: str) -> None:
+    graph = load_graph(
+        write_model(tmp_path, "g (float[N,4] x) => (float[N,4] y) { a = Abs(x) b = Mul(a, a) y = Sqrt(b) }")
+    )
+    backend = BACKENDS[name]
+    path = tmp_path / f"model{backend.suffix}"
+    artifact = backend.emit(graph, plan_of(graph, ["node_of_b", "node_of_y"]), path, io_types="keep")
+    assert (artifact.backend, artifact.path) == (name, path)
+    assert all(file.is_file() for file in artifact.files)
+    assert set(artifact.fp16_nodes) | set(artifact.fp32_nodes) == {node.label for node in graph.nodes}
+    assert {"node_of_b", "node_of_y"} <= set(artifact.fp32_nodes)
+    runner = backend.open_runner(artifact, ["b"])
+    batch = Batch("batch", {"x": np.asarray([[1, 2, 300, -4]], np.float32)})
+    found = runner.run(batch)
+    assert runner.output_names == ("y", "b")
+    np.testing.assert_array_equal(found["y"], [[1, 2, 300, 4]])
+    np.testing.assert_array_equal(found["b"], [[1, 4, 90000, 16]])
+
+
+def test_the_choice_says_why() -> None:
+    assert choose_backend("onnx") == ("onnx", "asked for")
+    name, reason = choose_backend("auto")
+    assert name in BACKENDS
+    assert "\n" not in reason
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"'tensorflow' is not in .*auto, onnx"):
+        choose_backend("tensorflow")

@@ -1,0 +1,150 @@
+"""The artifact is checked before it is handed on, and opened as FP16 hardware would run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_typed
+from onnx import TensorProto, helper, numpy_helper
+from typed_models import (
+    NEWEST_OPSET,
+    assert_same,
+    is_supported,
+    make_typed,
+    plan_of,
+    run_plain,
+    save,
+    write_model,
+)
+
+from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.backends.mixed_onnx.emit import check_artifact
+from overflow_fixer.errors import BackendError, ModelError
+from overflow_fixer.graph import load_graph
+from overflow_fixer.records import Batch
+
+TEXT = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) <float[4] w = {1.0001, 2, 3, 4}> {
+    c = Constant <value = float {3.0001}> () a = Mul(x, w) b = Mul(a, c) y = Add(b, w) z = Exp(a)
+}"""
+X = np.asarray([[1.0002, -3, 5, 300], [0.1, 6, -2, 7]], np.float32)
+
+
+def test_the_artifact_names_what_it_made(tmp_path: Path) -> None:
+    typed = make_typed(write_model(tmp_path, TEXT), pinned=["z"])
+    artifact = typed.artifact
+    assert (artifact.backend, artifact.path, artifact.files) == ("onnx", artifact.path, (artifact.path,))
+    assert artifact.fp16_nodes == ("node_of_a", "node_of_b", "node_of_y")
+    assert (artifact.fp32_nodes, artifact.kept) == (("node_of_z",), ())
+    assert artifact.cast_count == 3
+
+
+def test_the_same_plan_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = write_model(tmp_path, TEXT)
+    files = [make_typed(path, pinned=["z"], name=f"{n}/m.onnx").artifact.path.read_bytes() for n in "ab"]
+    assert files[0] == files[1]
+
+
+def test_inner_tensors_are_asked_for_by_their_original_names(tmp_path: Path) -> None:
+    typed = make_typed(write_model(tmp_path, TEXT), pinned=["z"])
+    runner = open_runner(typed.artifact, ["a", "b", "c", "z", "w"])
+    assert runner.output_names == ("y", "z", "a", "b", "c", "w")
+    found = runner.run(Batch("batch", {"x": X}))
+    expected = run_typed(typed.artifact.path, {"x": X})
+    for name in runner.output_names:
+        assert_same(found[name], expected[name])
+    assert {name: found[name].dtype.name for name in "abcyz"} == {
+        **dict.fromkeys("abc", "float16"),
+        **dict.fromkeys("yz", "float32"),
+    }
+
+
+def test_a_model_that_fails_the_checker_is_refused(tmp_path: Path) -> None:
+    graph = load_graph(write_model(tmp_path, TEXT))
+    model = onnx.load(graph.path)
+    model.graph.node[1].attribute.append(helper.make_attribute("unknown", 1))
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(model.SerializeToString())
+    with pytest.raises(BackendError, match=r"bad\.onnx does not pass onnx\.checker"):
+        check_artifact(graph, bad)
+
+
+def test_a_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    """The checker does not know other domains' operators; ONNX Runtime does."""
+    graph = load_graph(write_model(tmp_path, TEXT))
+    model = onnx.load(graph.path)
+    model.opset_import.add(domain="com.example", version=1)
+    model.graph.node[1].domain = "com.example"
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(model.SerializeToString())
+    with pytest.raises(BackendError, match=r"bad\.onnx does not load: .*com\.example"):
+        check_artifact(graph, bad)
+
+
+def test_an_original_that_does_not_load_is_named_as_such_and_leaves_no_file(tmp_path: Path) -> None:
+    path = write_model(tmp_path, "g (float[N,4] x) => (float[N,4] y) { a = Relu(x) y = Neg(a) }")
+    model = onnx.load(path)
+    model.opset_import.add(domain="com.example", version=1)
+    model.graph.node[1].domain = "com.example"
+    graph = load_graph(save(tmp_path, model))
+    with pytest.raises(ModelError, match=r"com\.example"):
+        emit(graph, plan_of(graph), tmp_path / "out" / "typed.onnx")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+OPSETS = range(9, NEWEST_OPSET + 1)
+
+
+def _convolution_model(folder: Path, opset: int) -> Path:
+    """Operators whose meaning no opset from 9 on changed."""
+    text = """g (float[N,3,8,8] x) => (float[N,5] y, float[N,4,6,6] f) <int64[2] flat = {-1, 4}> {
+        c = Conv <kernel_shape: ints = [3, 3]> (x, cw, cb)
+        n = BatchNormalization(c, cb, cb, cb, cv)
+        r = Relu(n) m = MaxPool <kernel_shape: ints = [2, 2]> (r) k = Concat <axis: int = 1> (m, m)
+        p = GlobalAveragePool(k) d = Flatten(p) g = Gemm(d, gw, gb) s = Sigmoid(g) t = Transpose(s)
+        u = Transpose(t) y = Add(u, g) q = Sqrt(r) f = Mul(q, r)
+    }"""
+    rng = np.random.RandomState(0)
+    shapes = {"cw": (4, 3, 3, 3), "cb": (4,), "cv": (4,), "gw": (8, 5), "gb": (5,)}
+    model = onnx.load(write_model(folder, text, opset=opset))
+    for name, shape in shapes.items():
+        values = np.abs(rng.standard_normal(shape)) + 0.1
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    return save(folder, model)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_every_opset(tmp_path: Path, opset: int) -> None:
+    if not is_supported(opset):
+        pytest.skip(f"this ONNX Runtime has no opset {opset}")
+    path = _convolution_model(tmp_path, opset)
+    feeds = {"x": np.random.RandomState(1).standard_normal((2, 3, 8, 8)).astype(np.float32)}
+    naive = make_typed(path)
+    assert (naive.artifact.fp32_nodes, naive.artifact.cast_count) == ((), 3)
+    for name, values in naive.run(feeds).items():
+        assert_same(values, run_typed(naive.artifact.path, feeds)[name])
+    pinned = make_typed(
+        path, pinned=[n for node in naive.graph.nodes for n in node.writes], name="pinned.onnx"
+    )
+    assert (pinned.artifact.fp16_nodes, pinned.artifact.cast_count) == ((), 0)
+    plain = run_plain(path, feeds)
+    for name, values in pinned.run(feeds).items():
+        assert_same(values, plain[name])
+
+
+def test_ir_version_is_raised_only_where_initializers_need_it(tmp_path: Path) -> None:
+    for ir_version, expected in ((3, 4), (4, 4), (8, 8)):
+        path = write_model(
+            tmp_path, "g (float[4] x) => (float[4] y) { y = Neg(x) }", opset=9, ir_version=ir_version
+        )
+        assert make_typed(path).model.ir_version == expected
+
+
+def test_shapes_are_written_where_they_are_numbers(tmp_path: Path) -> None:
+    path = write_model(tmp_path, "g (float[N,4] x) => (float[N,4] y) { a = Neg(x) y = Exp(a) }")
+    (info,) = (info for info in make_typed(path).model.graph.value_info if info.name == "a")
+    dims = info.type.tensor_type.shape.dim
+    assert [dim.HasField("dim_value") for dim in dims] == [False, True]
+    assert (dims[1].dim_value, info.type.tensor_type.elem_type) == (4, TensorProto.FLOAT16)
