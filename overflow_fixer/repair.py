@@ -1,0 +1,370 @@
+"""A plan widened, round by round, until the artifact passes; what helped nothing is taken back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.losses import Loss, measure_losses
+from overflow_fixer.planning import add_pins, is_excluded, is_pinnable, plan_precision
+from overflow_fixer.records import (
+    Artifact,
+    Batch,
+    Finding,
+    PlanPolicy,
+    PrecisionPlan,
+    RangeTable,
+    RepairRound,
+    TensorError,
+    Tolerance,
+    Verification,
+)
+from overflow_fixer.rules.semantics import moves
+from overflow_fixer.verification import find_worst_batch, judge, worst_snr_db
+
+Build = Callable[[PrecisionPlan], tuple[Artifact, Verification]]
+"""Builds the plan's artifact and verifies it; a failing verification comes with its trace."""
+
+Proposal = tuple[str, list[Finding]]
+"""What to try next, in words, and the findings that it adds."""
+
+RULE = "repair"
+
+_LOWER = 10.0
+_LEAST_THRESHOLD = 1e-3
+_MARGINS_DB = (0.0, 10.0, 20.0, 30.0)
+_MORE_SUSPECTS = 4
+_WIDEST = 8
+_MIN_GAIN_DB = 0.5
+_HEALTHY_DB = 80.0
+"""More SNR than this is rounding noise, of which a node cannot be said to lose any."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A plan with the artifact it gives and how that fares."""
+
+    plan: PrecisionPlan
+    artifact: Artifact
+    verification: Verification
+
+    @property
+    def mismatched(self) -> int:
+        return sum(verdict.error.mismatched for verdict in self.verification.outputs)
+
+    @property
+    def failing(self) -> list[str]:
+        """The outputs that do not pass."""
+        return [verdict.error.tensor for verdict in self.verification.outputs if not verdict.passed]
+
+    @property
+    def worst_snr_db(self) -> float:
+        errors = [verdict.error for verdict in self.verification.outputs]
+        return min((worst_snr_db(e) for e in errors if e.is_float and e.compared), default=math.nan)
+
+    def worst_margin_db(self, tolerance: Tolerance) -> float:
+        """The smallest distance of an output's SNR from its tolerance; inf where there is no SNR."""
+        errors = [verdict.error for verdict in self.verification.outputs if verdict.error.is_float]
+        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.tensor) for e in errors if e.compared]
+        return min(margins, default=math.inf)
+
+    def wrong_inside(self, tolerance: Tolerance) -> int:
+        """How many of the traced tensors are wrong."""
+        return sum(not judge(error, tolerance).passed for error in self.verification.trace)
+
+
+def repair(
+    graph: Graph,
+    ranges: RangeTable,
+    batches: Iterable[Batch],
+    policy: PlanPolicy,
+    first: Attempt,
+    build: Build,
+    tolerance: Tolerance,
+    max_rounds: int,
+    on_round: Callable[[RepairRound], None] = lambda done: None,
+) -> tuple[Attempt, tuple[RepairRound, ...]]:
+    """Widen the plan of `first` for at most `max_rounds` rounds; returns the best attempt and every round.
+
+    The first half of the rounds pins the nodes that lose too much by themselves, with those that hand
+    them what they lose, or take it; where there are none, the neighbourhoods of nodes behind which
+    tensors get worse. The other half plans again with a tenth of the threshold each. A round that does
+    not help is taken back. Once an attempt passes, at most `max_rounds` more take pins of the repair
+    back, the mildest first, as long as it still passes. Nodes that the user excludes are not pinned.
+    Stops at once where no precision can help: outputs that are NaN in FP32.
+
+    `batches` are those that `build` verifies on. Raises what building and running raise.
+    """
+    search = _Search(graph, ranges, batches, policy, first, build, tolerance, max_rounds, on_round)
+    search.widen()
+    search.narrow()
+    return search.best, tuple(search.rounds)
+
+
+def is_better(attempt: Attempt, best: Attempt, tolerance: Tolerance) -> bool:
+    """Whether an attempt passes where the best does not, has fewer mismatches, a better SNR, or less wrong inside.
+
+    An output can stay as wrong as it was while one of two causes is mended; then fewer of the inner
+    tensors are wrong.
+    """
+    if attempt.verification.passed != best.verification.passed:
+        return attempt.verification.passed
+    if attempt.mismatched != best.mismatched:
+        return attempt.mismatched < best.mismatched
+    margin, best_margin = attempt.worst_margin_db(tolerance), best.worst_margin_db(tolerance)
+    if abs(margin - best_margin) > _MIN_GAIN_DB:
+        return margin > best_margin
+    return attempt.wrong_inside(tolerance) < best.wrong_inside(tolerance)
+
+
+@dataclass
+class _Search:
+    """The state of a repair: the best attempt, and the findings that took it there from `first`."""
+
+    graph: Graph
+    ranges: RangeTable
+    batches: Iterable[Batch]
+    policy: PlanPolicy
+    first: Attempt
+    build: Build
+    tolerance: Tolerance
+    max_rounds: int
+    on_round: Callable[[RepairRound], None]
+    rounds: list[RepairRound] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
+    tried: set[frozenset[str]] = field(default_factory=set)
+    reach: int = 0
+
+    def __post_init__(self) -> None:
+        self.best = self.first
+        self.threshold = self.policy.threshold
+
+    def widen(self) -> None:
+        """Propose and try more pins, until the best attempt passes or nothing is left to try."""
+        while len(self.rounds) < self.max_rounds and not self._is_over():
+            proposal = self._propose()
+            if proposal is None:
+                return
+            action, added = proposal
+            self.tried.add(frozenset(finding.node for finding in added))
+            self._try((*self.findings, *added), action)
+
+    def narrow(self) -> None:
+        """Take back pins that the repair added, the mildest first, in halves, quarters and so on."""
+        most = len(self.rounds) + self.max_rounds if self.best.verification.passed else 0
+        size = len(self._mildest_first())
+        while size > 1:
+            size = (size + 1) // 2
+            for group in _cut(self._mildest_first(), size):
+                if len(self.rounds) >= most:
+                    return
+                left = tuple(finding for finding in self.findings if finding.node not in group)
+                if not self._try(left, f"took back {_name(sorted(group))}"):
+                    break
+
+    def _is_over(self) -> bool:
+        """Whether every output passes, or fails by nothing but what is NaN in FP32."""
+        return all(v.passed or self._is_hopeless(v.error) for v in self.best.verification.outputs)
+
+    def _is_hopeless(self, error: TensorError) -> bool:
+        rest = replace(error, mismatched=0)
+        return 0 < error.mismatched <= error.reference_nan and judge(rest, self.tolerance).passed
+
+    def _try(self, findings: tuple[Finding, ...], action: str) -> bool:
+        """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer."""
+        plan = add_pins(self.first.plan, self.graph, self.policy, findings)
+        attempt = Attempt(plan, *self.build(plan))
+        is_narrower = len(findings) < len(self.findings) and attempt.verification.passed
+        kept = is_narrower or is_better(attempt, self.best, self.tolerance)
+        self.rounds.append(
+            RepairRound(
+                index=len(self.rounds) + 1,
+                action=action,
+                added=tuple(pin.node for pin in plan.pins if pin.node not in self.best.plan.pinned),
+                threshold=self.threshold,
+                passed=attempt.verification.passed,
+                worst_snr_db=attempt.worst_snr_db,
+                mismatched=attempt.mismatched,
+                kept=kept,
+            )
+        )
+        self.on_round(self.rounds[-1])
+        if kept:
+            self.best, self.findings = attempt, findings
+        return kept
+
+    def _propose(self) -> Proposal | None:
+        if 2 * len(self.rounds) < self.max_rounds:
+            return self._losing() or self._suspected() or self._lower_threshold()
+        return self._lower_threshold() or self._losing() or self._suspected()
+
+    def _losing(self) -> Proposal | None:
+        """Nodes that lose too much by themselves, with those that hand them what they lose, or take it."""
+        losses = self._measure()
+        limit = max(self.tolerance.min_snr_of(name) for name in self.best.failing)
+        for margin in _MARGINS_DB:
+            culprits = [node for node, loss in losses.items() if loss.worst_db < limit + margin]
+            culprits.sort(key=lambda node: losses[node].worst_db)
+            added: dict[str, Finding] = {}
+            for node in culprits:
+                snr_db = losses[node].worst_db
+                reason = f"by itself {node.label} leaves an SNR of {snr_db:.1f} dB, fed with right values"
+                near = _concerned(self.graph, node, losses[node], limit + margin)
+                self._blame(added, near, Finding(RULE, "", node.outputs[0], snr_db, limit, reason))
+            if self._is_new(added):
+                return f"pinned where {_name(node.label for node in culprits)} lose", list(added.values())
+        return None
+
+    def _measure(self) -> dict[Node, Loss]:
+        """What each node on the way to a failing output loses by itself, on the batch that is worst."""
+        best = self.best
+        relevant = _ancestors(self.graph, best.failing)
+        covered = {name for clamp in best.plan.clamps for name in (clamp.tensor, *clamp.covers)}
+        batch = find_worst_batch(best.verification, self.batches)
+        losses = measure_losses(self.graph, self.ranges, best.artifact.fp16_nodes, batch, covered)
+        nodes = {self.graph.by_label[label]: loss for label, loss in losses.items()}
+        return {node: loss for node, loss in nodes.items() if not relevant.isdisjoint(node.outputs)}
+
+    def _suspected(self) -> Proposal | None:
+        """The neighbourhoods of nodes behind which tensors get worse: of more, and wider, each time."""
+        suspects = _suspects(self.best.verification, self.graph)
+        while suspects and self.reach < _WIDEST:
+            self.reach += 1
+            chosen = suspects[: _MORE_SUSPECTS ** (self.reach - 1)]
+            added: dict[str, Finding] = {}
+            for error in chosen:
+                snr_db, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.tensor)
+                reason = f"{error.tensor} has an SNR of {snr_db:.1f} dB and {error.mismatched} mismatches"
+                near = _around(self.graph, self.graph.producers[error.tensor], self.reach)
+                self._blame(
+                    added, near, Finding(RULE, "", error.tensor, snr_db, limit, reason, error.worst_batch)
+                )
+            if self._is_new(added):
+                names = _name(self.graph.producers[error.tensor].label for error in chosen)
+                return f"pinned the neighbourhood of {names}", list(added.values())
+        return None
+
+    def _lower_threshold(self) -> Proposal | None:
+        """What the rules pin besides at the next lower threshold that pins anything."""
+        while self.threshold > _LEAST_THRESHOLD:
+            self.threshold /= _LOWER
+            policy = replace(self.policy, threshold=self.threshold)
+            lowered = plan_precision(self.graph, self.ranges, policy)
+            pins = [pin for pin in lowered.pins if pin.node not in self.best.plan.pinned]
+            if self._is_new(pin.node for pin in pins):
+                added = [finding for pin in pins for finding in pin.findings]
+                return f"lowered the threshold to {self.threshold:g}", added
+        return None
+
+    def _blame(self, added: dict[str, Finding], nodes: Iterable[Node], finding: Finding) -> None:
+        """Add the finding for each node that has none yet, is not pinned, and can and may be."""
+        for node in nodes:
+            is_free = node.label not in self.best.plan.pinned and not is_excluded(node, self.policy)
+            if is_free and is_pinnable(self.graph, node):
+                added.setdefault(node.label, replace(finding, node=node.label))
+
+    def _is_new(self, labels: Iterable[str]) -> bool:
+        """Whether pinning these nodes besides is something that was not tried."""
+        found = frozenset(labels)
+        return bool(found) and found not in self.tried
+
+    def _mildest_first(self) -> list[str]:
+        """Labels of the nodes that the repair pinned: for a lower threshold, then by SNR, the best first."""
+        worst: dict[str, tuple[bool, float, bool]] = {}
+        for finding in self.findings:
+            severity = self._severity(finding)
+            worst[finding.node] = max(worst.get(finding.node, severity), severity)
+        return sorted(worst, key=lambda label: worst[label])
+
+    def _severity(self, finding: Finding) -> tuple[bool, float, bool]:
+        if finding.rule != RULE:
+            return False, finding.value, False
+        return True, -finding.value, finding.tensor in self.graph.by_label[finding.node].outputs
+
+
+def _concerned(graph: Graph, node: Node, loss: Loss, limit_db: float) -> Iterator[Node]:
+    """The node, what hands it the values that rounding spoils, and what reads the one that it spoils."""
+    yield node
+    if loss.read_db < limit_db:
+        yield from _feeding(graph, node)
+    if loss.written_db < limit_db:
+        yield from _reading(graph, node)
+
+
+def _suspects(verification: Verification, graph: Graph) -> list[TensorError]:
+    """Tensors on the way to a failing output: those where NaN or infinity begin, then by the SNR lost there."""
+    failing = [verdict.error.tensor for verdict in verification.outputs if not verdict.passed]
+    relevant = _ancestors(graph, failing)
+    errors = {e.tensor: e for e in verification.trace if e.tensor in relevant}
+    broken = {name for name, error in errors.items() if error.mismatched > error.reference_nan}
+    sources = [errors[name] for name in errors if name in broken and broken.isdisjoint(_reads(graph, name))]
+    losses = {name: _loss_db(error, errors, graph) for name, error in errors.items() if name not in broken}
+    losing = sorted((name for name in losses if losses[name] > _MIN_GAIN_DB), key=lambda name: -losses[name])
+    return [*sources, *(errors[name] for name in losing)]
+
+
+def _loss_db(error: TensorError, errors: Mapping[str, TensorError], graph: Graph) -> float:
+    """How much SNR the producer of a tensor loses: its worst input's SNR less its own, in dB."""
+    if error.compared == 0 or error.max_abs_reference == 0:
+        return 0.0
+    reads = (worst_snr_db(errors[name]) for name in _reads(graph, error.tensor) if name in errors)
+    return min([*(snr for snr in reads if not math.isnan(snr)), _HEALTHY_DB]) - worst_snr_db(error)
+
+
+def _reads(graph: Graph, tensor: str) -> list[str]:
+    return list(graph.producers[tensor].reads)
+
+
+def _ancestors(graph: Graph, tensors: Iterable[str]) -> set[str]:
+    """The tensors, and every tensor that they depend on."""
+    pending = list(tensors)
+    found = set(pending)
+    while pending:
+        name = pending.pop()
+        fresh = {n for n in _reads(graph, name) if n not in found} if name in graph.producers else set()
+        found |= fresh
+        pending.extend(fresh)
+    return found
+
+
+def _around(graph: Graph, node: Node, distance: int) -> list[Node]:
+    """The node and those up to `distance` nodes away; nodes that only move elements count for nothing."""
+    found = {node.label: node}
+    edge = [node]
+    for _ in range(distance):
+        near = {n.label: n for at in edge for n in (*_feeding(graph, at), *_reading(graph, at))}
+        edge = [n for label, n in near.items() if label not in found]
+        found |= near
+    return list(found.values())
+
+
+def _feeding(graph: Graph, node: Node) -> Iterator[Node]:
+    """The nodes that write what the node reads, and behind those that only move it, what feeds them."""
+    for name in node.reads:
+        feeder = graph.producers.get(name)
+        if feeder is not None:
+            yield feeder
+            if moves(feeder, 0):
+                yield from _feeding(graph, feeder)
+
+
+def _reading(graph: Graph, node: Node) -> Iterator[Node]:
+    """The nodes that read what the node writes, and behind those that only move it, their readers."""
+    for name in node.writes:
+        for reader in graph.consumers.get(name, ()):
+            yield reader
+            if moves(reader, 0):
+                yield from _reading(graph, reader)
+
+
+def _cut(labels: Sequence[str], size: int) -> list[set[str]]:
+    return [set(labels[start : start + size]) for start in range(0, len(labels), size)]
+
+
+def _name(labels: Iterable[str]) -> str:
+    """Up to three of the nodes by name, and how many more there are."""
+    names = list(labels)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

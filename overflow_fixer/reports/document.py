@@ -1,0 +1,261 @@
+"""The content of a report, in plain JSON types: what report.json holds and every format shows.
+
+Its shape is report.schema.json, which describes each field and its unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from overflow_fixer.records import (
+    Clamp,
+    Finding,
+    FixReport,
+    Kept,
+    Pin,
+    Range,
+    RepairRound,
+    Share,
+    TensorError,
+    Tolerance,
+    Verification,
+)
+from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
+from overflow_fixer.reports.verdict import (
+    SYNTHETIC_WARNING,
+    is_proved,
+    is_synthetic,
+    judge,
+    select_over_threshold,
+)
+
+SCHEMA_VERSION = "1.0"
+Document: TypeAlias = dict[str, Any]
+
+_ERROR_COUNTS = (
+    "element_count",
+    "compared",
+    "candidate_nan",
+    "candidate_inf",
+    "reference_nan",
+    "reference_inf",
+    "mismatched",
+)
+_ERROR_NUMBERS = (
+    "max_abs_error",
+    "mean_abs_error",
+    "max_rel_error",
+    "max_abs_reference",
+    "cosine",
+    "snr_db",
+    "worst_batch_snr_db",
+)
+
+
+def build_document(report: FixReport) -> Document:
+    """The whole report. Looks up the sizes of the report's files on disk, and reads nothing else."""
+    verdict = judge(report)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "synthetic_data_warning": SYNTHETIC_WARNING if is_synthetic(report) else None,
+        "verdict": {"status": verdict.status, "passed": verdict.passed, "sentence": verdict.sentence},
+        "warnings": list(report.warnings),
+        "model": {"path": str(report.model), "sha256": report.model_sha256},
+        "tool_version": report.tool_version,
+        "versions": dict(report.versions),
+        "backend": _describe_backend(report),
+        "calibration": _describe_calibration(report),
+        "tolerance": _describe_tolerance(report.tolerance),
+        "ranges": _describe_ranges(report),
+        "plan": _describe_plan(report),
+        "kept_in_fp32": [_describe_kept(kept) for kept in report.artifact.kept],
+        "share": _describe_share(report.share),
+        "verification": {
+            "naive": _describe_verification(report.naive),
+            "fixed": _describe_verification(report.fixed),
+        },
+        "repair_rounds": [_describe_round(found) for found in report.rounds],
+        "files": [_describe_file(path) for path in report.files],
+        "durations_seconds": _encode_all(report.durations_seconds),
+    }
+
+
+def describe_pin(pin: Pin) -> Document:
+    return {
+        "node": pin.node,
+        "op_type": pin.op_type,
+        "outputs": list(pin.outputs),
+        "findings": [describe_finding(finding) for finding in pin.findings],
+    }
+
+
+def describe_finding(finding: Finding) -> Document:
+    return {
+        "rule": finding.rule,
+        "node": finding.node,
+        "tensor": finding.tensor,
+        "value": encode_number(finding.value),
+        "limit": encode_number(finding.limit),
+        "reason": finding.reason,
+        "batch": finding.batch,
+        "action": finding.action,
+    }
+
+
+def describe_clamp(clamp: Clamp) -> Document:
+    return {
+        "tensor": clamp.tensor,
+        "magnitude": encode_number(clamp.magnitude),
+        "reason": clamp.reason,
+        "covers": list(clamp.covers),
+    }
+
+
+def _describe_backend(report: FixReport) -> Document:
+    return {
+        "name": report.backend,
+        "reason": report.backend_reason,
+        "artifact": str(report.artifact.path),
+        "fp16_node_count": len(report.artifact.fp16_nodes),
+        "fp32_node_count": len(report.artifact.fp32_nodes),
+        "cast_count": report.artifact.cast_count,
+    }
+
+
+def _describe_calibration(report: FixReport) -> Document:
+    return {
+        "source": report.calibration,
+        "synthetic": is_synthetic(report),
+        "batch_names": list(report.batch_names),
+    }
+
+
+def _describe_tolerance(tolerance: Tolerance) -> Document:
+    return {
+        "min_snr_db": encode_number(tolerance.min_snr_db),
+        "min_agreement": encode_number(tolerance.min_agreement),
+        "per_output": [
+            {"output": output, "min_snr_db": encode_number(snr)}
+            for output, snr in tolerance.per_output.items()
+        ],
+        "max_abs_error": encode_number(tolerance.max_abs_error),
+    }
+
+
+def _describe_ranges(report: FixReport) -> Document:
+    ranges = report.ranges
+    return {
+        "file": _find_file(report, "ranges.h5"),
+        "threshold": encode_number(report.plan.threshold),
+        "tensor_count": len(ranges.ranges),
+        "over_threshold": [
+            {**_describe_range(found), "batch": _batch_of(report, found)}
+            for found in select_over_threshold(report)
+        ],
+        "not_observed": [
+            {"tensor": tensor, "reason": reason} for tensor, reason in ranges.not_observed.items()
+        ],
+    }
+
+
+def _describe_range(found: Range) -> Document:
+    return {
+        "tensor": found.tensor,
+        "max_abs": encode_number(found.max_abs),
+        "min": encode_number(found.min),
+        "max": encode_number(found.max),
+        "headroom_bits": encode_number(math.nan if math.isnan(found.max_abs) else found.headroom),
+        "element_count": int(found.element_count),
+        "nan_count": int(found.nan_count),
+        "inf_count": int(found.inf_count),
+        "over_fp16_count": int(found.over_fp16_count),
+    }
+
+
+def _batch_of(report: FixReport, found: Range) -> str | None:
+    return report.ranges.batch_names[found.worst_batch] if found.worst_batch >= 0 else None
+
+
+def _describe_plan(report: FixReport) -> Document:
+    return {
+        "file": _find_file(report, "plan.json"),
+        "initial_pin_count": int(report.initial_pins),
+        "pins": [describe_pin(pin) for pin in report.plan.pins],
+        "clamps": [describe_clamp(clamp) for clamp in report.plan.clamps],
+        "considered": [describe_finding(finding) for finding in report.plan.considered],
+    }
+
+
+def _describe_kept(kept: Kept) -> Document:
+    return {"node": kept.node, "op_type": kept.op_type, "reason": kept.reason}
+
+
+def _describe_share(share: Share) -> Document:
+    return {
+        "fp16_nodes": int(share.fp16_nodes),
+        "float_nodes": int(share.float_nodes),
+        "fp16_node_share": _divide(share.fp16_nodes, share.float_nodes),
+        "fp16_flops": int(share.fp16_flops),
+        "flops": int(share.flops),
+        "fp16_flops_share": _divide(share.fp16_flops, share.flops),
+        "unknown_flops_nodes": int(share.unknown_flops_nodes),
+    }
+
+
+def _divide(part: int, whole: int) -> JsonNumber:
+    return encode_number(part / whole if whole else math.nan)
+
+
+def _describe_verification(verification: Verification) -> Document:
+    first = verification.first_wrong
+    return {
+        "passed": is_proved(verification),
+        "batch_count": int(verification.batch_count),
+        "outputs": [
+            {"error": _describe_error(found.error), "passed": found.passed, "reason": found.reason}
+            for found in verification.outputs
+        ],
+        "first_wrong": None if first is None else _describe_error(first),
+    }
+
+
+def _describe_error(error: TensorError) -> Document:
+    return {
+        "tensor": error.tensor,
+        **{name: int(getattr(error, name)) for name in _ERROR_COUNTS},
+        **{name: encode_number(getattr(error, name)) for name in _ERROR_NUMBERS},
+        "is_float": error.is_float,
+        "worst_batch": error.worst_batch,
+    }
+
+
+def _describe_round(found: RepairRound) -> Document:
+    return {
+        "index": int(found.index),
+        "action": found.action,
+        "added": list(found.added),
+        "threshold": encode_number(found.threshold),
+        "passed": found.passed,
+        "worst_snr_db": encode_number(found.worst_snr_db),
+        "mismatched": int(found.mismatched),
+        "kept": found.kept,
+    }
+
+
+def _describe_file(path: Path) -> Document:
+    try:
+        size: int | None = path.stat().st_size
+    except OSError:
+        size = None
+    return {"path": str(path), "size_bytes": size}
+
+
+def _find_file(report: FixReport, name: str) -> str | None:
+    return next((str(path) for path in report.files if path.name == name), None)
+
+
+def _encode_all(numbers: Mapping[str, float]) -> dict[str, JsonNumber]:
+    return {name: encode_number(value) for name, value in numbers.items()}

@@ -1,0 +1,69 @@
+"""Numbers in JSON, which has no NaN and no infinity.
+
+A number that is not finite is written as one of the strings "NaN", "Infinity" and "-Infinity", in
+a field that is a number otherwise. The bare tokens NaN and Infinity, which Python's json writes
+and reads by default, are not JSON: they are never written, and refused when read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeAlias
+
+JsonNumber: TypeAlias = "float | str"
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode_number(value: float) -> JsonNumber:
+    """A finite float as it is; NaN, inf and -inf as their strings. -0.0 keeps its sign."""
+    number = float(value)
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return number
+
+
+def decode_number(value: JsonNumber) -> float:
+    """What `encode_number` encoded, bit for bit but for a NaN's payload.
+
+    Raises ValueError for any other string.
+    """
+    if not isinstance(value, str):
+        return float(value)
+    if value not in _NON_FINITE:
+        raise ValueError(f"{value!r} is not a number")
+    return _NON_FINITE[value]
+
+
+def dump_json(document: Any) -> str:
+    """Indented JSON text, encodable as UTF-8 whatever the names hold.
+
+    Raises ValueError for a float that is not finite and did not go through `encode_number`.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """Strict JSON: ValueError for NaN, Infinity, a number over 1.8e308, or what is not JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_read_float, parse_int=_read_int)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _refuse(token: str) -> float:
+    raise ValueError(f"{token} is not a JSON number")
+
+
+def _read_float(token: str) -> float:
+    value = float(token)
+    return value if math.isfinite(value) else _refuse(token[:20])
+
+
+def _read_int(token: str) -> int:
+    _read_float(token)
+    return int(token)

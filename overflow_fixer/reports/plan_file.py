@@ -1,0 +1,65 @@
+"""plan.json: a precision plan on disk, to be read, edited and built from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overflow_fixer import __version__
+from overflow_fixer.errors import PlanError
+from overflow_fixer.files import write_text
+from overflow_fixer.records import Clamp, Finding, Pin, PrecisionPlan
+from overflow_fixer.reports.document import describe_clamp, describe_finding, describe_pin
+from overflow_fixer.reports.numbers_json import decode_number, dump_json, encode_number
+from overflow_fixer.reports.schemas import read_checked
+
+PLAN_SCHEMA = "plan.schema.json"
+PLAN_SCHEMA_VERSION = "1.0"
+
+
+def save_plan(plan: PrecisionPlan, path: Path) -> None:
+    """Write `plan`, whole or not at all. Raises OutputError where `path` cannot be written."""
+    document = {
+        "schema_version": PLAN_SCHEMA_VERSION,
+        "tool_version": __version__,
+        "model_sha256": plan.model_sha256,
+        "threshold": encode_number(plan.threshold),
+        "pins": [describe_pin(pin) for pin in plan.pins],
+        "clamps": [describe_clamp(clamp) for clamp in plan.clamps],
+        "considered": [describe_finding(finding) for finding in plan.considered],
+    }
+    write_text(path, dump_json(document))
+
+
+def load_plan(path: Path) -> PrecisionPlan:
+    """The plan that `save_plan` wrote, every float exact, NaN and infinities included.
+
+    Raises PlanError, which names the entry, for a file that is not such a plan. Whether the plan
+    fits a model is not asked here.
+    """
+    advice = (
+        "Expected a plan as fix-fp16 plan writes it, by plan.schema.json. Write it again with fix-fp16 plan, "
+        "or mend that entry if it was edited by hand."
+    )
+    document = read_checked(path, PLAN_SCHEMA, advice, PlanError)
+    return PrecisionPlan(
+        model_sha256=document["model_sha256"],
+        threshold=decode_number(document["threshold"]),
+        pins=tuple(_read_pin(entry) for entry in document["pins"]),
+        clamps=tuple(_read_clamp(entry) for entry in document["clamps"]),
+        considered=tuple(_read_finding(entry) for entry in document["considered"]),
+    )
+
+
+def _read_pin(entry: dict[str, Any]) -> Pin:
+    findings = tuple(_read_finding(finding) for finding in entry["findings"])
+    return Pin(entry["node"], entry["op_type"], tuple(entry["outputs"]), findings)
+
+
+def _read_clamp(entry: dict[str, Any]) -> Clamp:
+    return Clamp(entry["tensor"], decode_number(entry["magnitude"]), entry["reason"], tuple(entry["covers"]))
+
+
+def _read_finding(entry: dict[str, Any]) -> Finding:
+    numbers = {name: decode_number(entry[name]) for name in ("value", "limit")}
+    return Finding(**{**entry, **numbers})

@@ -1,0 +1,97 @@
+"""What a report comes down to, in one sentence that claims no more than was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from overflow_fixer.records import FixReport, Range, Verification
+from overflow_fixer.reports.wording import say_batches, say_plural, shorten_middle
+
+Status = Literal["fixed", "no_fix_needed", "nothing_pinned", "not_verified"]
+
+SYNTHETIC_WARNING = (
+    "RANDOM DATA: the calibration data was made up at random, not taken from real inputs. Random data proves "
+    "nothing about real inputs: what overflows here may not overflow there, and what is safe here may overflow "
+    "there. Run again with real inputs before you trust a number below."
+)
+_NAME_WIDTH = 60
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`passed` is True only when at least one output was compared and all outputs are right."""
+
+    status: Status
+    passed: bool
+    sentence: str
+
+
+def judge(report: FixReport) -> Verdict:
+    """The verdict of a report. An empty verification passes nothing."""
+    if not is_proved(report.fixed):
+        return Verdict("not_verified", False, f"NOT verified: {_why_not(report)}.")
+    status, label, why = _explain(report)
+    outputs = say_plural(len(report.fixed.outputs), "output")
+    proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count)}"
+    doubt = ", but on random data only" if is_synthetic(report) else ""
+    return Verdict(status, True, f"{label}{doubt}: {proof}. {why}")
+
+
+def is_proved(verification: Verification) -> bool:
+    return bool(verification.outputs) and verification.batch_count > 0 and verification.passed
+
+
+def is_synthetic(report: FixReport) -> bool:
+    return report.synthetic or report.ranges.synthetic
+
+
+def select_over_threshold(report: FixReport) -> list[Range]:
+    """The tensors over the plan's threshold or with non-finite values, lowest headroom first.
+
+    A tensor that holds NaN and no other value comes first: it has no headroom to speak of.
+    """
+    over = [r for r in report.ranges.ranges if _is_over(r, report.plan.threshold)]
+    return sorted(over, key=lambda r: (-math.inf if math.isnan(r.max_abs) else r.headroom, r.tensor))
+
+
+def _is_over(found: Range, threshold: float) -> bool:
+    counted = found.nan_count or found.inf_count or found.over_fp16_count
+    return bool(counted) or found.max_abs > threshold
+
+
+def _explain(report: FixReport) -> tuple[Status, str, str]:
+    over = len(select_over_threshold(report))
+    pinned = _say_changes(report)
+    if not is_proved(report.naive):
+        return "fixed", "FIXED and verified", f"{pinned}; plain FP16 fails."
+    if report.plan.pins or report.plan.clamps:
+        return "fixed", "FIXED and verified", f"{pinned}; plain FP16 passes too on this data."
+    if over:
+        rest = f"plain FP16 passes on this data, though {say_plural(over, 'tensor')} went over the threshold."
+        return "nothing_pinned", "VERIFIED, nothing pinned", f"{pinned}; {rest}"
+    rest = "no tensor went over the threshold and plain FP16 passes."
+    return "no_fix_needed", "FP16 needs no fix", f"{pinned}; {rest}"
+
+
+def _say_changes(report: FixReport) -> str:
+    plan, kept = report.plan, report.artifact.kept
+    said = [f"{say_plural(len(plan.pins), 'node')} pinned to FP32"]
+    if plan.clamps:
+        said.append(f"{say_plural(len(plan.clamps), 'constant')} clamped")
+    if kept and not plan.pins:
+        said.append(f"{len(kept)} kept in FP32 by the backend")
+    return ", ".join(said)
+
+
+def _why_not(report: FixReport) -> str:
+    outputs = report.fixed.outputs
+    if not outputs or report.fixed.batch_count <= 0:
+        return "nothing was compared with FP32, so nothing is proved"
+    failed = [verdict for verdict in outputs if not verdict.passed]
+    first = failed[0]
+    name = shorten_middle(first.error.tensor, _NAME_WIDTH)
+    why = f"{len(failed)} of {say_plural(len(outputs), 'output')} wrong: {name}: {first.reason.rstrip('. ')}"
+    worse = "; plain FP16 passes, so this plan makes it worse" if is_proved(report.naive) else ""
+    return why + worse

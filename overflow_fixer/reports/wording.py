@@ -1,0 +1,106 @@
+"""How names and numbers are said to people, in the terminal and in HTML alike.
+
+Numbers come as JSON holds them: NaN and infinities as strings (see `numbers_json`). NaN is said
+"n/a", since every NaN here means that there was nothing to measure; counts say where NaN was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+from overflow_fixer.reports.numbers_json import JsonNumber, decode_number, encode_number
+
+_DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def make_visible(text: str) -> str:
+    """`text` with everything unprintable escaped, so that a name cannot steer a terminal.
+
+    Line breaks, control characters, bidirectional marks and lone surrogates become \\n, \\x1b, \\u202e.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """`text` in at most `width` terminal cells, its middle replaced by "..." if it is longer.
+
+    Wide characters count two cells. Below 6 cells only the beginning is left.
+    """
+    if cell_len(text) <= width:
+        return text
+    if width < 6:
+        return set_cell_size(text, max(width, 0))
+    head = set_cell_size(text, (width - 2) // 2)
+    tail = set_cell_size(text[::-1], (width - 3) // 2)[::-1]
+    return f"{head}...{tail}"
+
+
+def say_number(value: JsonNumber) -> str:
+    """Six significant digits."""
+    return _say(value, ".6g")
+
+
+def say_bits(value: JsonNumber) -> str:
+    """One decimal, but never a bare 0.0 for a value that is just over or under a limit."""
+    return _say(value, ".1f" if abs(decode_number(value)) >= 0.05 else ".1g")
+
+
+def say_decibels(value: JsonNumber) -> str:
+    return _say(value, ".1f")
+
+
+def say_match(error: dict[str, Any]) -> str:
+    """A tensor's SNR in dB; the share of equal elements where it is not of floats."""
+    if error["is_float"]:
+        return say_decibels(error["snr_db"])
+    count = error["element_count"]
+    share = 1 - error["mismatched"] / count if count else math.nan
+    return f"{say_share(encode_number(share))} equal"
+
+
+def _say(value: JsonNumber, form: str) -> str:
+    number = decode_number(value)
+    return "n/a" if math.isnan(number) else f"{number:{form}}"
+
+
+def say_count(count: int) -> str:
+    """All digits below 100,000, three of them from there on."""
+    return str(count) if count < 100_000 else _scale(count).replace(" ", "")
+
+
+def say_bytes(size: int | None) -> str:
+    return "not there" if size is None else f"{_scale(size)}B"
+
+
+def say_flops(flops: int) -> str:
+    return f"{_scale(flops)}FLOP"
+
+
+def say_share(share: JsonNumber) -> str:
+    """A ratio as a percentage, never rounded up to 100 % nor down to 0 %."""
+    percent = 100 * decode_number(share)
+    if math.isnan(percent):
+        return "n/a"
+    if 99.95 <= percent < 100:
+        return ">99.9 %"
+    return "<0.1 %" if 0 < percent < 0.05 else f"{percent:.1f} %"
+
+
+def say_batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count} batches"
+
+
+def say_plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _scale(amount: float) -> str:
+    for scale, letter in _DECIMAL:
+        if amount >= scale:
+            return f"{amount / scale:.3g} {letter}"
+    return f"{amount:g} "

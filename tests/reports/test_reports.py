@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_factories import make_report
+
+from overflow_fixer.errors import OutputError
+from overflow_fixer.reports import RENDERERS, write_reports
+
+
+@pytest.mark.parametrize("kind", ["json", "html", "text"])
+def test_every_format_tells_the_verdict(tmp_path: Path, kind: str) -> None:
+    assert "FIXED and verified: 2 outputs within tolerance" in RENDERERS[kind](make_report(tmp_path))
+
+
+def test_there_is_no_other_format() -> None:
+    assert set(RENDERERS) == {"json", "html", "text"}
+
+
+def test_both_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    written = write_reports(make_report(tmp_path), folder)
+    assert written == (folder / "report.json", folder / "report.html")
+    assert sorted(folder.iterdir()) == sorted(written)
+    assert json.loads(written[0].read_text(encoding="utf-8"))["verdict"]["passed"] is True
+    assert written[1].read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_report_does_not_list_itself(tmp_path: Path) -> None:
+    report = make_report(tmp_path)
+    listed = (*report.files, tmp_path / "report.json", tmp_path / "report.html")
+    path, _ = write_reports(replace(report, files=listed), tmp_path)
+    names = [Path(file["path"]).name for file in json.loads(path.read_text())["files"]]
+    assert names == ["ranges.h5", "plan.json", "model.fp16.onnx"]
+
+
+def test_an_old_report_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("old")
+    write_reports(make_report(tmp_path), tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["schema_version"] == "1.0"
+
+
+def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="could not be written"):
+        write_reports(make_report(tmp_path), tmp_path / "file" / "out")

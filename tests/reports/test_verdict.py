@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_factories import (
+    LONG,
+    make_failed,
+    make_failing,
+    make_hostile,
+    make_passing,
+    make_pin,
+    make_plan,
+    make_range,
+    make_report,
+    make_table,
+    make_untouched,
+)
+
+from overflow_fixer.records import Clamp, PrecisionPlan, Verification
+from overflow_fixer.reports.verdict import judge
+
+
+def test_fixed(tmp_path: Path) -> None:
+    verdict = judge(make_report(tmp_path))
+    assert (verdict.status, verdict.passed) == ("fixed", True)
+    assert verdict.sentence == (
+        "FIXED and verified: 2 outputs within tolerance of FP32 on 3 batches. "
+        "3 nodes pinned to FP32, 1 constant clamped; plain FP16 fails."
+    )
+
+
+def test_no_fix_needed(tmp_path: Path) -> None:
+    verdict = judge(make_untouched(tmp_path))
+    assert (verdict.status, verdict.passed) == ("no_fix_needed", True)
+    assert verdict.sentence.startswith("FP16 needs no fix: 1 output within tolerance of FP32 on 3 batches.")
+    assert "0 nodes pinned to FP32" in verdict.sentence
+
+
+def test_fp16_is_not_said_to_be_fine_where_a_tensor_is_over_the_threshold(tmp_path: Path) -> None:
+    report = make_untouched(tmp_path, ranges=make_table(make_range("big", 20000.0)))
+    verdict = judge(report)
+    assert verdict.status == "nothing_pinned"
+    assert "needs no fix" not in verdict.sentence
+    assert "though 1 tensor went over the threshold" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "plan", [make_plan(make_pin("/a")), make_plan(clamps=(Clamp("mask", 65504.0, "why"),))]
+)
+def test_a_plan_that_plain_fp16_did_not_need_is_said_to_be_so(tmp_path: Path, plan: PrecisionPlan) -> None:
+    verdict = judge(make_untouched(tmp_path, plan=plan))
+    assert verdict.status == "fixed"
+    assert "plain FP16 passes too on this data" in verdict.sentence
+
+
+def test_what_the_backend_kept_is_named_where_nothing_is_pinned(tmp_path: Path) -> None:
+    verdict = judge(make_untouched(tmp_path, naive=make_failing("logits")))
+    assert verdict.status == "fixed"
+    assert "0 nodes pinned to FP32, 1 kept in FP32 by the backend; plain FP16 fails" in verdict.sentence
+
+
+def test_not_verified_says_which_output_and_why(tmp_path: Path) -> None:
+    verdict = judge(make_failed(tmp_path))
+    assert (verdict.status, verdict.passed) == ("not_verified", False)
+    assert verdict.sentence == (
+        "NOT verified: 1 of 2 outputs wrong: logits: 3000 of 3000 elements are NaN or Inf where FP32 is finite."
+    )
+
+
+def test_a_plan_that_makes_it_worse_is_said_to(tmp_path: Path) -> None:
+    verdict = judge(make_failed(tmp_path, naive=make_passing("logits")))
+    assert "plain FP16 passes, so this plan makes it worse" in verdict.sentence
+
+
+@pytest.mark.parametrize("empty", [Verification((), 3), replace(make_passing("logits"), batch_count=0)])
+def test_nothing_compared_is_nothing_proved(tmp_path: Path, empty: Verification) -> None:
+    verdict = judge(make_report(tmp_path, fixed=empty))
+    assert (verdict.status, verdict.passed) == ("not_verified", False)
+    assert "nothing is proved" in verdict.sentence
+
+
+def test_random_data_stands_in_the_verdict(tmp_path: Path) -> None:
+    sentence = judge(make_report(tmp_path, synthetic=True)).sentence
+    assert sentence.startswith("FIXED and verified, but on random data only: ")
+
+
+def test_a_long_name_does_not_swallow_the_verdict(tmp_path: Path) -> None:
+    sentence = judge(make_hostile(tmp_path, LONG)).sentence
+    assert LONG not in sentence
+    assert len(sentence) < 200

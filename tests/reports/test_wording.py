@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_factories import CONTROL
+from rich.cells import cell_len
+
+from overflow_fixer.reports import wording
+
+
+@given(st.text(st.characters()), st.integers(0, 60))
+def test_a_shortened_name_fits(text: str, width: int) -> None:
+    assert cell_len(wording.shorten_middle(text, width)) <= width
+
+
+@given(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1), st.integers(6, 60))
+def test_a_shortened_name_keeps_both_ends_and_uses_the_room(text: str, width: int) -> None:
+    short = wording.shorten_middle(text, width)
+    if len(text) <= width:
+        assert short == text
+    else:
+        head, tail = (width - 2) // 2, (width - 3) // 2
+        assert short == f"{text[:head]}...{text[-tail:]}"
+        assert len(short) == width
+
+
+def test_wide_characters_count_two_cells() -> None:
+    short = wording.shorten_middle("模型" * 20, 21)
+    assert cell_len(short) <= 21
+    assert short.startswith("模型模型")
+    assert short.endswith("模型")
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_what_is_made_visible_is_printable_and_encodable(text: str) -> None:
+    seen = wording.make_visible(text)
+    assert seen.isprintable()
+    seen.encode("utf-8")
+
+
+def test_a_control_character_is_shown_not_obeyed() -> None:
+    assert wording.make_visible(CONTROL) == r"tensor\x1b[31m\nred\u202e"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (65504, "65504"),
+        (81234.5, "81234.5"),
+        (3.4028234663852886e38, "3.40282e+38"),
+        (-0.0, "-0"),
+        ("NaN", "n/a"),
+        ("Infinity", "inf"),
+        ("-Infinity", "-inf"),
+    ],
+)
+def test_numbers(value: float | str, said: str) -> None:
+    assert wording.say_number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("bits", "said"),
+    [(-2.25, "-2.2"), (0.0, "0"), (-4.4e-5, "-4e-05"), (0.06, "0.1"), ("NaN", "n/a"), ("-Infinity", "-inf")],
+)
+def test_headroom_just_under_the_limit_is_not_zero(bits: float | str, said: str) -> None:
+    assert wording.say_bits(bits) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.5, "50.0 %"),
+        (1.0, "100.0 %"),
+        (0.99999, ">99.9 %"),
+        (0.0, "0.0 %"),
+        (1e-6, "<0.1 %"),
+        ("NaN", "n/a"),
+    ],
+)
+def test_a_share_is_never_rounded_to_all_or_nothing(share: float | str, said: str) -> None:
+    assert wording.say_share(share) == said
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0"), (99_999, "99999"), (123_456, "123k"), (10**9, "1G")])
+def test_counts(count: int, said: str) -> None:
+    assert wording.say_count(count) == said
+
+
+def test_amounts_have_units() -> None:
+    assert wording.say_bytes(0) == "0 B"
+    assert wording.say_bytes(123_456) == "123 kB"
+    assert wording.say_bytes(None) == "not there"
+    assert wording.say_flops(3_210_000_000) == "3.21 GFLOP"
+    assert wording.say_flops(10**17) == "1e+05 TFLOP"
+
+
+def test_an_output_that_is_not_of_floats_is_said_by_its_agreement() -> None:
+    error = {"is_float": False, "element_count": 200, "mismatched": 1, "snr_db": "NaN"}
+    assert wording.say_match(error) == "99.5 % equal"
+    assert wording.say_match({**error, "element_count": 0, "mismatched": 0}) == "n/a equal"
+    assert wording.say_match({**error, "is_float": True, "snr_db": 31.26}) == "31.3"

@@ -1,0 +1,396 @@
+"""A plan with too few pins is widened until it passes, with few pins, and what helps nothing is taken back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import InMemoryCalibration, ints, make_model, node, scalar, scan
+
+from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.graph import Graph
+from overflow_fixer.planning import plan_precision
+from overflow_fixer.records import (
+    Artifact,
+    PlanPolicy,
+    PrecisionPlan,
+    RangeTable,
+    RepairRound,
+    Tolerance,
+    Verification,
+)
+from overflow_fixer.repair import Attempt, is_better, repair
+from overflow_fixer.verification import open_reference, trace, verify
+
+TOLERANCE = Tolerance()
+POLICY = PlanPolicy()
+RNG = np.random.default_rng(0)
+X = tuple({"x": RNG.normal(size=(4, 8)).astype(np.float32)} for _ in range(2))
+
+
+def weight() -> np.ndarray:
+    return (RNG.normal(size=(8, 8)) / math.sqrt(8)).astype(np.float32)
+
+
+CONSTANTS = {
+    "c": scalar(4096),
+    "w0": weight(),
+    "w1": weight(),
+    "shape": ints(8, 4),
+    "k": scalar(1000),
+    "k2": scalar(999.9),
+    "tiny": scalar(1e-4),
+    "tinier": scalar(2e-5),
+    "one": scalar(1),
+}
+
+
+@dataclass
+class Trial:
+    """A model and its data, and a way to build plans for it and to count them."""
+
+    folder: Path
+    nodes: list[onnx.NodeProto]
+    constants: dict[str, Any] = field(default_factory=lambda: CONSTANTS)
+    outputs: str = "y"
+    policy: PlanPolicy = POLICY
+    tolerance: Tolerance = TOLERANCE
+
+    def __post_init__(self) -> None:
+        model = make_model(self.nodes, {"x": [4, 8]}, self.outputs, self.constants)
+        self.graph: Graph
+        self.ranges: RangeTable
+        self.graph, self.ranges = scan(model, self.folder, *X)
+        self.batches = InMemoryCalibration(X)
+        self.built: list[PrecisionPlan] = []
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        self.built.append(plan)
+        artifact = emit(self.graph, plan, self.folder / f"trial_{len(self.built)}.onnx")
+        reference, candidate = open_reference(self.graph), open_runner(artifact)
+        found = verify(reference, candidate, self.batches, self.tolerance)
+        if found.passed:
+            return artifact, found
+        return artifact, trace(
+            found, self.graph, self.ranges, self.batches, lambda t: open_runner(artifact, t), self.tolerance
+        )
+
+    def first(self) -> Attempt:
+        plan = plan_precision(self.graph, self.ranges, self.policy)
+        return Attempt(plan, *self.build(plan))
+
+    def repair(
+        self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **more: Any
+    ) -> tuple[Attempt, tuple[RepairRound, ...]]:
+        return repair(
+            self.graph,
+            self.ranges,
+            self.batches,
+            self.policy,
+            self.first(),
+            build or self.build,
+            self.tolerance,
+            max_rounds,
+            **more,
+        )
+
+
+def cancelling(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
+    """x W + 4096 - 4096: between, FP16 keeps multiples of 4."""
+    return [
+        node("MatMul", f"{source} w{i % 2}", f"a{i}"),
+        node("Add", f"a{i} c", f"b{i}"),
+        node("Sub", f"b{i} c", f"d{i}"),
+        node("Tanh", f"d{i}", f"h{i}"),
+    ]
+
+
+def vanishing(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
+    """(m t) / t with t of about 2e-9, made in steps that FP16 holds: its zeros give 0 / 0."""
+    return [
+        node("MatMul", f"{source} w{i % 2}", f"m{i}"),
+        node("Abs", f"m{i}", f"q{i}"),
+        node("Add", f"q{i} one", f"a{i}"),
+        node("Mul", f"a{i} tiny", f"b{i}"),
+        node("Mul", f"b{i} tinier", f"c{i}"),
+        node("Mul", f"c{i} m{i}", f"e{i}"),
+        node("Div", f"e{i} c{i}", f"h{i}"),
+    ]
+
+
+def layers(count: int, kind: Callable[[int, str], list[onnx.NodeProto]]) -> list[onnx.NodeProto]:
+    nodes = [at for i in range(count) for at in kind(i, f"h{i - 1}" if i else "x")]
+    return [*nodes, node("Identity", f"h{count - 1}", "y")]
+
+
+def test_a_plan_that_passes_is_left_alone(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [node("MatMul", "x w0", "y")])
+    best, rounds = trial.repair()
+    assert best.verification.passed
+    assert (rounds, len(trial.built)) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pins"),
+    [
+        ([*cancelling(), node("MatMul", "h0 w1", "y")], {"Add_b0", "Sub_d0"}),
+        (
+            [
+                *cancelling()[:2],
+                node("Reshape", "b0 shape", "r"),
+                node("Transpose", "r", "t"),
+                node("Sub", "t c", "d"),
+                node("Tanh", "d", "y"),
+            ],
+            {"Add_b0", "Reshape_r", "Transpose_t", "Sub_d"},
+        ),
+        ([*vanishing(), node("Identity", "h0", "y")], {"Mul_c0", "Mul_e0", "Div_h0"}),
+        (
+            [
+                node("MatMul", "x w0", "a"),
+                node("Mul", "a k", "p"),
+                node("Mul", "a k2", "q"),
+                node("Sub", "p q", "d"),
+                node("MatMul", "d w1", "y"),
+            ],
+            {"Mul_p", "Mul_q", "Sub_d"},
+        ),
+    ],
+    ids=["cancellation", "cancellation behind moves", "underflow", "nearly equal"],
+)
+def test_what_the_rules_do_not_see_is_repaired_with_the_fewest_pins(
+    nodes: list[onnx.NodeProto], pins: set[str], tmp_path: Path
+) -> None:
+    trial = Trial(tmp_path, nodes)
+    assert plan_precision(trial.graph, trial.ranges, PlanPolicy()).pins == ()
+    best, rounds = trial.repair()
+    assert best.verification.passed
+    assert best.plan.pinned == pins
+    assert all(finding.rule == "repair" for pin in best.plan.pins for finding in pin.findings)
+    assert rounds[0].kept
+    assert rounds[0].passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "pinned"),
+    [(cancelling, ("Add_b", "Sub_d")), (vanishing, ("Mul_c", "Mul_e", "Div_h"))],
+    ids=["cancellation", "underflow"],
+)
+def test_a_fault_of_every_layer_is_found_at_once(
+    kind: Callable[[int, str], list[onnx.NodeProto]], pinned: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Behind the first fault every tensor is wrong; each layer's own is found all the same."""
+    trial = Trial(tmp_path, layers(10, kind))
+    best, rounds = trial.repair()
+    assert best.verification.passed
+    assert rounds[0].passed
+    assert best.plan.pinned == {f"{name}{i}" for name in pinned for i in range(10)}
+
+
+def test_rounds_are_recorded_and_told(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
+    told: list[RepairRound] = []
+    best, rounds = trial.repair(on_round=told.append)
+    assert tuple(told) == rounds
+    assert [done.index for done in rounds] == list(range(1, len(rounds) + 1))
+    assert len(trial.built) == 1 + len(rounds)
+    first = rounds[0]
+    assert first.action.startswith("pinned where ")
+    assert {"Mul_c0", "Mul_e0", "Div_h0"} <= set(first.added)
+    assert (first.threshold, first.passed, first.mismatched, first.kept) == (10000, True, 0, True)
+    back = [done for done in rounds[1:] if done.action.startswith("took back ")]
+    assert len(back) == len(rounds) - 1 > 0
+    assert all(done.kept is done.passed for done in back)
+    assert any(done.kept for done in back)
+    kept_plans = [plan for plan, done in zip(trial.built[1:], rounds, strict=True) if done.kept]
+    assert best.plan == kept_plans[-1]
+
+
+@pytest.mark.parametrize("max_rounds", [0, 1, 2, 3])
+def test_there_are_at_most_so_many_rounds_of_widening(max_rounds: int, tmp_path: Path) -> None:
+    """What does not pass is not narrowed either."""
+    policy = PlanPolicy(exclude_nodes=("Add_b0",))
+    trial = Trial(tmp_path, layers(2, cancelling), policy=policy)
+    best, rounds = trial.repair(max_rounds)
+    assert len(rounds) == max_rounds
+    assert not best.verification.passed
+
+
+def test_the_best_attempt_is_returned_when_nothing_passes(tmp_path: Path) -> None:
+    """The fault of the first output is mended, that of the second is out of reach."""
+    policy = PlanPolicy(exclude_nodes=("Add_b1",))
+    nodes = [*cancelling(0, "x"), *cancelling(1, "x"), node("Neg", "h0", "y"), node("Neg", "h1", "z")]
+    trial = Trial(tmp_path, nodes, outputs="y z", policy=policy)
+    best, rounds = trial.repair()
+    assert [verdict.passed for verdict in best.verification.outputs] == [True, False]
+    assert {"Add_b0", "Sub_d0"} <= best.plan.pinned
+    assert rounds[0].kept
+    assert not any(done.passed for done in rounds)
+
+
+def test_nan_of_the_reference_alone_stops_at_once(tmp_path: Path) -> None:
+    nodes = [node("MatMul", "x w0", "a"), node("Log", "a", "b"), node("Neg", "b", "y")]
+    trial = Trial(tmp_path, nodes)
+    best, rounds = trial.repair()
+    assert (best.verification.passed, rounds) == (False, ())
+
+
+def test_what_can_be_mended_beside_nan_of_the_reference_is(tmp_path: Path) -> None:
+    nodes = [*cancelling(), node("Log", "d0", "y"), node("MatMul", "d0 w1", "z")]
+    trial = Trial(tmp_path, nodes, outputs="y z")
+    best, rounds = trial.repair()
+    assert rounds
+    assert not best.verification.passed
+    verdicts = {verdict.error.tensor: verdict for verdict in best.verification.outputs}
+    assert verdicts["z"].passed
+    assert verdicts["y"].error.mismatched == verdicts["y"].error.reference_nan
+
+
+def test_excluded_nodes_are_not_pinned(tmp_path: Path) -> None:
+    policy = PlanPolicy(exclude_nodes=("Add_b0",))
+    trial = Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")], policy=policy)
+    best, rounds = trial.repair()
+    assert not best.verification.passed
+    assert rounds
+    assert all("Add_b0" not in plan.pinned for plan in trial.built)
+
+
+def test_every_plan_tried_is_another(tmp_path: Path) -> None:
+    policy = PlanPolicy(exclude_nodes=("Add_b0",))
+    trial = Trial(tmp_path, layers(3, cancelling), policy=policy)
+    _, rounds = trial.repair(8)
+    pinned = [plan.pinned for plan in trial.built]
+    assert len(set(pinned)) == len(pinned)
+    assert any(done.action.startswith("lowered the threshold to ") for done in rounds)
+
+
+def test_a_lower_threshold_widens_what_the_rules_pin(tmp_path: Path) -> None:
+    """With one round there is no room for it; with the nodes themselves out of reach it comes next."""
+    trial = Trial(tmp_path, [*cancelling(), node("Identity", "h0", "y")])
+
+    def blind(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        artifact, found = trial.build(plan)
+        return replace(artifact, fp16_nodes=()), replace(found, trace=())
+
+    first = trial.first()
+    first = replace(
+        first,
+        artifact=replace(first.artifact, fp16_nodes=()),
+        verification=replace(first.verification, trace=()),
+    )
+    best, rounds = repair(trial.graph, trial.ranges, trial.batches, trial.policy, first, blind, TOLERANCE, 4)
+    assert rounds[0].action == "lowered the threshold to 1000"
+    assert rounds[0].threshold == 1000
+    assert best.verification.passed
+    assert best.plan.pinned == {"Add_b0", "Sub_d0"}
+    assert best.plan.threshold == 10000
+    assert all("over the threshold of 1000" in f.reason for pin in best.plan.pins for f in pin.findings)
+
+
+def test_without_the_losses_the_trace_leads_there(tmp_path: Path) -> None:
+    """A backend whose types are not known: the tensors behind which things get worse still tell."""
+    nodes = [
+        *cancelling()[:2],
+        node("Reshape", "b0 shape", "r"),
+        node("Sub", "r c", "d"),
+        node("Tanh", "d", "y"),
+    ]
+    trial = Trial(tmp_path, nodes)
+
+    def untyped(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        artifact, found = trial.build(plan)
+        return replace(artifact, fp16_nodes=()), found
+
+    first = trial.first()
+    first = replace(first, artifact=replace(first.artifact, fp16_nodes=()))
+    best, rounds = repair(
+        trial.graph, trial.ranges, trial.batches, trial.policy, first, untyped, TOLERANCE, 6
+    )
+    assert rounds[0].action == "pinned the neighbourhood of Sub_d"
+    assert best.verification.passed
+    assert {"Add_b0", "Reshape_r", "Sub_d"} <= best.plan.pinned
+
+
+def test_a_pin_that_makes_things_worse_is_not_kept(tmp_path: Path) -> None:
+    """As an engine may do: with Sub_d0 in FP32 this backend gives something else altogether."""
+    trial = Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+
+    def spoiling(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        artifact, found = trial.build(plan)
+        if "Sub_d0" not in plan.pinned:
+            return artifact, found
+        (verdict,) = found.outputs
+        error = replace(verdict.error, snr_db=-9.0, worst_batch_snr_db=-9.0)
+        return artifact, replace(found, outputs=(replace(verdict, error=error, passed=False),))
+
+    first = trial.first()
+    best, rounds = trial.repair(build=spoiling)
+    assert rounds
+    assert "Sub_d0" in rounds[0].added
+    assert all(not done.kept for done in rounds if "Sub_d0" in done.added)
+    assert "Sub_d0" not in best.plan.pinned
+    assert best.worst_snr_db >= first.worst_snr_db
+
+
+def test_pins_of_the_rules_are_never_taken_back(tmp_path: Path) -> None:
+    policy = PlanPolicy(include_nodes=("MatMul_a0",))
+    trial = Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")], policy=policy)
+    best, _ = trial.repair()
+    assert best.plan.pinned == {"MatMul_a0", "Add_b0", "Sub_d0"}
+
+
+# ---------------------------------------------------------------- which attempt is better
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")]).first()
+
+
+def _with(attempt: Attempt, passed: bool = False, wrong: int = 3, **error: Any) -> Attempt:
+    verification = attempt.verification
+    (verdict,) = verification.outputs
+    if "snr_db" in error:
+        error["worst_batch_snr_db"] = error["snr_db"]
+    changed = replace(verdict, passed=passed, error=replace(verdict.error, **error))
+    bad = [e for e in verification.trace if e.snr_db < 30][:1] * wrong
+    return replace(attempt, verification=replace(verification, outputs=(changed,), trace=tuple(bad)))
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"passed": True, "snr_db": 31.0}, {"snr_db": 50.0}),
+        ({"mismatched": 1, "snr_db": -5.0}, {"mismatched": 2, "snr_db": 20.0}),
+        ({"snr_db": 10.6}, {"snr_db": 10.0}),
+        ({"snr_db": 10.0, "wrong": 2}, {"snr_db": 10.4, "wrong": 3}),
+        (
+            {"mismatched": 8, "compared": 0, "snr_db": math.nan, "wrong": 1},
+            {"mismatched": 8, "compared": 0, "wrong": 2},
+        ),
+    ],
+)
+def test_an_attempt_is_better_and_the_other_is_not(
+    better: dict[str, Any], worse: dict[str, Any], attempt: Attempt
+) -> None:
+    one, other = _with(attempt, **better), _with(attempt, **worse)
+    assert is_better(one, other, TOLERANCE)
+    assert not is_better(other, one, TOLERANCE)
+
+
+def test_an_equal_attempt_is_not_better(attempt: Attempt) -> None:
+    assert not is_better(attempt, attempt, TOLERANCE)
+    assert not is_better(_with(attempt, snr_db=10.4), _with(attempt, snr_db=10.0), TOLERANCE)
+
+
+def test_each_output_is_held_against_its_own_tolerance(attempt: Attempt) -> None:
+    assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance()) == -5
+    assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance(per_output={"y": 20.0})) == 5
+    assert _with(attempt, compared=0).worst_margin_db(Tolerance()) == math.inf
+    assert math.isnan(_with(attempt, compared=0).worst_snr_db)
