@@ -1,0 +1,43 @@
+"""Models with the structure of well-known ones and seeded random weights, each made by a function here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.models.resnet import build_resnet50, draw_image
+from benchmarks.models.transformer import BertSize, build_bert, draw_tokens
+from benchmarks.models.unet import build_unet
+
+Feeds = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BenchmarkModel:
+    """`build` makes the model, always the same; `draw` makes one batch of inputs for it."""
+
+    build: Callable[[], onnx.ModelProto]
+    draw: Callable[[np.random.Generator], Feeds]
+
+
+def sized_transformer(nodes: int) -> BenchmarkModel:
+    """A narrow transformer of about `nodes` nodes: the graph weighs, the weights do not."""
+    size = BertSize.of_nodes(nodes)
+    return BenchmarkModel(lambda: build_bert(size), lambda rng: draw_tokens(rng, size))
+
+
+MODELS: dict[str, BenchmarkModel] = {
+    "resnet50": BenchmarkModel(build_resnet50, lambda rng: draw_image(rng, 224)),
+    "bert": BenchmarkModel(lambda: build_bert(BertSize()), lambda rng: draw_tokens(rng, BertSize())),
+    "unet": BenchmarkModel(build_unet, lambda rng: draw_image(rng, 256)),
+}
+
+
+def find_model(name: str) -> BenchmarkModel:
+    """A model of MODELS, or "transformer-5000" for one of about that many nodes."""
+    family, _, nodes = name.partition("-")
+    return sized_transformer(int(nodes)) if family == "transformer" else MODELS[name]

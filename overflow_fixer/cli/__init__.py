@@ -1,0 +1,83 @@
+"""The command `fix-fp16`: one module a verb. `fix-fp16 MODEL ...` alone is the main job."""
+
+from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
+
+import click
+
+from overflow_fixer import __version__
+from overflow_fixer.cli.build import build_command
+from overflow_fixer.cli.doctor import doctor_command
+from overflow_fixer.cli.fix import fix_command
+from overflow_fixer.cli.plan import plan_command
+from overflow_fixer.cli.report import report_command
+from overflow_fixer.cli.scan import scan_command
+from overflow_fixer.cli.verify import verify_command
+from overflow_fixer.errors import FixError
+
+VERBS: dict[str, click.Command] = {
+    "fix": fix_command,
+    "scan": scan_command,
+    "plan": plan_command,
+    "build": build_command,
+    "verify": verify_command,
+    "report": report_command,
+    "doctor": doctor_command,
+}
+_EXIT_FAULT = 70
+_EXIT_INTERRUPTED = 130
+
+
+class _MainJobByDefault(click.Group):
+    """A group that takes anything but a verb as the main job's arguments."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help", "-h", "--version"):
+            args = ["fix", *args]
+        return super().parse_args(context, args)
+
+
+@click.group(cls=_MainJobByDefault, commands=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fix-fp16")
+def cli() -> None:
+    """Find what overflows in FP16 in an ONNX model, keep just that in FP32, and prove it.
+
+    The main job: fix-fp16 MODEL --calib PATH [--out DIR] ...
+
+    (the same as `fix-fp16 fix`, whose --help lists every flag). The other commands run one stage
+    from the files of the stage before.
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command and exit: with the error's own code and one paragraph where it fails."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = cli.main(args, prog_name="fix-fp16", standalone_mode=False)
+    except FixError as error:
+        if "--debug" in (args if args is not None else sys.argv):
+            raise
+        click.echo(f"fix-fp16: {error}", err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except Exception as error:
+        if "--debug" in (args if args is not None else sys.argv):
+            raise
+        click.echo(
+            f"fix-fp16: a fault of fix-fp16 itself: {type(error).__name__}: {error}. Expected no such error on any "
+            "input. Run the command again with --debug and report what it prints.",
+            err=True,
+        )
+        code = _EXIT_FAULT
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(
+            "fix-fp16: stopped. Files already written are whole; run the command again to go on.", err=True
+        )
+        code = _EXIT_INTERRUPTED
+    sys.exit(code)

@@ -1,0 +1,55 @@
+"""`fix-fp16 MODEL --calib PATH`: the main job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.console import Console
+
+from overflow_fixer.cli import options
+from overflow_fixer.cli.console import open_console, show_progress
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
+from overflow_fixer.pipeline import fix
+from overflow_fixer.records import FixReport
+from overflow_fixer.reports import closing_table, render_json
+
+
+@click.command("fix")
+@options.model_argument
+@options.calibration_options
+@options.plan_options
+@options.build_options
+@options.verify_options
+@options.repair_options
+@options.common_options
+def fix_command(quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any) -> int:
+    """Scan, plan, build, verify and repair MODEL: the main job.
+
+    Exit code: 0 fixed and verified, 1 built but verification failed, 2 usage or config, 3 model,
+    4 calibration data, 5 plan, 6 backend.
+    """
+    config = options.settings(**flags)
+    with show_progress(quiet or as_json) as progress:
+        report = fix(config, progress)
+    if as_json:
+        click.echo(render_json(report))
+    elif not quiet:
+        console = open_console()
+        console.print(closing_table(report))
+        _print_details(console, report, verbose)
+    return EXIT_FIXED if report.passed else EXIT_NOT_VERIFIED
+
+
+def _print_details(console: Console, report: FixReport, verbose: bool) -> None:
+    console.print(f"Backend: {report.backend} ({report.backend_reason})")
+    if not verbose:
+        return
+    for stage, seconds in report.durations_seconds.items():
+        console.print(f"{stage}: {seconds:.2f} s")
+    for pin in report.plan.pins:
+        console.print(f"FP32 {pin.node} ({pin.op_type})")
+        for finding in pin.findings:
+            console.print(f"     {finding.rule}: {finding.reason}")
+    for kept in report.artifact.kept:
+        console.print(f"kept in FP32 {kept.node} ({kept.op_type}): {kept.reason}")

@@ -1,0 +1,133 @@
+"""The flags that the verbs share, and the settings they make with a config file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from overflow_fixer.config import FixConfig, make_config
+from overflow_fixer.reports.numbers_json import dump_json, encode_number
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path)
+_PLACES = {
+    "model": (),
+    "calib": (),
+    "out": (),
+    "threshold": ("plan",),
+    "masks": ("plan",),
+    "include_nodes": ("plan",),
+    "include_ops": ("plan",),
+    "exclude_nodes": ("plan",),
+    "exclude_ops": ("plan",),
+    "observe": ("scan",),
+    "backend": ("build",),
+    "io_types": ("build",),
+    "min_snr_db": ("verify",),
+    "max_rounds": ("repair",),
+    "allow_nonfinite": ("calibration",),
+    "batch_size": ("calibration",),
+    "max_batches": ("calibration",),
+    "seed": ("calibration",),
+}
+"""Where each flag stands in the config file: the table, or () for the top."""
+
+
+def settings(**flags: Any) -> FixConfig:
+    """The config of a verb's flags; those that were not given are taken from the file or the defaults."""
+    nested: dict[str, Any] = {}
+    for flag, places in _PLACES.items():
+        value = flags.get(flag)
+        target = nested.setdefault(places[0], {}) if places else nested
+        target[flag] = None if value == () else value
+    return make_config(flags.get("config"), nested)
+
+
+def to_json(**values: Any) -> str:
+    """The values as JSON, paths as text and numbers that are not finite as text."""
+    return dump_json(_plain(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return (
+        encode_number(value) if isinstance(value, float) else str(value) if isinstance(value, Path) else value
+    )
+
+
+def model_argument(function: F) -> F:
+    return click.argument("model", type=_FILE)(function)
+
+
+def common_options(function: F) -> F:
+    """--out, --config and what is said on the terminal."""
+    options = [
+        click.option("--out", type=_FILE, help="Folder of the results [MODEL-stem.fp16]."),
+        click.option("--config", type=_FILE, help="TOML file with settings; see configs/default.toml."),
+        click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
+        click.option("-v", "--verbose", is_flag=True, help="Say more."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    ]
+    return _apply(options, function)
+
+
+def calibration_options(function: F) -> F:
+    options = [
+        click.option("--calib", type=str, help='Calibration data: a folder or file, or "random".'),
+        click.option(
+            "--observe", type=click.Choice(["reductions", "outputs"]), help="How tensors are observed."
+        ),
+        click.option("--allow-nonfinite", is_flag=True, default=None, help="Accept NaN and Inf in the data."),
+        click.option("--batch-size", type=int, help="Samples a batch, where a sample axis is cut."),
+        click.option("--max-batches", type=int, help="Batches used, from the first."),
+        click.option("--seed", type=int, help="Seed of --calib random."),
+    ]
+    return _apply(options, function)
+
+
+def plan_options(function: F) -> F:
+    options = [
+        click.option("--threshold", type=float, help="Magnitude not trusted to FP16 [10000]."),
+        click.option(
+            "--masks", type=click.Choice(["auto", "pin", "clamp"]), help="What to do with -3.4e38 masks."
+        ),
+        click.option("--include-nodes", multiple=True, metavar="REGEX", help="Keep these nodes in FP32."),
+        click.option("--include-ops", multiple=True, metavar="OP", help="Keep these operators in FP32."),
+        click.option("--exclude-nodes", multiple=True, metavar="REGEX", help="Never pin these nodes."),
+        click.option("--exclude-ops", multiple=True, metavar="OP", help="Never pin these operators."),
+    ]
+    return _apply(options, function)
+
+
+def build_options(function: F) -> F:
+    options = [
+        click.option("--backend", type=click.Choice(["auto", "tensorrt", "onnx"]), help="What to build."),
+        click.option(
+            "--io-types", type=click.Choice(["keep", "fp16"]), help="Types of float inputs and outputs."
+        ),
+    ]
+    return _apply(options, function)
+
+
+def verify_options(function: F) -> F:
+    options = [
+        click.option("--min-snr-db", type=float, help="SNR in dB from which an output passes [30]."),
+    ]
+    return _apply(options, function)
+
+
+def repair_options(function: F) -> F:
+    return click.option("--max-rounds", type=int, help="Widenings of the plan to try [6].")(function)
+
+
+def _apply(options: list[Callable[[Any], Any]], function: F) -> F:
+    for option in reversed(options):
+        function = option(function)
+    return function

@@ -1,0 +1,38 @@
+"""`fix-fp16 plan`: ranges.h5 to plan.json, without running the model again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from overflow_fixer.cli import options
+from overflow_fixer.graph import load_graph
+from overflow_fixer.planning import plan_precision
+from overflow_fixer.ranges import load_ranges
+from overflow_fixer.reports import save_plan
+
+
+@click.command("plan")
+@options.model_argument
+@click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
+@options.plan_options
+@options.common_options
+def plan_command(
+    ranges: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
+) -> None:
+    """Decide from MODEL's recorded ranges which nodes stay in FP32, and write OUT/plan.json."""
+    config = options.settings(calib="random", **flags)
+    graph = load_graph(config.model)
+    plan = plan_precision(graph, load_ranges(ranges or config.folder / "ranges.h5"), config.plan.policy())
+    path = config.folder / "plan.json"
+    save_plan(plan, path)
+    if as_json:
+        click.echo(path.read_text(encoding="utf-8"))
+    elif not quiet:
+        click.echo(
+            f"{path}: {len(plan.pins)} of {len(graph.nodes)} nodes pinned, {len(plan.clamps)} constants clamped"
+        )
+        for pin in plan.pins if verbose else ():
+            click.echo(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")

@@ -1,0 +1,84 @@
+"""`fix-fp16 verify`: what was built, or another tool's typed model, against FP32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.calibration import open_calibration
+from overflow_fixer.cli import options
+from overflow_fixer.cli.console import open_console, show_progress
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
+from overflow_fixer.graph import load_graph
+from overflow_fixer.pipeline import verify_built
+from overflow_fixer.progress import Progress
+from overflow_fixer.records import Artifact, OutputVerdict, Verification
+from overflow_fixer.reports import closing_table, render_json
+from overflow_fixer.verification import open_reference, verify
+
+
+@click.command("verify")
+@options.model_argument
+@click.option(
+    "--artifact", type=click.Path(path_type=Path), help="Another tool's typed model, without a plan."
+)
+@options.calibration_options
+@options.build_options
+@options.verify_options
+@options.common_options
+def verify_command(
+    artifact: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
+) -> int:
+    """Compare what was built from MODEL with FP32 on the calibration data, as FP16 hardware would run it.
+
+    Takes ranges.h5, plan.json and the model in OUT, and writes report.json and report.html there. With
+    --artifact, only compares that file and writes nothing.
+    """
+    config = options.settings(**flags)
+    with show_progress(quiet or as_json) as progress:
+        if artifact is not None:
+            found = _verify_foreign(config, artifact, progress)
+        else:
+            report = verify_built(config, progress)
+            found = report.fixed
+    if artifact is not None:
+        _print(found, quiet, as_json)
+    elif as_json:
+        click.echo(render_json(report))
+    elif not quiet:
+        open_console().print(closing_table(report))
+    return EXIT_FIXED if found.passed else EXIT_NOT_VERIFIED
+
+
+def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verification:
+    graph = load_graph(config.model)
+    calibration = open_calibration(config.calib, graph.inputs, config.calibration)
+    name, _ = choose_backend(config.build.backend)
+    candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), ())
+    return verify(
+        open_reference(graph),
+        candidate,
+        calibration,
+        config.verify.tolerance(),
+        lambda done: progress("verify", done, len(calibration)),
+    )
+
+
+def _print(found: Verification, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        rows = [_row(verdict) for verdict in found.outputs]
+        click.echo(options.to_json(passed=found.passed, batches=found.batch_count, outputs=rows))
+    elif not quiet:
+        for verdict in found.outputs:
+            mark = "ok   " if verdict.passed else "WRONG"
+            click.echo(
+                f"{mark} {verdict.error.tensor}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
+            )
+
+
+def _row(verdict: OutputVerdict) -> dict[str, object]:
+    return {"passed": verdict.passed, "reason": verdict.reason, **vars(verdict.error)}

@@ -1,0 +1,157 @@
+"""Every setting of a run: defaults < config file < flags. `configs/default.toml` documents each key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from overflow_fixer.calibration.options import CalibrationOptions
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.records import PlanPolicy, Tolerance
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FROZEN = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScanOptions(BaseModel):
+    """The `[scan]` table."""
+
+    model_config = _FROZEN
+
+    observe: Literal["reductions", "outputs"] = "reductions"
+
+
+class PlanOptions(BaseModel):
+    """The `[plan]` table; see records.PlanPolicy."""
+
+    model_config = _FROZEN
+
+    threshold: float = Field(default=10000.0, gt=0, le=65504)
+    include_nodes: tuple[str, ...] = ()
+    include_ops: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    exclude_ops: tuple[str, ...] = ()
+    masks: Literal["auto", "pin", "clamp"] = "auto"
+
+    def policy(self) -> PlanPolicy:
+        return PlanPolicy(**self.model_dump())
+
+
+class BuildOptions(BaseModel):
+    """The `[build]` table."""
+
+    model_config = _FROZEN
+
+    backend: Literal["auto", "tensorrt", "onnx"] = "auto"
+    io_types: Literal["keep", "fp16"] = "keep"
+
+
+class VerifyOptions(BaseModel):
+    """The `[verify]` table; see records.Tolerance."""
+
+    model_config = _FROZEN
+
+    min_snr_db: float = 30.0
+    min_agreement: float = Field(default=0.99, ge=0, le=1)
+    max_abs_error: float = Field(default=0.0, ge=0)
+    per_output: dict[str, float] = Field(default_factory=dict)
+
+    def tolerance(self) -> Tolerance:
+        return Tolerance(**self.model_dump())
+
+
+class RepairOptions(BaseModel):
+    """The `[repair]` table."""
+
+    model_config = _FROZEN
+
+    max_rounds: int = Field(default=6, ge=0)
+
+
+class FixConfig(BaseModel):
+    """One run of the main job.
+
+    `calib` is a path, or the string "random". `out` defaults to `MODEL-stem.fp16/` beside the caller.
+    """
+
+    model_config = _FROZEN
+
+    model: Path
+    calib: Path | str
+    out: Path | None = None
+    calibration: CalibrationOptions = CalibrationOptions()
+    scan: ScanOptions = ScanOptions()
+    plan: PlanOptions = PlanOptions()
+    build: BuildOptions = BuildOptions()
+    verify: VerifyOptions = VerifyOptions()
+    repair: RepairOptions = RepairOptions()
+
+    @property
+    def folder(self) -> Path:
+        return self.out if self.out is not None else Path(f"{self.model.stem}.fp16")
+
+
+SECTIONS = ("calibration", "scan", "plan", "build", "verify", "repair")
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError for one that cannot be read or is not TOML."""
+    try:
+        with path.open("rb") as file:
+            tables: dict[str, Any] = tomllib.load(file)
+            return tables
+    except OSError as error:
+        raise ConfigError(
+            f"The config file {path} cannot be read: {error.strerror or error}. Expected a TOML file. Check the path."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The config file {path} is not TOML: {error}. Expected the layout of configs/default.toml."
+        ) from error
+
+
+def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
+    """Merge a config file (None: none) and flags; a flag that is None is not set.
+
+    `flags` is nested like the file: {"model": ..., "plan": {"threshold": ...}}. Raises ConfigError
+    naming every unknown key and every value that does not fit.
+    """
+    merged: dict[str, Any] = read_config_file(path) if path is not None else {}
+    for key, value in flags.items():
+        if isinstance(value, Mapping):
+            table = merged.setdefault(key, {})
+            given = {name: item for name, item in value.items() if item is not None}
+            merged[key] = {**table, **given} if isinstance(table, dict) else table
+        elif value is not None:
+            merged[key] = value
+    if "calib" not in merged:
+        raise ConfigError(
+            "No calibration data was named. Expected --calib PATH (a folder or file of real inputs; see "
+            "docs/calibration.md) or calib in the config file. There is no silent default; --calib random asks for "
+            "random data, which proves nothing about real inputs."
+        )
+    try:
+        return FixConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, path)) from error
+
+
+def _explain(error: ValidationError, path: Path | None) -> str:
+    problems = []
+    for item in error.errors():
+        key = ".".join(map(str, item["loc"])) or "(the whole)"
+        unknown = item["type"] == "extra_forbidden"
+        problems.append(f"{key}: {'unknown key' if unknown else item['msg'][0].lower() + item['msg'][1:]}")
+    where = f"the config file {path} or a flag" if path is not None else "a flag"
+    return (
+        f"Settings that cannot be used, from {where}: {'; '.join(problems)}. Expected the keys and values that "
+        "configs/default.toml documents. Correct or remove them."
+    )

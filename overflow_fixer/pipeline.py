@@ -1,0 +1,166 @@
+"""The whole tool on one page: scan, plan, build, verify, repair, report."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+
+from overflow_fixer import __version__
+from overflow_fixer.backends import choose_backend
+from overflow_fixer.calibration import open_calibration
+from overflow_fixer.config import FixConfig
+from overflow_fixer.files import make_folder
+from overflow_fixer.flops import count_share
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.planning import check_plan, plan_precision
+from overflow_fixer.progress import Progress, silent
+from overflow_fixer.ranges import collect_ranges, load_ranges
+from overflow_fixer.records import (
+    CalibrationSet,
+    FixReport,
+    PrecisionPlan,
+    RangeTable,
+    RepairRound,
+    Verification,
+)
+from overflow_fixer.repair import Attempt, repair
+from overflow_fixer.reports import load_plan, save_plan, write_reports
+from overflow_fixer.trials import Bench
+
+_LIBRARIES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
+
+
+def fix(config: FixConfig, progress: Progress = silent) -> FixReport:
+    """Scan, plan, build, verify and repair one model; write everything to `config.folder`.
+
+    Returns the report whether verification passed or not: see `FixReport.passed`. Raises a FixError
+    for what cannot be done; what had been written by then stays valid.
+    """
+    clock = _Clock()
+    backend, reason = choose_backend(config.build.backend)
+    with clock.time("load"):
+        graph = load_graph(config.model)
+        calibration = open_calibration(config.calib, graph.inputs, config.calibration)
+    make_folder(config.folder)
+    with clock.time("scan"):
+        ranges = scan(config, graph, calibration, progress)
+    with clock.time("plan"):
+        plan = plan_precision(graph, ranges, config.plan.policy())
+    with Bench(config, graph, calibration, ranges, backend, progress) as bench:
+        with clock.time("naive"):
+            naive = bench.try_naive()
+        with clock.time("fix"):
+            best, rounds = _fix_and_repair(config, bench, plan)
+        best = replace(best, artifact=bench.ship(best.artifact))
+    save_plan(best.plan, config.folder / "plan.json")
+    report = _make_report(
+        config, graph, calibration, ranges, plan, naive, best, rounds, (backend, reason), clock
+    )
+    return replace(report, files=(*report.files, *write_reports(report, config.folder)))
+
+
+def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
+    """Verify the artifact, plan and ranges that earlier stages left in `config.folder`, and report."""
+    clock = _Clock()
+    backend, reason = choose_backend(config.build.backend)
+    with clock.time("load"):
+        graph = load_graph(config.model)
+        calibration = open_calibration(config.calib, graph.inputs, config.calibration)
+        ranges, plan = load_ranges(config.folder / "ranges.h5"), load_plan(config.folder / "plan.json")
+        check_plan(graph, plan)
+    with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
+        artifact = bench.find_artifact(plan)
+        naive, built = bench.try_naive(), Attempt(plan, artifact, bench.verify(artifact, plan))
+    report = _make_report(
+        config, graph, calibration, ranges, plan, naive, built, (), (backend, reason), clock
+    )
+    return replace(report, files=(*report.files, *write_reports(report, config.folder)))
+
+
+def scan(config: FixConfig, graph: Graph, calibration: CalibrationSet, progress: Progress) -> RangeTable:
+    """Observe every tensor on every batch, into `ranges.h5` of the output folder."""
+    return collect_ranges(
+        graph,
+        calibration,
+        observe=config.scan.observe,
+        progress=lambda done, total: progress("scan", done, total),
+        store=config.folder / "ranges.h5",
+    )
+
+
+def _fix_and_repair(
+    config: FixConfig, bench: Bench, plan: PrecisionPlan
+) -> tuple[Attempt, tuple[RepairRound, ...]]:
+    first = Attempt(plan, *bench.try_plan(plan))
+    return repair(
+        bench.graph,
+        bench.ranges,
+        bench.calibration,
+        config.plan.policy(),
+        first,
+        lambda widened: bench.try_plan(widened, "repair"),
+        bench.tolerance,
+        config.repair.max_rounds,
+    )
+
+
+def _make_report(
+    config: FixConfig,
+    graph: Graph,
+    calibration: CalibrationSet,
+    ranges: RangeTable,
+    first_plan: PrecisionPlan,
+    naive: Verification,
+    best: Attempt,
+    rounds: tuple[RepairRound, ...],
+    backend: tuple[str, str],
+    clock: _Clock,
+) -> FixReport:
+    return FixReport(
+        model=config.model,
+        model_sha256=graph.sha256,
+        tool_version=__version__,
+        versions={"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
+        backend=backend[0],
+        backend_reason=backend[1],
+        calibration=calibration.source,
+        synthetic=calibration.synthetic,
+        batch_names=ranges.batch_names,
+        ranges=ranges,
+        plan=best.plan,
+        initial_pins=len(first_plan.pins),
+        artifact=best.artifact,
+        naive=naive,
+        fixed=best.verification,
+        rounds=rounds,
+        share=count_share(graph, best.artifact, next(iter(calibration))),
+        tolerance=config.verify.tolerance(),
+        files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
+        durations_seconds=clock.seconds,
+        warnings=tuple(_warnings(ranges, naive)),
+    )
+
+
+def _warnings(ranges: RangeTable, naive: Verification) -> Iterator[str]:
+    broken = [v.error.tensor for v in naive.outputs if v.error.reference_nan]
+    if broken:
+        yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
+    for tensor, reason in list(ranges.not_observed.items())[:20]:
+        yield f"Tensor {tensor} was not observed: {reason}."
+
+
+@dataclass
+class _Clock:
+    """Seconds spent in each stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[stage] = round(time.monotonic() - start, 3)

@@ -1,0 +1,130 @@
+"""The main job and the stages on every sample that ships, as a user runs them."""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_fp32, run_typed
+
+from overflow_fixer.cli import main
+
+SAMPLES = Path(__file__).parents[2] / "calib_data"
+NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/model.onnx"))
+
+
+def _run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+def _snr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
+    error = np.asarray(candidate, np.float64) - np.asarray(reference, np.float64)
+    return 10 * np.log10(np.square(np.asarray(reference, np.float64)).sum() / np.square(error).sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_is_fixed_and_an_independent_emulation_agrees(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, out = SAMPLES / name, tmp_path / "out"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "FIXED and verified" in said
+    assert sorted(path.name for path in out.iterdir()) == [
+        "model.fp16.onnx",
+        "plan.json",
+        "ranges.h5",
+        "report.html",
+        "report.json",
+    ]
+    report = json.loads((out / "report.json").read_text())
+    assert not report["verification"]["naive"]["passed"]
+    assert report["plan"]["pins"]
+    onnx.checker.check_model(str(out / "model.fp16.onnx"), full_check=True)
+    for batch in sorted((sample / "data").glob("*.npz")):
+        feeds = dict(np.load(batch))
+        expected = run_fp32(sample / "model.onnx", feeds)
+        found = run_typed(out / "model.fp16.onnx", feeds)
+        for output in onnx.load(sample / "model.onnx").graph.output:
+            assert _snr_db(expected[output.name], found[output.name]) > 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stages_give_what_the_main_job_gives(name: str, tmp_path: Path) -> None:
+    sample, whole, staged = SAMPLES / name, tmp_path / "whole", tmp_path / "staged"
+    model, data = sample / "model.onnx", sample / "data"
+    assert _run(model, "--calib", data, "--out", whole, "-q") == 0
+    assert _run("scan", model, "--calib", data, "--out", staged, "-q") == 0
+    assert _run("plan", model, "--out", staged, "-q") == 0
+    assert _run("build", model, "--out", staged, "-q") == 0
+    assert _run("verify", model, "--calib", data, "--out", staged, "-q") == 0
+    assert _run("report", staged, "-q") == 0
+    for file in ("plan.json", "model.fp16.onnx"):
+        assert (whole / file).read_bytes() == (staged / file).read_bytes()
+    with h5py.File(whole / "ranges.h5") as one, h5py.File(staged / "ranges.h5") as other:
+        assert np.array_equal(one["max_abs"][()], other["max_abs"][()])
+    reports = [json.loads((folder / "report.json").read_text()) for folder in (whole, staged)]
+    assert reports[0]["plan"]["pins"] == reports[1]["plan"]["pins"]
+    for part in ("verdict", "verification", "share", "kept_in_fp32"):
+        assert reports[0][part] == reports[1][part]
+
+
+def test_verify_fails_a_model_of_another_tool_that_overflows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "conv_chain"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
+    assert _run(*arguments, "-q", "--threshold", "65504", "--exclude-ops", "Conv", "--max-rounds", "0") == 1
+    typed = tmp_path / "model.fp16.onnx"
+    assert _run("verify", *arguments, "--artifact", typed) == 1
+    assert "WRONG logits" in capsys.readouterr().out
+
+
+def test_what_the_user_excludes_stays_excluded_even_where_it_fails(tmp_path: Path) -> None:
+    sample = SAMPLES / "needs_constraints"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
+    assert _run(*arguments, "-q", "--exclude-ops", "Add") == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert "Add" not in {pin["op_type"] for pin in report["plan"]["pins"]}
+    assert any("excluded" in finding["reason"] for finding in report["plan"]["considered"])
+
+
+def test_json_goes_to_stdout_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = SAMPLES / "needs_constraints"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path, "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["verdict"]["passed"]
+    assert said.err == ""
+
+
+def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = SAMPLES / "needs_constraints"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path, "-q") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+
+
+def test_random_data_is_told_in_the_first_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(SAMPLES / "conv_chain" / "model.onnx", "--calib", "random", "--out", tmp_path)
+    assert "random" in "".join(capsys.readouterr().out.splitlines()[:3]).lower()
+    assert json.loads((tmp_path / "report.json").read_text())["calibration"]["synthetic"]
+
+
+def test_a_plan_or_ranges_of_another_model_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, other = SAMPLES / "needs_constraints", SAMPLES / "conv_chain" / "model.onnx"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path, "-q") == 0
+    assert _run("plan", other, "--out", tmp_path) == 5
+    assert _run("build", other, "--out", tmp_path) == 5
+    assert capsys.readouterr().err.count("another model") == 2
+
+
+def test_doctor_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("doctor") == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("onnxruntime", "CPUExecutionProvider", "GPU", "TensorRT"))

@@ -1,0 +1,51 @@
+"""The house: a module imports only from lower floors, and rooms on one floor do not know each other."""
+
+import ast
+from pathlib import Path
+
+import overflow_fixer
+
+ROOT = Path(overflow_fixer.__file__).parent
+FLOORS = [
+    {"errors", "formats", "progress"},
+    {"files", "records"},
+    {"sessions", "metrics", "chunks"},
+    {"graph"},
+    {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
+    {"backends", "config", "flops", "losses", "planning", "verification"},
+    {"reports", "repair", "trials"},
+    {"pipeline"},
+    {"cli"},
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def _imported_rooms(path: Path) -> set[str]:
+    nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, (ast.Import, ast.ImportFrom))]
+    names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    names += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    return {name.split(".")[1] for name in names if name.startswith("overflow_fixer.")}
+
+
+def test_every_module_imports_only_from_lower_floors() -> None:
+    modules = [p for p in ROOT.rglob("*.py") if _room(p) not in ("__init__", "__main__")]
+    assert {_room(p) for p in modules} == set(FLOOR_OF)
+    upward = [
+        f"{path.relative_to(ROOT)} imports {room}"
+        for path in modules
+        for room in _imported_rooms(path) - {_room(path)}
+        if FLOOR_OF[room] >= FLOOR_OF[_room(path)]
+    ]
+    assert upward == []
+
+
+def test_tensorrt_and_ray_are_imported_nowhere_at_the_top() -> None:
+    for path in ROOT.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"tensorrt", "ray"}, path

@@ -1,0 +1,74 @@
+"""Settings: every key documented, unknown ones refused, flags over file over defaults."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from overflow_fixer.config import FixConfig, make_config, read_config_file
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.records import PlanPolicy, Tolerance
+
+DEFAULTS = Path(__file__).parents[1] / "configs" / "default.toml"
+FLAGS = {"model": "m.onnx", "calib": "data"}
+
+
+def _uncommented() -> str:
+    """default.toml with its commented keys and tables made live; its first three lines are prose."""
+    lines = DEFAULTS.read_text().splitlines()[3:]
+    return "\n".join(line.removeprefix("# ") for line in lines)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
+def test_default_toml_is_the_defaults() -> None:
+    assert make_config(DEFAULTS, FLAGS) == make_config(None, FLAGS)
+
+
+def test_default_toml_documents_every_key(tmp_path: Path) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text(_uncommented())
+    tables = read_config_file(path)
+    assert make_config(path, {}).calibration.images is not None
+    for name, field in FixConfig.model_fields.items():
+        assert name in tables
+        if isinstance(field.default, BaseModel):
+            assert set(tables[name]) == _keys(type(field.default))
+    images = make_config(path, {}).calibration.images
+    assert images is not None
+    assert set(tables["calibration"]["images"]) == _keys(type(images))
+
+
+def test_flags_win_over_the_file_which_wins_over_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "fix.toml"
+    path.write_text('calib = "there"\n[plan]\nthreshold = 500\nmasks = "pin"\n')
+    config = make_config(path, {"model": "m.onnx", "plan": {"threshold": 700.0, "masks": None}})
+    assert (config.plan.threshold, config.plan.masks, config.calib) == (700.0, "pin", "there")
+    assert config.verify.min_snr_db == Tolerance().min_snr_db
+
+
+def test_the_defaults_are_those_of_the_records() -> None:
+    config = make_config(None, FLAGS)
+    assert config.plan.policy() == PlanPolicy()
+    assert config.verify.tolerance() == Tolerance()
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "fix.toml"
+    path.write_text("[plan]\ntreshold = 5\n[verify]\nmin_agreement = 2\n[nowhere]\n")
+    with pytest.raises(ConfigError) as refusal:
+        make_config(path, FLAGS)
+    text = str(refusal.value)
+    assert all(key in text for key in ("plan.treshold", "verify.min_agreement", "nowhere", "fix.toml"))
+
+
+@pytest.mark.parametrize("threshold", [0, -1, 65505, float("nan"), float("inf")])
+def test_a_threshold_out_of_fp16_is_refused(threshold: float) -> None:
+    with pytest.raises(ConfigError, match="threshold"):
+        make_config(None, {**FLAGS, "plan": {"threshold": threshold}})
+
+
+def test_the_word_random_stays_a_word() -> None:
+    assert make_config(None, {**FLAGS, "calib": "random"}).calib == "random"
