@@ -8,7 +8,7 @@ operator stay in FP32. A factor of 1e-9 makes zeros of products that FP16 could 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -83,7 +83,7 @@ def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:
         seen = ranges.get(name)
         if seen is not None and 0 < seen.min_nonzero_abs <= FP16_UNDERFLOW:
             least, most = seen.min_nonzero_abs, seen.max_abs
-            yield from _follow(graph, _Vanishing(name, least, most, f"{name} = {least:.3g}"), name, ())
+            yield from _follow(graph, _Vanishing(name, least, most, f"{name} = {least:.3g}"), name)
 
 
 def _uses_of_attributes(graph: Graph) -> Iterator[_Use]:
@@ -96,14 +96,31 @@ def _uses_of_attributes(graph: Graph) -> Iterator[_Use]:
                 yield _Use(_Vanishing(node.outputs[0], abs(bound.f), abs(bound.f), text), node, slot)
 
 
-def _follow(graph: Graph, constant: _Vanishing, tensor: str, movers: tuple[Node, ...]) -> Iterator[_Use]:
+def _follow(graph: Graph, constant: _Vanishing, tensor: str) -> Iterator[_Use]:
     """Every node that computes with the constant, directly or behind nodes that only move elements."""
-    for node, slot in readers(graph, tensor):
-        if not moves(node, slot):
-            yield _Use(constant, node, slot, movers)
-        else:
-            for output in node.writes:
-                yield from _follow(graph, constant, output, (*movers, node))
+    pending, movers = [tensor], dict[str, Node]()
+    uses: list[tuple[Node, int, str]] = []
+    while pending:
+        name = pending.pop()
+        for node, slot in readers(graph, name):
+            if not moves(node, slot):
+                uses.append((node, slot, name))
+            elif node.label not in movers:
+                movers[node.label] = node
+                pending.extend(node.writes)
+    for node, slot, name in uses:
+        yield _Use(constant, node, slot, _bringers(graph, name, movers))
+
+
+def _bringers(graph: Graph, tensor: str, movers: Mapping[str, Node]) -> tuple[Node, ...]:
+    """Those of `movers` that the tensor comes through."""
+    pending, found = [tensor], dict[str, Node]()
+    while pending:
+        producer = graph.producers.get(pending.pop())
+        if producer is not None and producer.label in movers and producer.label not in found:
+            found[producer.label] = producer
+            pending.extend(producer.reads)
+    return tuple(found.values())
 
 
 def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[tuple[str, tuple[Node, ...]]]:

@@ -226,3 +226,11 @@ def test_weights_with_some_tiny_elements_are_no_matter(tmp_path: Path) -> None:
     weight = np.asarray([[1, 1e-12, 2], [3, 4, 1e-20], [0, 0, 1]], np.float32)
     nodes = [node("MatMul", "x w", "a"), node("Mul", "a s", "y")]
     assert _pins(tmp_path, nodes, {"w": weight, "s": floats(1, 1e-12, 1)}) == []
+
+
+def test_a_long_chain_of_movers_is_followed_without_recursion(tmp_path: Path) -> None:
+    chain = [node("Identity", f"e{i}", f"e{i + 1}") for i in range(1500)]
+    nodes = [*chain, node("Add", "x e1500", "a"), node("Sqrt", "a", "y")]
+    pins = _pins(tmp_path, nodes, {"e0": EPS})
+    assert len(pins) == 1502
+    assert {"Identity_e1", "Identity_e1500", "Add_a", "Sqrt_y"} <= set(pins)
