@@ -340,23 +340,25 @@ def _around(graph: Graph, node: Node, distance: int) -> list[Node]:
     return list(found.values())
 
 
-def _feeding(graph: Graph, node: Node) -> Iterator[Node]:
+def _feeding(graph: Graph, node: Node) -> list[Node]:
     """The nodes that write what the node reads, and behind those that only move it, what feeds them."""
-    for name in node.reads:
-        feeder = graph.producers.get(name)
-        if feeder is not None:
-            yield feeder
-            if moves(feeder, 0):
-                yield from _feeding(graph, feeder)
+    return _next_to(node, lambda at: (graph.producers[n] for n in at.reads if n in graph.producers))
 
 
-def _reading(graph: Graph, node: Node) -> Iterator[Node]:
+def _reading(graph: Graph, node: Node) -> list[Node]:
     """The nodes that read what the node writes, and behind those that only move it, their readers."""
-    for name in node.writes:
-        for reader in graph.consumers.get(name, ()):
-            yield reader
-            if moves(reader, 0):
-                yield from _reading(graph, reader)
+    return _next_to(node, lambda at: (reader for n in at.writes for reader in graph.consumers.get(n, ())))
+
+
+def _next_to(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    found: dict[str, Node] = {}
+    pending = [node]
+    while pending:
+        for near in neighbours(pending.pop()):
+            if near.label not in found:
+                found[near.label] = near
+                pending += [near] if moves(near, 0) else []
+    return list(found.values())
 
 
 def _cut(labels: Sequence[str], size: int) -> list[set[str]]:

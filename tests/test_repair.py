@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import InMemoryCalibration, ints, make_model, node, scalar, scan
+from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar, scan
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.graph import Graph
@@ -25,7 +25,7 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.repair import Attempt, is_better, repair
+from overflow_fixer.repair import Attempt, _around, is_better, repair
 from overflow_fixer.verification import open_reference, trace, verify
 
 TOLERANCE = Tolerance()
@@ -177,6 +177,18 @@ def test_what_the_rules_do_not_see_is_repaired_with_the_fewest_pins(
     assert rounds[0].passed
 
 
+def test_a_long_chain_of_movers_is_followed(tmp_path: Path) -> None:
+    chain = [node("Identity", "b0" if i == 0 else f"t{i}", f"t{i + 1}") for i in range(1200)]
+    model = make_model(
+        [*cancelling()[:2], *chain, node("Sub", "t1200 c", "y")], {"x": [4, 8]}, "y", CONSTANTS
+    )
+    graph = save(model, tmp_path)
+    for label in ("Sub_y", "Add_b0"):
+        near = {at.label for at in _around(graph, graph.by_label[label], 1)}
+        assert {"Add_b0", "Sub_y"} <= near
+        assert len(near) >= 1202
+
+
 @pytest.mark.parametrize(
     ("kind", "pinned"),
     [(cancelling, ("Add_b", "Sub_d")), (vanishing, ("Mul_c", "Mul_e", "Div_h"))],
@@ -259,6 +271,14 @@ def test_excluded_nodes_are_not_pinned(tmp_path: Path) -> None:
     assert not best.verification.passed
     assert rounds
     assert all("Add_b0" not in plan.pinned for plan in trial.built)
+
+
+def test_what_does_not_lead_to_a_failing_output_is_left_alone(tmp_path: Path) -> None:
+    nodes = [*cancelling(0, "x"), *cancelling(1, "x"), node("Neg", "h0", "y"), node("Neg", "h1", "z")]
+    tolerance = Tolerance(per_output={"z": -100.0})
+    best, _ = Trial(tmp_path, nodes, outputs="y z", tolerance=tolerance).repair()
+    assert best.verification.passed
+    assert best.plan.pinned == {"Add_b0", "Sub_d0"}
 
 
 def test_every_plan_tried_is_another(tmp_path: Path) -> None:

@@ -153,8 +153,9 @@ def test_another_shape_fails() -> None:
 
 def test_an_empty_output_says_that_nothing_was_compared() -> None:
     found = compare([floats()], [floats()])
-    assert found.passed
+    assert found.outputs[0].passed
     assert "nothing to compare" in found.outputs[0].reason
+    assert not found.passed, "nothing was proved"
 
 
 def test_a_number_that_is_not_known_does_not_pass() -> None:
@@ -308,3 +309,31 @@ def test_a_planned_artifact_passes_where_the_naive_one_fails(tmp_path: Path) -> 
     fixed = emit(graph, plan, tmp_path / "fixed.onnx")
     assert verify(open_reference(graph), open_runner(fixed), batches, TOLERANCE).passed
     assert not verify(open_reference(graph), naive_artifact(graph, tmp_path)(()), batches, TOLERANCE).passed
+
+
+def test_a_clamped_mask_runs_in_fp16_without_a_pin(tmp_path: Path) -> None:
+    """Rows masked as a whole, and in part, that the plan never saw; naive FP16 gives NaN there."""
+    nodes = [
+        node("MatMul", "x w", "scores"),
+        node("Where", "c k scores", "masked"),
+        node("Softmax", "masked", "p"),
+        node("MatMul", "p x", "y"),
+    ]
+    model = make_model(
+        nodes,
+        {"x": [2, 8, 8], "c": (TensorProto.BOOL, [2, 8, 8])},
+        "y",
+        {"w": np.eye(8, dtype=np.float32) * 3, "k": scalar(np.finfo(np.float32).min)},
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 8, 8)).astype(np.float32)
+    graph, ranges = scan(model, tmp_path, {"x": x, "c": np.zeros((2, 8, 8), bool)})
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert (plan.pins, [clamp.tensor for clamp in plan.clamps]) == ((), ["k"])
+    masked = rng.random((2, 8, 8)) < 0.5
+    masked[0, :3] = True
+    unseen = InMemoryCalibration(({"x": x, "c": masked},))
+    fixed = open_runner(emit(graph, plan, tmp_path / "fixed.onnx"))
+    assert verify(open_reference(graph), fixed, unseen, TOLERANCE).passed
+    naive = verify(open_reference(graph), naive_artifact(graph, tmp_path)(()), unseen, TOLERANCE)
+    assert naive.outputs[0].error.candidate_nan == 3 * 8

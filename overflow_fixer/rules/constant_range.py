@@ -24,6 +24,9 @@ RULE = "constant_range"
 
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
+_PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
+"""Operators that show a value or not where the other factor is a mask."""
+
 _SELECTORS = frozenset(
     """Where Gather GatherND GatherElements Scatter ScatterElements ScatterND OneHot Compress Slice Pad
     SequenceAt""".split()
@@ -156,7 +159,7 @@ def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable)
     if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan"):
         return True
     live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in graph.constants]
-    if op == "Mul":
+    if op in _PRODUCTS:
         return any(_is_switch(ranges.get(name)) for name in live)
     return op in _SELECTORS and any(op == "OneHot" or not graph.is_float(name) for name in live)
 

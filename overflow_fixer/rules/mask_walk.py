@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 from onnx import TensorProto
@@ -48,11 +48,13 @@ class Use:
     """A mask laid on scores. `replaces`: it stands in place of them, nothing added to it.
 
     `pattern` is True where it masks, its last axes being those of the scores; None where the data say.
+    Not `is_aligned`: behind a Reshape, its rows are those of the scores, but not in their places.
     """
 
     origins: tuple[str, ...]
     replaces: bool
     pattern: Array | None
+    is_aligned: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,14 @@ class MaskWalk:
             for name in origins:
                 self.refused.setdefault(name, str(why))
 
-    def tensors_with(self, origin: str) -> set[str]:
-        """Every tensor that holds the mask, or scores under it."""
-        return {name for name in (*self.masks, *self.scores) if origin in self._origins(name)}
+    @cached_property
+    def tensors_with(self) -> dict[str, set[str]]:
+        """For each mask that was followed, every tensor that holds it, or scores under it."""
+        found: dict[str, set[str]] = {}
+        for name in (*self.masks, *self.scores):
+            for origin in self._origins(name):
+                found.setdefault(origin, set()).add(name)
+        return found
 
     def _is_held(self, name: str) -> bool:
         return name in self.masks or name in self.scores
@@ -206,7 +213,7 @@ class MaskWalk:
             return use
         last = [self.graph.shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
         if operator(node) in _KEEPS_ORDER and last[0] == last[1] and all(isinstance(d, int) for d in last[0]):
-            return replace(use, pattern=np.asarray(use.pattern.any(axis=tuple(range(use.pattern.ndim - 1)))))
+            return replace(use, is_aligned=False)
         return replace(use, pattern=None)
 
     def _put(self, node: Node, scores: Scores) -> None:

@@ -51,8 +51,12 @@ def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterato
         _check_every_softmax(walk)
     _refuse_outputs(walk)
     _refuse_partners(walk)
+    uses: dict[str, list[Use]] = {}
+    for use in (use for _, together in walk.groups for use in together):
+        for name in use.origins:
+            uses.setdefault(name, []).append(use)
     for origin in found:
-        yield _verdict(walk, origin, policy)
+        yield _verdict(walk, origin, uses.get(origin.tensor, []), policy)
 
 
 def _check_every_softmax(walk: MaskWalk) -> None:
@@ -70,17 +74,28 @@ def _check_rows(graph: Graph, softmax: Node, uses: tuple[Use, ...]) -> None:
     pattern = _union(uses)
     if pattern is None:
         raise NotProvedError(_doubt(uses, amounts))
-    if _masks_whole_row(pattern, _axis_from_end(graph, softmax)):
+    axis = _axis_from_end(graph, softmax)
+    if not all(use.is_aligned for use in uses) and axis != 1:
+        axis = None
+    if _masks_whole_row(pattern, axis):
         raise NotProvedError("it masks a row as a whole, whose softmax would change")
 
 
 def _union(uses: tuple[Use, ...]) -> Array | None:
     """Where any of the masks hides the score; None where the data decide, or shapes do not fit."""
-    patterns = [use.pattern for use in uses if use.pattern is not None]
+    patterns = [_placed(use, len(uses) == 1) for use in uses if use.pattern is not None]
     try:
         return np.asarray(reduce(np.logical_or, patterns)) if len(patterns) == len(uses) else None
     except ValueError:
         return None
+
+
+def _placed(use: Use, is_alone: bool) -> Array:
+    """The use's pattern; where its rows may lie under other rows of another mask, what any of them masks."""
+    assert use.pattern is not None
+    if use.is_aligned or is_alone:
+        return use.pattern
+    return np.asarray(use.pattern.any(axis=tuple(range(use.pattern.ndim - 1))))
 
 
 def _axis_from_end(graph: Graph, softmax: Node) -> int | None:
@@ -122,8 +137,8 @@ def _amounts(graph: Graph, constant: str) -> set[float]:
 
 
 def _refuse_outputs(walk: MaskWalk) -> None:
-    for origin in dict.fromkeys(name for mask in walk.masks.values() for name in mask.origins):
-        for output in walk.tensors_with(origin) & set(walk.graph.outputs):
+    for origin, tensors in walk.tensors_with.items():
+        for output in sorted(tensors.intersection(walk.graph.outputs)):
             with walk.refusing((origin,)):
                 raise NotProvedError(f"it reaches the output {output}")
 
@@ -140,8 +155,7 @@ def _refuse_partners(walk: MaskWalk) -> None:
                     raise NotProvedError(f"{culprit} meets it at {node.label} and is not clamped")
 
 
-def _verdict(walk: MaskWalk, origin: Origin, policy: PlanPolicy) -> MaskVerdict:
-    uses = [use for _, found in walk.groups for use in found if origin.tensor in use.origins]
+def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], policy: PlanPolicy) -> MaskVerdict:
     refusal = walk.refused.get(origin.tensor) or (None if uses else "it reaches no Softmax")
     if refusal is not None:
         return MaskVerdict(origin, None, f"not clamped as a mask: {refusal}")
@@ -152,5 +166,5 @@ def _verdict(walk: MaskWalk, origin: Origin, policy: PlanPolicy) -> MaskVerdict:
     else:
         why = "it replaces scores; Softmax gives 0 either way, and the same on a row masked as a whole"
     reason = f"clamped to -{MASK_MAGNITUDE:g}: {why}"
-    covers = tuple(sorted(walk.tensors_with(origin.tensor) - {origin.tensor}))
+    covers = tuple(sorted(walk.tensors_with[origin.tensor] - {origin.tensor}))
     return MaskVerdict(origin, Clamp(origin.tensor, MASK_MAGNITUDE, reason, covers), reason)

@@ -231,6 +231,13 @@ def test_what_indices_of_the_data_may_pick_is_carried(tmp_path: Path) -> None:
     assert _pins(tmp_path / "fixed", nodes, {"table": table, "first": ints(0)}) == ["Gather_a"]
 
 
+@pytest.mark.parametrize(("op", "rows"), [("MatMul", "m"), ("Gemm", "m")])
+def test_what_a_one_hot_product_may_pick_is_carried(op: str, rows: str, tmp_path: Path) -> None:
+    table = np.asarray([[1, 2], [4, 1e9], [5, 6]], np.float32)
+    nodes = [node(op, f"{rows} table", "a"), node("Neg", "a", "b"), node("Sigmoid", "b", "y")]
+    assert _pins(tmp_path, nodes, {"table": table}) == [f"{op}_a", "Neg_b", "Sigmoid_y"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "constants"),
     [

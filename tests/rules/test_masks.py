@@ -251,6 +251,20 @@ REFUSED: dict[str, tuple[Attention, str]] = {
         ),
         "added to the scores, and the data may mask",
     ),
+    "scores that can carry what no sample showed": (
+        Attention(
+            [
+                node("Cast", "d", "on", to=TensorProto.INT64),
+                node("Mul", "on large", "i"),
+                node("Cast", "i", "f", to=TensorProto.FLOAT),
+                node("Add", "x f", "a"),
+                node("Add", "a k", "s"),
+                SOFTMAX,
+            ],
+            {"k": pattern_of(CAUSAL, MIN), "large": np.asarray(-(10**9), np.int64)},
+        ),
+        "a, which it meets, can hold a constant out of range as well",
+    ),
     "different values by data": (
         Attention(
             [node("Where", "c k x", "w"), node("Where", "d k2 w", "s"), SOFTMAX],

@@ -98,7 +98,7 @@ CASES = [
         "RoiAlign",
         "x h b",
         {"x": _normal(*IMAGE), "b": ints(0)},
-        {"output_height": 2, "output_width": 2},
+        {"output_height": 2, "output_width": 2, "sampling_ratio": 2},
         shape=(1, 4),
     ),
     Case("CastLike", "x h", {"x": _normal(*IMAGE)}),
@@ -110,7 +110,7 @@ KNOWN_TO_BE_NAN = {("Sqrt", -1), ("BatchNormalization", -1)}
 
 def _run(case: Case, folder: Path, sign: int) -> tuple[Graph, np.ndarray]:
     """The case's first output for huge values of one sign at `h`."""
-    feeds = {"h": sign * (10.0 ** rng.uniform(5, 30, case.shape)).astype(np.float32)}
+    feeds = {"h": sign * (10.0 ** rng.uniform(5, 15, case.shape)).astype(np.float32)}
     model = make_model(
         [node(case.op, case.inputs, case.outputs, **case.attributes)],
         {"h": list(case.shape)},
