@@ -22,6 +22,7 @@ TASKS = SCANS | STAGES
 class Measurement:
     """`seconds` from the model's file to the last result, imports not in it. `peak_bytes` is the
     process's largest resident set and `imported_bytes` what it was before the clock started.
+    `others_share` is the share of all cores' time that other programs took while the process lived.
     `failure` says in a few words why there are no numbers.
     """
 
@@ -29,6 +30,7 @@ class Measurement:
     peak_bytes: int = 0
     imported_bytes: int = 0
     numbers: Numbers = field(default_factory=dict)
+    others_share: float = 0.0
     failure: str = ""
 
 

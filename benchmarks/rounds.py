@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.measure import Measurement
+from benchmarks.neighbours import others_share, read_cpu_times, wait_for_idle
 
 ROOT = Path(__file__).resolve().parents[1]
 Runs = dict[str, list[Measurement]]
@@ -20,10 +21,11 @@ Runs = dict[str, list[Measurement]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a process may take: wall time, imports included, and memory."""
+    """What a process may take: wall time, imports included, and memory; and how long it waits for quiet."""
 
     seconds: float
     memory_gb: float
+    patience_seconds: float
 
 
 def run_rounds(model: Path, tasks: Sequence[str], rounds: int, limits: Limits) -> Runs:
@@ -34,9 +36,16 @@ def run_rounds(model: Path, tasks: Sequence[str], rounds: int, limits: Limits) -
         random.Random(index).shuffle(order)
         for task in order:
             if not any(found.failure for found in runs[task]):
-                runs[task].append(run_task(task, model, limits))
+                runs[task].append(_run_in_quiet(task, model, limits))
                 print(f"  round {index + 1} {task}: {_say(runs[task][-1])}", file=sys.stderr, flush=True)
     return runs
+
+
+def _run_in_quiet(task: str, model: Path, limits: Limits) -> Measurement:
+    wait_for_idle(limits.patience_seconds)
+    before = read_cpu_times()
+    found = run_task(task, model, limits)
+    return replace(found, others_share=others_share(before, read_cpu_times()))
 
 
 def run_task(task: str, model: Path, limits: Limits) -> Measurement:
@@ -68,7 +77,10 @@ def _python(module: str, arguments: list[str], seconds: float | None) -> subproc
 
 
 def _say(found: Measurement) -> str:
-    return found.failure or f"{found.seconds:.2f} s, {found.peak_bytes / 2**20:.0f} MiB"
+    return (
+        found.failure
+        or f"{found.seconds:.2f} s, {found.peak_bytes / 2**20:.0f} MiB, others {found.others_share:.0%}"
+    )
 
 
 def _last_line(text: str) -> str:

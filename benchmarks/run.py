@@ -15,7 +15,7 @@ from benchmarks.measure import Measurement
 from benchmarks.models import MODELS
 from benchmarks.rounds import Limits, Runs, prepare, run_rounds
 from benchmarks.scans import SCANS
-from benchmarks.tables import VERIFICATION, scan_table, size_table, verification_table
+from benchmarks.tables import VERIFICATION, disturbance, scan_table, size_table, verification_table
 
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 _STAGES = "overflow_fixer stages"
@@ -36,18 +36,19 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     """The tables, one after the other, each with its heading."""
-    limits = Limits(options.limit, options.memory)
+    limits = Limits(options.limit, options.memory, options.patience)
     by_model: dict[str, Runs] = {}
     for name in options.models:
         print(f"{name} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
         model = prepare(name, folder / name, options.batches, typed=True)
         by_model[name] = run_rounds(model, [*SCANS, VERIFICATION], options.rounds, limits)
-        yield f"### Scan: {name}\n\n{scan_table(by_model[name])}"
+        yield f"### Scan: {name}\n\n{scan_table(by_model[name])}\n\n{disturbance([by_model[name]])}"
     if by_model:
         yield f"### Verification\n\n{verification_table(by_model)}"
     by_nodes = dict(_measure_sizes(options, folder, limits))
     if by_nodes:
-        yield f"### By number of nodes, in seconds\n\n{size_table(by_nodes, _STAGES, _PEERS)}"
+        table = size_table(by_nodes, _STAGES, _PEERS)
+        yield f"### By number of nodes, in seconds\n\n{table}\n\n{disturbance(by_nodes.values())}"
 
 
 def _measure_sizes(options: argparse.Namespace, folder: Path, limits: Limits) -> Iterator[tuple[int, Runs]]:
@@ -84,6 +85,7 @@ def _parse() -> argparse.Namespace:
     add("--batches", type=int, default=8, help="batches a scan [8]")
     add("--size-rounds", type=int, default=3, help="rounds of the sizes [3]")
     add("--limit", type=float, default=120, help="seconds after which a process is killed [120]")
+    add("--patience", type=float, default=10, help="seconds to wait for idle cores before a process [10]")
     add("--memory", type=float, default=half, help="GiB that a process may take [half of what there is]")
     add("--folder", type=Path, help="where models are written and removed again [the system's]")
     add("--write", type=Path, help="also put the tables into this page, between its markers")

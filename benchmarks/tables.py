@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from benchmarks.measure import Measurement
@@ -43,6 +43,15 @@ def size_table(runs_by_nodes: Mapping[int, Runs], stages: str, peers: Sequence[s
         for nodes, runs in runs_by_nodes.items()
     ]
     return _markdown(["nodes", *_STAGES, "**load + emit**", *peers], rows)
+
+
+def disturbance(all_runs: Iterable[Runs]) -> str:
+    """A sentence on what other programs took of the machine during the measurements."""
+    shares = [one.others_share for runs in all_runs for found in runs.values() for one in found]
+    return (
+        f"Meanwhile other programs took {median(shares):.0%} of the cores' time (median of {len(shares)} "
+        f"processes; at most {max(shares):.0%})."
+    )
 
 
 def ratios(found: Sequence[Measurement], floor: Sequence[Measurement], field: str) -> list[float]:

@@ -21,6 +21,7 @@ from benchmarks.models import BenchmarkModel, sized_transformer  # noqa: E402
 from benchmarks.models.resnet import build_resnet50, draw_image  # noqa: E402
 from benchmarks.models.transformer import BertSize, build_bert, draw_tokens  # noqa: E402
 from benchmarks.models.unet import build_unet  # noqa: E402
+from benchmarks.neighbours import CpuTimes, others_share, read_cpu_times  # noqa: E402
 from benchmarks.scans import open_by_hand, open_min_max_calibrater, open_overflow_fixer  # noqa: E402
 from benchmarks.tables import count_equal, ratios, scan_table  # noqa: E402
 
@@ -88,6 +89,14 @@ def test_a_measurement_in_a_fresh_process_has_time_and_memory(tmp_path: Path) ->
     assert found.failure == ""
     assert found.seconds > 0
     assert found.peak_bytes >= found.imported_bytes > 2**20
+
+
+def test_others_are_what_was_busy_and_not_ours() -> None:
+    before = CpuTimes(busy=10, total=100, ours=5)
+    assert others_share(before, CpuTimes(busy=16, total=120, ours=7)) == 0.2
+    assert others_share(before, CpuTimes(busy=12, total=120, ours=8)) == 0.0
+    now = read_cpu_times()
+    assert 0 < now.busy <= now.total
 
 
 def test_ratios_are_taken_round_by_round_and_failures_left_out() -> None:
