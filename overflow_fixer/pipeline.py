@@ -16,7 +16,7 @@ from overflow_fixer.config import FixConfig
 from overflow_fixer.files import make_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.planning import check_plan, plan_precision
+from overflow_fixer.planning import check_plan, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.ranges import collect_ranges, load_ranges
 from overflow_fixer.records import (
@@ -31,6 +31,7 @@ from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.trials import Bench
 
+_MOST_WARNINGS = 20
 _LIBRARIES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
 
 
@@ -72,6 +73,7 @@ def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
         ranges, plan = load_ranges(config.folder / "ranges.h5"), load_plan(config.folder / "plan.json")
         check_plan(graph, plan)
+        check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
         artifact = bench.find_artifact(plan)
         naive, built = bench.try_naive(), Attempt(plan, artifact, bench.verify(artifact, plan))
@@ -149,8 +151,13 @@ def _warnings(ranges: RangeTable, naive: Verification) -> Iterator[str]:
     broken = [v.error.tensor for v in naive.outputs if v.error.reference_nan]
     if broken:
         yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
-    for tensor, reason in list(ranges.not_observed.items())[:20]:
+    for verdict in naive.outputs:
+        if verdict.error.element_count == 0:
+            yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
+    for tensor, reason in list(ranges.not_observed.items())[:_MOST_WARNINGS]:
         yield f"Tensor {tensor} was not observed: {reason}."
+    if len(ranges.not_observed) > _MOST_WARNINGS:
+        yield f"{len(ranges.not_observed) - _MOST_WARNINGS} more tensors were not observed: see ranges.h5."
 
 
 @dataclass

@@ -30,7 +30,7 @@ def plan_precision(
     user excludes; their findings are kept under `considered`. Raises PlanError when the ranges belong
     to another model, or a name or operator of the policy matches nothing.
     """
-    _check_same_model(graph, ranges)
+    check_ranges(graph, ranges)
     _check_policy(graph, policy)
     verdicts = list(judge_masks(graph, ranges, policy))
     notes = {verdict.origin.tensor: verdict.reason for verdict in verdicts}
@@ -94,7 +94,8 @@ def _settle(
     settled = [finding for pin in plan.pins for finding in pin.findings] + list(plan.considered)
     clamps, pending = plan.clamps, tuple(findings)
     while True:
-        settled += [_settle_one(finding, graph, policy, _by_tensor(clamps)) for finding in pending]
+        clamped = _by_tensor(clamps)
+        settled += [_settle_one(finding, graph, policy, clamped) for finding in pending]
         pinned = {finding.node for finding in settled if finding.action == "pin"}
         broken = [clamp for clamp in clamps if not pinned.isdisjoint(_on_the_way(clamp, graph))]
         if not broken:
@@ -152,7 +153,8 @@ def _gather(graph: Graph, plan: PrecisionPlan, findings: Iterable[Finding]) -> P
     return replace(plan, pins=tuple(pins), considered=tuple(considered))
 
 
-def _check_same_model(graph: Graph, ranges: RangeTable) -> None:
+def check_ranges(graph: Graph, ranges: RangeTable) -> None:
+    """Raise PlanError unless the ranges were recorded for this very model."""
     if graph.sha256 != ranges.model_sha256:
         raise PlanError(
             f"The ranges were recorded for another model (sha256 {ranges.model_sha256[:12]}…) than {graph.path} "

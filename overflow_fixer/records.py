@@ -190,7 +190,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class Clamp:
-    """A constant whose out-of-range elements are replaced by +-`magnitude` in FP16.
+    """A constant whose elements beyond +-`magnitude` are replaced by +-`magnitude` in FP16.
 
     `covers` are the tensors whose values differ from FP32 because of it, and by design.
     """
@@ -332,8 +332,9 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether every output passed, and at least one was compared."""
-        return self.batch_count > 0 and bool(self.outputs) and all(v.passed for v in self.outputs)
+        """Whether every output passed, and at least one had an element to compare."""
+        compared = any(verdict.error.element_count for verdict in self.outputs)
+        return self.batch_count > 0 and compared and all(verdict.passed for verdict in self.outputs)
 
 
 # ---------------------------------------------------------------- repair and report

@@ -7,6 +7,7 @@ FP16, with overflow to infinity, before anything reads it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx
@@ -45,6 +46,31 @@ def simulate(graph: Graph) -> onnx.ModelProto:
     for node in graph.nodes:
         simulation.add(node)
     return simulation.model()
+
+
+def find_unsimulated(graph: Graph) -> Iterator[Node]:
+    """The nodes that compute in FP16 where no rounding is simulated: in bodies, and of other domains."""
+    for node in graph.nodes:
+        reads_half = any(
+            graph.dtypes.get(name) == TensorProto.FLOAT16 for name in (*node.reads, *node.writes)
+        )
+        if any(_holds_half(body) for body in bodies(node.proto)) or (
+            reads_half and node.domain not in ("", "ai.onnx")
+        ):
+            yield node
+
+
+def _holds_half(graph: onnx.GraphProto) -> bool:
+    """Whether a body casts to FP16 or has an FP16 constant or input, at any depth."""
+    if any(tensor.data_type == TensorProto.FLOAT16 for tensor in graph.initializer):
+        return True
+    infos = (*graph.input, *graph.output, *graph.value_info)
+    if any(info.type.tensor_type.elem_type == TensorProto.FLOAT16 for info in infos):
+        return True
+    casts = (a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to")
+    values = (a.t.data_type for node in graph.node for a in node.attribute if a.HasField("t"))
+    inner = (body for node in graph.node for body in bodies(node))
+    return TensorProto.FLOAT16 in (*casts, *values) or any(_holds_half(body) for body in inner)
 
 
 @dataclass

@@ -39,7 +39,6 @@ class Bench:
     ranges: RangeTable
     backend_name: str
     progress: Progress
-    _count: int = 0
     _folders: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,7 +66,9 @@ class Bench:
     def try_naive(self) -> Verification:
         """How the model fares with nothing pinned."""
         naive = PrecisionPlan(self.graph.sha256, self.config.plan.threshold, ())
-        return self.try_plan(naive, "naive FP16")[1]
+        artifact, found = self.try_plan(naive, "naive FP16")
+        shutil.rmtree(artifact.path.parent, ignore_errors=True)
+        return found
 
     def find_artifact(self, plan: PrecisionPlan) -> Artifact:
         """The artifact that an earlier build left in the output folder."""
@@ -80,6 +81,8 @@ class Bench:
         for source, target in reversed(list(zip(artifact.files, moved, strict=True))):
             with refuse_os_errors(target):
                 os.replace(source, target)
+        for stale in {moved[0].with_name(moved[0].name + ".data")} - set(moved):
+            stale.unlink(missing_ok=True)
         return replace(artifact, path=moved[0], files=tuple(moved))
 
     def verify(self, artifact: Artifact, plan: PrecisionPlan, stage: str = "verify") -> Verification:

@@ -33,7 +33,7 @@ OpenRunner = Callable[[Sequence[str]], Runner]
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
     """The original model in FP32, optimisation off, each node computed as it stands."""
     if not extra_outputs:
-        return SessionRunner(open_session(graph.path, graph.folder))
+        return SessionRunner(open_session(graph.model, graph.folder))
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     mark_outputs(model, extra_outputs)

@@ -26,6 +26,7 @@ VERBS: dict[str, click.Command] = {
     "report": report_command,
     "doctor": doctor_command,
 }
+_STOPPED = "fix-fp16: stopped. Files already written are whole; run the command again to go on."
 _EXIT_FAULT = 70
 _EXIT_INTERRUPTED = 130
 
@@ -63,9 +64,15 @@ def main(args: list[str] | None = None) -> None:
             raise
         click.echo(f"fix-fp16: {error}", err=True)
         code = error.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code
+    except click.ClickException as error:
+        click.echo(f"fix-fp16: {error.format_message()} See fix-fp16 --help for what is expected.", err=True)
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(_STOPPED, err=True)
+        code = _EXIT_INTERRUPTED
     except Exception as error:
         if "--debug" in (args if args is not None else sys.argv):
             raise
@@ -75,9 +82,4 @@ def main(args: list[str] | None = None) -> None:
             err=True,
         )
         code = _EXIT_FAULT
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(
-            "fix-fp16: stopped. Files already written are whole; run the command again to go on.", err=True
-        )
-        code = _EXIT_INTERRUPTED
     sys.exit(code)

@@ -12,12 +12,13 @@ from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import open_console, show_progress
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
+from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import open_reference, verify
 
 
@@ -58,6 +59,7 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     name, _ = choose_backend(config.build.backend)
+    _refuse_unsimulated(path)
     candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), ())
     return verify(
         open_reference(graph),
@@ -66,6 +68,16 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
         config.verify.tolerance(),
         lambda done: progress("verify", done, len(calibration)),
     )
+
+
+def _refuse_unsimulated(path: Path) -> None:
+    """Raise BackendError for a model whose FP16 the simulation does not round everywhere."""
+    opaque = next(find_unsimulated(load_graph(path)), None)
+    if opaque is not None:
+        raise BackendError(
+            f"{path}: node {opaque.label!r} ({opaque.op_type}) computes in FP16 where rounding cannot be simulated. "
+            "Expected FP16 in standard operators of the main graph alone. Keep that node in FP32."
+        )
 
 
 def _print(found: Verification, quiet: bool, as_json: bool) -> None:

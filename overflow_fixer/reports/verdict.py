@@ -90,6 +90,8 @@ def _why_not(report: FixReport) -> str:
     if not outputs or report.fixed.batch_count <= 0:
         return "nothing was compared with FP32, so nothing is proved"
     failed = [verdict for verdict in outputs if not verdict.passed]
+    if not failed:
+        return "every output was empty in every batch, so nothing was compared"
     first = failed[0]
     name = shorten_middle(first.error.tensor, _NAME_WIDTH)
     why = f"{len(failed)} of {say_plural(len(outputs), 'output')} wrong: {name}: {first.reason.rstrip('. ')}"

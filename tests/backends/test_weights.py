@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typed_models import Typed, assert_same, make_typed, open_plain, run_plain, save, write_model
+from typed_models import Typed, assert_same, make_typed, open_plain, plan_of, run_plain, save, write_model
 
-from overflow_fixer.backends.mixed_onnx import emit, open_runner, weights
-from overflow_fixer.errors import OutputError
+from overflow_fixer.backends.mixed_onnx import describe, emit, open_runner, weights
+from overflow_fixer.errors import BackendError, OutputError
 from overflow_fixer.graph import external_tensors, load_graph
 from overflow_fixer.records import Artifact, Batch, Clamp, PrecisionPlan
 
@@ -117,6 +117,23 @@ def test_weights_go_beside_a_model_that_is_too_large(tmp_path: Path, monkeypatch
     assert all(int(entry["offset"]) % 4096 == 0 for entry in outside.values())
     size = typed.artifact.files[1].stat().st_size
     assert max(int(entry["offset"]) + int(entry["length"]) for entry in outside.values()) == size
+
+
+def test_describe_names_the_files_that_the_model_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _dense_model(tmp_path)
+    graph, plan, out = load_graph(path), plan_of(load_graph(path)), tmp_path / "out" / "typed.onnx"
+    with pytest.raises(BackendError, match="not there"):
+        describe(graph, plan, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_EMBED_LIMIT_BYTES", 20_000)
+        artifact = emit(graph, plan, out)
+        assert describe(graph, plan, out) == artifact
+        assert len(describe(graph, plan, out).files) == 2
+    artifact = emit(graph, plan, out)
+    assert describe(graph, plan, out) == artifact
+    assert artifact.files == (out,)
 
 
 def test_float_data_is_rounded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,3 +128,72 @@ def test_doctor_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("doctor") == 0
     said = capsys.readouterr().out
     assert all(word in said for word in ("onnxruntime", "CPUExecutionProvider", "GPU", "TensorRT"))
+
+
+def test_a_model_that_another_plan_built_is_not_verified_as_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "conv_chain"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
+    assert _run(*arguments, "-q") == 0
+    assert _run("verify", *arguments, "-q") == 0
+    assert _run("verify", *arguments, "-q", "--io-types", "fp16") == 6
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["pins"] = []
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert _run("verify", *arguments, "-q") == 6
+    assert capsys.readouterr().err.count("was not built from this plan") == 2
+
+
+def test_ranges_of_another_model_are_not_reported_with_this_one(tmp_path: Path) -> None:
+    sample, other = SAMPLES / "conv_chain", SAMPLES / "needs_constraints"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
+    assert _run(*arguments, "-q") == 0
+    assert _run("scan", other / "model.onnx", "--calib", other / "data", "--out", tmp_path, "-q") == 0
+    assert _run("verify", *arguments, "-q") == 5
+
+
+def test_fp16_inside_control_flow_is_refused_where_it_cannot_be_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    branch = "{ h = Cast <to: int = 10> (x) s = Mul(h, h) r = Sqrt(s) y%d = Cast <to: int = 1> (r) }"
+    for name, body in (("fp32", "{ s = Mul(x, x) y%d = Sqrt(s) }"), ("fp16", branch)):
+        branches = ", ".join(
+            f"{side}: graph = b{i} () => (float[4] y{i}) {body % i}"
+            for i, side in enumerate(("then_branch", "else_branch"))
+        )
+        text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y) {{ y = If <{branches}> (c) }}'
+        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "b.npz", x=np.float32([300, 500, 800, 1000]), c=np.array(True))
+    arguments = (tmp_path / "fp32.onnx", "--calib", tmp_path / "data", "--artifact", tmp_path / "fp16.onnx")
+    assert _run("verify", *arguments) == 6
+    assert "cannot be simulated" in capsys.readouterr().err
+
+
+def test_nothing_compared_is_nothing_proved(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[N] y)
+        { b = Greater(x, x) a = Abs(x) y = Compress(a, b) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "b.npz", x=np.float32([1, 2, 3, 4]))
+    out = tmp_path / "out"
+    assert _run(tmp_path / "m.onnx", "--calib", tmp_path / "data", "--out", out, "-q") == 1
+    assert "empty in every batch" in (out / "report.json").read_text()
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (RuntimeError("odd"), 70)])
+def test_an_interrupt_and_a_fault_have_their_own_exit_codes(
+    error: BaseException,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("overflow_fixer.cli.fix.fix", fail)
+    sample = SAMPLES / "conv_chain"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path) == code
+    assert capsys.readouterr().err.lstrip().startswith("fix-fp16: ")

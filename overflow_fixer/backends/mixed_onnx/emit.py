@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
+from overflow_fixer import __version__
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, IoTypes, assign_types
+from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
-from overflow_fixer.errors import BackendError, FixError, ModelError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.errors import BackendError, FixError
+from overflow_fixer.graph import Graph, external_tensors, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
 from overflow_fixer.simulation import simulate
+
+_SHA256 = "overflow_fixer.model_sha256"
+_VERSION = "overflow_fixer.version"
+_PLAN = "overflow_fixer.plan_sha256"
 
 
 def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
@@ -39,11 +47,19 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "
 
 def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
     """The artifact of an earlier `emit` with the same arguments. Raises BackendError where there is none."""
-    files = tuple(file for file in (path, path.with_name(path.name + ".data")) if file.is_file())
-    if path not in files:
+    if not path.is_file():
         raise BackendError(
             f"{path} is not there. Expected the typed model of an earlier step. Build it with fix-fp16 build."
         )
+    built = onnx.load(path, load_external_data=False)
+    stamps = {entry.key: entry.value for entry in built.metadata_props}
+    if stamps.get(_PLAN) != _fingerprint(plan, io_types):
+        raise BackendError(
+            f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
+            "Build it again with fix-fp16 build, or compare another tool's model with --artifact."
+        )
+    outside = any(external_tensors(built))
+    files = (path, path.with_name(path.name + ".data")) if outside else (path,)
     return _describe(graph, *_type(graph, plan, io_types), files)
 
 
@@ -66,7 +82,7 @@ def check_artifact(graph: Graph, path: Path) -> None:
             f"The typed model {path} does not pass onnx.checker: {error}. Expected a valid model, as the original "
             "is. This is a fault of overflow_fixer: please report it with the model's operators."
         )
-    refusal = _refusal(path)
+    refusal = find_refusal(path)
     if refusal is not None:
         open_session(graph.model, graph.folder)
         raise BackendError(
@@ -77,28 +93,23 @@ def check_artifact(graph: Graph, path: Path) -> None:
 
 def _type(graph: Graph, plan: PrecisionPlan, io_types: IoTypes) -> tuple[Assignment, TypedModel]:
     assignment = assign_types(graph, plan.pinned, io_types)
-    return assignment, rewrite(graph, assignment)
+    typed = rewrite(graph, assignment)
+    stamps = {_SHA256: graph.sha256, _VERSION: __version__, _PLAN: _fingerprint(plan, io_types)}
+    kept = {entry.key: entry.value for entry in typed.model.metadata_props}
+    onnx.helper.set_model_props(typed.model, {**kept, **stamps})
+    return assignment, typed
+
+
+def _fingerprint(plan: PrecisionPlan, io_types: IoTypes) -> str:
+    """What of a plan decides the typed model, in 64 hexadecimal digits."""
+    clamps = sorted((clamp.tensor, clamp.magnitude) for clamp in plan.clamps)
+    text = json.dumps([sorted(plan.pinned), clamps, io_types])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _describe(graph: Graph, assignment: Assignment, typed: TypedModel, files: tuple[Path, ...]) -> Artifact:
     fp16, fp32 = (assignment.nodes_in(graph, kind) for kind in (FLOAT16, FLOAT))
     return Artifact("onnx", files[0], files, fp16, fp32, assignment.kept, typed.cast_count)
-
-
-def _refusal(path: Path) -> ModelError | None:
-    """Why ONNX Runtime loads the model neither as it stands nor optimised; None when it does.
-
-    Its versions up to 1.23 load a Cast from FP16 to FP16 between FP16 nodes only with optimisation on.
-    """
-    refusal = None
-    for optimize in (False, True):
-        try:
-            open_session(path, path.parent, optimize=optimize)
-        except ModelError as error:
-            refusal = error
-        else:
-            return None
-    return refusal
 
 
 def _checker_error(path: Path) -> str | None:

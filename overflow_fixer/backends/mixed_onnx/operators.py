@@ -1,7 +1,7 @@
 """What each operator lets FP16 do: which inputs and outputs follow the node's type, and what must stay FP32.
 
 Taken from the operator's own ONNX schema at the model's opset; the exceptions are what TensorRT's ONNX
-parser refuses or does unsafely with FP16 (measured and read in its source; see docs/numerics.md).
+parser refuses or does unsafely with FP16 (measured and read in its source; see docs/typed-onnx.md).
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ KEPT_OPS = {
     "GroupNormalization": _NORMALIZATION,
     "InstanceNormalization": _NORMALIZATION,
     "MeanVarianceNormalization": _NORMALIZATION,
+    "LpNormalization": _NORMALIZATION,
+    "LRN": _NORMALIZATION,
+    "LpPool": _NORMALIZATION,
+    "GlobalLpPool": _NORMALIZATION,
+    "ReduceL2": _NORMALIZATION,
+    "ReduceSumSquare": _NORMALIZATION,
     "Range": "TensorRT has no FP16 Range",
     "Celu": "TensorRT's parser gives Celu FP32 constants",
     "Upsample": "TensorRT's parser takes FP32 alone here",

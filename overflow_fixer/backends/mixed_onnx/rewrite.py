@@ -80,7 +80,7 @@ class _Rewriter:
 
     def settle_constants(self) -> None:
         """Drop constants that are read in FP16 alone; their FP16 copies take their names."""
-        given_out = {name for name in self.graph.outputs if self._is_float_constant(name)}
+        given_out = [name for name in self.graph.outputs if self._is_float_constant(name)]
         for name in given_out:
             self._view(name, self.assignment.io_type)
         for name, half in self.halves.items():
