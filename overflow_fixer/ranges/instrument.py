@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph, Node, bodies
+from overflow_fixer.graph import Graph, Node, all_names
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, shared_constants, widen
 from overflow_fixer.sessions import mark_outputs
@@ -162,17 +162,7 @@ def _shell(graph: Graph) -> onnx.ModelProto:
 def _free_prefix(graph: Graph) -> str:
     """A prefix that no name in the model has, bodies included."""
     prefix = "range_probe_"
-    taken = [name for name in _names(graph.model.graph) if name.lstrip("_").startswith(prefix)]
+    taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(prefix)]
     while any(name.startswith(prefix) for name in taken):
         prefix = "_" + prefix
     return prefix
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (info.name for info in (*graph.input, *graph.value_info))
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
-        for body in bodies(node):
-            yield from _names(body)
