@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import ConfigError
-from overflow_fixer.records import PlanPolicy, Tolerance
+from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,6 +19,7 @@ else:
     import tomli as tomllib
 
 _FROZEN = ConfigDict(extra="forbid", frozen=True)
+Export = Literal["trtexec", "polygraphy-npps", "polygraphy-loader"]
 
 
 class ScanOptions(BaseModel):
@@ -46,12 +47,36 @@ class PlanOptions(BaseModel):
 
 
 class BuildOptions(BaseModel):
-    """The `[build]` table."""
+    """The `[build]` table; see records.BuildSettings. `profile`: min, opt and max shape of an input."""
 
     model_config = _FROZEN
 
     backend: Literal["auto", "tensorrt", "onnx"] = "auto"
     io_types: Literal["keep", "fp16"] = "keep"
+    typing: Literal["auto", "weak", "strong"] = "auto"
+    tf32: bool = True
+    workspace_gib: float | None = Field(default=None, gt=0)
+    optimization_level: int | None = Field(default=None, ge=0, le=5)
+    tactic_sources: tuple[str, ...] | None = None
+    timing_cache: Path | None = None
+    plugins: tuple[Path, ...] = ()
+    compare: bool = True
+    exports: tuple[Export, ...] = ()
+    profile: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = Field(default_factory=dict)
+
+    def settings(self, folder: Path, shapes: Mapping[str, ShapeRange]) -> BuildSettings:
+        """What a backend is told; `folder` holds the timing cache unless another file is named."""
+        return BuildSettings(
+            io_types=self.io_types,
+            typing=self.typing,
+            workspace_bytes=None if self.workspace_gib is None else int(self.workspace_gib * 2**30),
+            optimization_level=self.optimization_level,
+            tactic_sources=self.tactic_sources,
+            tf32=self.tf32,
+            timing_cache=self.timing_cache or folder / "timing.cache",
+            plugins=self.plugins,
+            shapes=shapes,
+        )
 
 
 class VerifyOptions(BaseModel):
@@ -69,11 +94,16 @@ class VerifyOptions(BaseModel):
 
 
 class RepairOptions(BaseModel):
-    """The `[repair]` table."""
+    """The `[repair]` table; see records.Budget."""
 
     model_config = _FROZEN
 
     max_rounds: int = Field(default=6, ge=0)
+    max_builds: int = Field(default=40, ge=1)
+    max_minutes: float = Field(default=120.0, gt=0)
+
+    def budget(self) -> Budget:
+        return Budget(**self.model_dump())
 
 
 class FixConfig(BaseModel):

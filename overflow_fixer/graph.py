@@ -72,6 +72,8 @@ class Graph:
     nodes: tuple[Node, ...] = field(repr=False)
     dtypes: Mapping[str, int] = field(repr=False)
     shapes: Mapping[str, tuple[Dim, ...]] = field(repr=False)
+    is_inlined: bool = False
+    """Whether the file's local functions were inlined, so that `model` has other nodes than the file."""
 
     @property
     def folder(self) -> Path:
@@ -146,6 +148,7 @@ def load_graph(path: Path) -> Graph:
     model = _read_model(path)
     opset = _checked_opset(path, model)
     data_files = check_external_data(path, model)
+    has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
     nodes = tuple(_number_nodes(model.graph))
@@ -159,7 +162,7 @@ def load_graph(path: Path) -> Graph:
     if unknown:
         dtypes.update(infer_types(model, path.parent, unknown))
     sha256 = sha256_of([path, *sorted(data_files)])
-    return Graph(path, sha256, model, opset, nodes, dtypes, shapes)
+    return Graph(path, sha256, model, opset, nodes, dtypes, shapes, has_functions)
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from overflow_fixer import __version__
-from overflow_fixer.backends import choose_backend
+from overflow_fixer.backends import choose_backend, tensorrt
+from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
 from overflow_fixer.files import make_folder
@@ -20,9 +21,11 @@ from overflow_fixer.planning import check_plan, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.ranges import collect_ranges, load_ranges
 from overflow_fixer.records import (
+    Artifact,
     CalibrationSet,
     FixReport,
     PrecisionPlan,
+    Price,
     RangeTable,
     RepairRound,
     Verification,
@@ -43,6 +46,7 @@ def fix(config: FixConfig, progress: Progress = silent) -> FixReport:
     """
     clock = _Clock()
     backend, reason = choose_backend(config.build.backend)
+    check_exports(config.build.exports, backend)
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
@@ -52,16 +56,17 @@ def fix(config: FixConfig, progress: Progress = silent) -> FixReport:
     with clock.time("plan"):
         plan = plan_precision(graph, ranges, config.plan.policy())
     with Bench(config, graph, calibration, ranges, backend, progress) as bench:
-        with clock.time("naive"):
-            naive = bench.try_naive()
-        with clock.time("fix"):
-            best, rounds = _fix_and_repair(config, bench, plan)
-        best = replace(best, artifact=bench.ship(best.artifact))
+        result = _try_all(config, bench, plan, clock)
+        best = replace(result.best, artifact=bench.ship(result.best.artifact))
     save_plan(best.plan, config.folder / "plan.json")
-    report = _make_report(
-        config, graph, calibration, ranges, plan, naive, best, rounds, (backend, reason), clock
-    )
-    return replace(report, files=(*report.files, *write_reports(report, config.folder)))
+    report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
+    exports = config.build.exports
+    try:
+        exported = write_exports(exports, graph, best.plan, best.artifact, bench.settings, config.folder)
+        report = replace(report, files=(*report.files, *exported))
+    finally:
+        written = write_reports(report, config.folder)
+    return replace(report, files=(*report.files, *written))
 
 
 def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
@@ -76,10 +81,9 @@ def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
         check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
         artifact = bench.find_artifact(plan)
-        naive, built = bench.try_naive(), Attempt(plan, artifact, bench.verify(artifact, plan))
-    report = _make_report(
-        config, graph, calibration, ranges, plan, naive, built, (), (backend, reason), clock
-    )
+        naive = bench.try_naive()[1] if config.build.compare else None
+        result = _Result(Attempt(plan, artifact, bench.verify(artifact, plan)), naive)
+    report = _make_report(config, bench, plan, result, reason, clock)
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
 
 
@@ -94,10 +98,39 @@ def scan(config: FixConfig, graph: Graph, calibration: CalibrationSet, progress:
     )
 
 
-def _fix_and_repair(
-    config: FixConfig, bench: Bench, plan: PrecisionPlan
-) -> tuple[Attempt, tuple[RepairRound, ...]]:
-    first = Attempt(plan, *bench.try_plan(plan))
+@dataclass(frozen=True)
+class _Result:
+    """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price."""
+
+    best: Attempt
+    naive: Verification | None = None
+    rounds: tuple[RepairRound, ...] = ()
+    fp32: Verification | None = None
+    price: Price | None = None
+
+
+def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock) -> _Result:
+    """Plain FP16, the plan with its repairs and, for an engine, FP32 to tell faults from and to time."""
+    engines: dict[str, Artifact] = {}
+    naive, fp32, price = None, None, None
+    if config.build.compare:
+        with clock.time("naive"):
+            engines[tensorrt.NAIVE], naive = bench.try_naive()
+    with clock.time("fix"):
+        first = Attempt(plan, *bench.try_plan(plan))
+    if bench.backend.is_engine and (config.build.compare or not first.verification.passed):
+        with clock.time("FP32 engine"):
+            engines[tensorrt.FP32_EXACT], fp32 = bench.try_fp32()
+    is_fault = fp32 is not None and not fp32.passed
+    with clock.time("repair"):
+        best, rounds = (first, ()) if is_fault else _repair(config, bench, first)
+    if bench.backend.is_engine and config.build.compare:
+        with clock.time("timing"):
+            price = bench.measure_price(best.artifact, engines)
+    return _Result(best, naive, rounds, fp32, price)
+
+
+def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, tuple[RepairRound, ...]]:
     return repair(
         bench.graph,
         bench.ranges,
@@ -106,52 +139,46 @@ def _fix_and_repair(
         first,
         lambda widened: bench.try_plan(widened, "repair"),
         bench.tolerance,
-        config.repair.max_rounds,
+        config.repair.budget(),
     )
 
 
 def _make_report(
-    config: FixConfig,
-    graph: Graph,
-    calibration: CalibrationSet,
-    ranges: RangeTable,
-    first_plan: PrecisionPlan,
-    naive: Verification,
-    best: Attempt,
-    rounds: tuple[RepairRound, ...],
-    backend: tuple[str, str],
-    clock: _Clock,
+    config: FixConfig, bench: Bench, first_plan: PrecisionPlan, result: _Result, reason: str, clock: _Clock
 ) -> FixReport:
+    graph, ranges, best = bench.graph, bench.ranges, result.best
     return FixReport(
         model=config.model,
         model_sha256=graph.sha256,
         tool_version=__version__,
         versions={"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
-        backend=backend[0],
-        backend_reason=backend[1],
-        calibration=calibration.source,
-        synthetic=calibration.synthetic,
+        backend=bench.backend_name,
+        backend_reason=reason,
+        calibration=bench.calibration.source,
+        synthetic=bench.calibration.synthetic,
         batch_names=ranges.batch_names,
         ranges=ranges,
         plan=best.plan,
         initial_pins=len(first_plan.pins),
         artifact=best.artifact,
-        naive=naive,
+        naive=result.naive,
         fixed=best.verification,
-        rounds=rounds,
-        share=count_share(graph, best.artifact, next(iter(calibration))),
+        rounds=result.rounds,
+        share=count_share(graph, best.artifact, next(iter(bench.calibration))),
         tolerance=config.verify.tolerance(),
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=tuple(_warnings(ranges, naive)),
+        warnings=tuple(_warnings(ranges, best.verification)),
+        price=result.price,
+        fp32_engine=result.fp32,
     )
 
 
-def _warnings(ranges: RangeTable, naive: Verification) -> Iterator[str]:
-    broken = [v.error.tensor for v in naive.outputs if v.error.reference_nan]
+def _warnings(ranges: RangeTable, fixed: Verification) -> Iterator[str]:
+    broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
     if broken:
         yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
-    for verdict in naive.outputs:
+    for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
     for tensor, reason in list(ranges.not_observed.items())[:_MOST_WARNINGS]:

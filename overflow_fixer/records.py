@@ -4,6 +4,7 @@
     Graph + ranges   --plan-->    PrecisionPlan
     Graph + plan     --build-->   Artifact
     Artifact + data  --verify-->  Verification
+    engines timed    --price-->   Price
     all of it        --report-->  FixReport
 
 The names: a *range* is what a scan records of a tensor; a *finding* is one rule's evidence about a
@@ -229,12 +230,63 @@ class Kept:
     reason: str
 
 
+PinState = Literal["honoured", "not honoured", "not visible", "no layer"]
+Typing = Literal["weak", "strong"]
+Constraints = Literal["obey", "prefer", "none"]
+
+
+@dataclass(frozen=True)
+class PinOutcome:
+    """What became of one pinned node in an engine.
+
+    "honoured": every float at the borders of its engine layers is FP32. "not visible": it is inside a
+    region of which the engine shows only the borders. "no layer": it was folded away or moved into
+    another's layer. `layers` are the engine's layers that hold it.
+    """
+
+    node: str
+    state: PinState
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a TensorRT engine says of itself and how it was built.
+
+    Layer counts are of the engine's layers, each counted once at most: `reformat_layers` only convert,
+    `opaque_layers` (Myelin regions) show only their borders, `fp32_layers` and `fp16_layers` of the rest
+    by the floats at their borders.
+    `constraints` is how pins were enforced: "obey", "prefer" (a last resort: the builder may have
+    ignored some), "none" where nothing is pinned or types come from the model. `skipped` are layers of
+    pinned nodes that cannot be pinned, `dropped` pins that were given up to get a build at all, both
+    with the reason.
+    """
+
+    tensorrt: str
+    gpu: str
+    compute_capability: tuple[int, int]
+    typing: Typing
+    constraints: Constraints
+    layers: int
+    fp32_layers: int
+    fp16_layers: int
+    reformat_layers: int
+    opaque_layers: int
+    pins: tuple[PinOutcome, ...] = ()
+    skipped: tuple[Kept, ...] = ()
+    dropped: tuple[Kept, ...] = ()
+    builds: int = 1
+    build_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Artifact:
     """What a backend built: its files, and which nodes run in what.
 
     `fp16_nodes` and `fp32_nodes` are labels of nodes with a float output; the rest of the graph
-    (integers, shapes, booleans) is in neither.
+    (integers, shapes, booleans) is in neither. `engine` is there when it is a TensorRT engine, of which
+    a node inside an opaque region counts by what was asked for.
     """
 
     backend: str
@@ -244,6 +296,68 @@ class Artifact:
     fp32_nodes: tuple[str, ...]
     kept: tuple[Kept, ...]
     cast_count: int
+    engine: Engine | None = None
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """The least, the most usual and the greatest shape of one input, each dimension by itself.
+
+    `values` are the same three of a small integer input's elements, for one that holds a shape.
+    """
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+    values: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """How a backend builds; what one does not know it leaves alone.
+
+    `io_types`: float inputs and outputs keep FP32 or become FP16. The rest is TensorRT's: `typing`;
+    `workspace_bytes` and `optimization_level` (None: TensorRT's default); `tactic_sources` by name
+    (None: its default); `tf32`, whether FP32 layers may run in TF32, which is TensorRT's default;
+    `timing_cache`, a file kept across builds (None: none is kept); `plugins`, libraries to load;
+    `shapes`, the range of every input's shape.
+    """
+
+    io_types: Literal["keep", "fp16"] = "keep"
+    typing: Literal["auto", "weak", "strong"] = "auto"
+    workspace_bytes: int | None = None
+    optimization_level: int | None = None
+    tactic_sources: tuple[str, ...] | None = None
+    tf32: bool = True
+    timing_cache: Path | None = None
+    plugins: tuple[Path, ...] = ()
+    shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """GPU time of one inference, in milliseconds, over `runs` runs interleaved with the others'."""
+
+    name: str
+    p50_ms: float
+    p95_ms: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the fix costs: engines of the same model, timed in turns on one batch.
+
+    `fp32_time_share` is the share of the fixed engine's time, layer by layer, in layers seen to be FP32,
+    `opaque_time_share` that in regions that show only their borders; NaN where nothing was measured.
+    `remarks` say, where FP16 brings nothing, why.
+    """
+
+    batch: str
+    latencies: tuple[Latency, ...]
+    fp32_time_share: float
+    opaque_time_share: float
+    remarks: tuple[str, ...] = ()
 
 
 class Runner(Protocol):
@@ -317,18 +431,25 @@ class OutputVerdict:
     reason: str
 
 
+TracedIn = Literal["candidate", "simulation", "marked engine"]
+
+
 @dataclass(frozen=True)
 class Verification:
     """A candidate against FP32 on the calibration batches.
 
     `first_wrong` is the first tensor in topological order that goes wrong; None when nothing
-    failed or it was not looked for. `trace` has every tensor compared, in topological order.
+    failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in`
+    is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
+    "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
+    outputs, whose fusions differ.
     """
 
     outputs: tuple[OutputVerdict, ...]
     batch_count: int
     first_wrong: TensorError | None = None
     trace: tuple[TensorError, ...] = ()
+    traced_in: TracedIn = "candidate"
 
     @property
     def passed(self) -> bool:
@@ -338,6 +459,18 @@ class Verification:
 
 
 # ---------------------------------------------------------------- repair and report
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a repair may take: rounds of widening (and as many of narrowing), builds in all, minutes.
+
+    The first build counts as one; no round is begun once the builds or the minutes are spent.
+    """
+
+    max_rounds: int = 6
+    max_builds: int = 40
+    max_minutes: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -370,7 +503,11 @@ class Share:
 
 @dataclass(frozen=True)
 class FixReport:
-    """Everything the main job learned: what `report.json` and the closing table are made from."""
+    """Everything the main job learned: what `report.json` and the closing table are made from.
+
+    `naive` is None where the comparison with plain FP16 was not wanted. `price` and `fp32_engine` (the
+    backend's own FP32 engine, TF32 off, held against the reference) are there for engines alone.
+    """
 
     model: Path
     model_sha256: str
@@ -385,7 +522,7 @@ class FixReport:
     plan: PrecisionPlan
     initial_pins: int
     artifact: Artifact
-    naive: Verification
+    naive: Verification | None
     fixed: Verification
     rounds: tuple[RepairRound, ...]
     share: Share
@@ -393,6 +530,8 @@ class FixReport:
     files: tuple[Path, ...]
     durations_seconds: Mapping[str, float]
     warnings: tuple[str, ...] = ()
+    price: Price | None = None
+    fp32_engine: Verification | None = None
 
     @property
     def passed(self) -> bool:

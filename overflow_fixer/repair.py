@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from overflow_fixer.planning import add_pins, is_excluded, is_pinnable, plan_pre
 from overflow_fixer.records import (
     Artifact,
     Batch,
+    Budget,
     Finding,
     PlanPolicy,
     PrecisionPlan,
@@ -83,21 +85,20 @@ def repair(
     first: Attempt,
     build: Build,
     tolerance: Tolerance,
-    max_rounds: int,
-    on_round: Callable[[RepairRound], None] = lambda done: None,
+    budget: Budget,
 ) -> tuple[Attempt, tuple[RepairRound, ...]]:
-    """Widen the plan of `first` for at most `max_rounds` rounds; returns the best attempt and every round.
+    """Widen the plan of `first` within a budget; returns the best attempt and every round.
 
     The first half of the rounds pins the nodes that lose too much by themselves, with those that hand
     them what they lose, or take it; where there are none, the neighbourhoods of nodes behind which
     tensors get worse. The other half plans again with a tenth of the threshold each. A round that does
     not help is taken back. Once an attempt passes, at most `max_rounds` more take pins of the repair
     back, the mildest first, as long as it still passes. Nodes that the user excludes are not pinned.
-    Stops at once where no precision can help: outputs that are NaN in FP32.
+    Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
     `batches` are those that `build` verifies on. Raises what building and running raise.
     """
-    search = _Search(graph, ranges, batches, policy, first, build, tolerance, max_rounds, on_round)
+    search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget)
     search.widen()
     search.narrow()
     return search.best, tuple(search.rounds)
@@ -130,8 +131,7 @@ class _Search:
     first: Attempt
     build: Build
     tolerance: Tolerance
-    max_rounds: int
-    on_round: Callable[[RepairRound], None]
+    budget: Budget
     rounds: list[RepairRound] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
     tried: set[frozenset[str]] = field(default_factory=set)
@@ -140,10 +140,12 @@ class _Search:
     def __post_init__(self) -> None:
         self.best = self.first
         self.threshold = self.policy.threshold
+        self.builds = _builds_of(self.first)
+        self.deadline = time.monotonic() + 60 * self.budget.max_minutes
 
     def widen(self) -> None:
         """Propose and try more pins, until the best attempt passes or nothing is left to try."""
-        while len(self.rounds) < self.max_rounds and not self._is_over():
+        while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self._is_spent():
             proposal = self._propose()
             if proposal is None:
                 return
@@ -153,12 +155,12 @@ class _Search:
 
     def narrow(self) -> None:
         """Take back pins that the repair added, the mildest first, in halves, quarters and so on."""
-        most = len(self.rounds) + self.max_rounds if self.best.verification.passed else 0
+        most = len(self.rounds) + self.budget.max_rounds if self.best.verification.passed else 0
         size = len(self._mildest_first())
         while size > 1:
             size = (size + 1) // 2
             for group in _cut(self._mildest_first(), size):
-                if len(self.rounds) >= most:
+                if len(self.rounds) >= most or self._is_spent():
                     return
                 left = tuple(finding for finding in self.findings if finding.node not in group)
                 if not self._try(left, f"took back {_name(sorted(group))}"):
@@ -168,6 +170,9 @@ class _Search:
         """Whether every output passes, or fails by nothing but what is NaN in FP32."""
         return all(v.passed or self._is_hopeless(v.error) for v in self.best.verification.outputs)
 
+    def _is_spent(self) -> bool:
+        return self.builds >= self.budget.max_builds or time.monotonic() >= self.deadline
+
     def _is_hopeless(self, error: TensorError) -> bool:
         rest = replace(error, mismatched=0)
         return 0 < error.mismatched <= error.reference_nan and judge(rest, self.tolerance).passed
@@ -176,6 +181,7 @@ class _Search:
         """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer."""
         plan = add_pins(self.first.plan, self.graph, self.policy, findings)
         attempt = Attempt(plan, *self.build(plan))
+        self.builds += _builds_of(attempt)
         is_narrower = len(findings) < len(self.findings) and attempt.verification.passed
         kept = is_narrower or is_better(attempt, self.best, self.tolerance)
         self.rounds.append(
@@ -190,13 +196,12 @@ class _Search:
                 kept=kept,
             )
         )
-        self.on_round(self.rounds[-1])
         if kept:
             self.best, self.findings = attempt, findings
         return kept
 
     def _propose(self) -> Proposal | None:
-        if 2 * len(self.rounds) < self.max_rounds:
+        if 2 * len(self.rounds) < self.budget.max_rounds:
             return self._losing() or self._suspected() or self._lower_threshold()
         return self._lower_threshold() or self._losing() or self._suspected()
 
@@ -282,6 +287,10 @@ class _Search:
         if finding.rule != RULE:
             return False, finding.value, False
         return True, -finding.value, finding.tensor in self.graph.by_label[finding.node].outputs
+
+
+def _builds_of(attempt: Attempt) -> int:
+    return attempt.artifact.engine.builds if attempt.artifact.engine is not None else 1
 
 
 def _concerned(graph: Graph, node: Node, loss: Loss, limit_db: float) -> Iterator[Node]:

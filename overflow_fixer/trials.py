@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from overflow_fixer.backends import BACKENDS, Backend
+from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
+from overflow_fixer.calibration import survey_shapes
 from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.graph import Graph
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import (
     Artifact,
+    Batch,
+    BuildSettings,
     CalibrationSet,
+    Pin,
     PrecisionPlan,
+    Price,
     RangeTable,
     Runner,
     Tolerance,
+    TracedIn,
     Verification,
 )
-from overflow_fixer.verification import open_reference, trace, verify
+from overflow_fixer.verification import OpenRunner, open_reference, trace, verify
 
 
 @dataclass
@@ -42,7 +49,8 @@ class Bench:
     _folders: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._backend: Backend = BACKENDS[self.backend_name]
+        self.backend: Backend = BACKENDS[self.backend_name]
+        self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
         self._reference = open_reference(self.graph)
         self.tolerance: Tolerance = self.config.verify.tolerance()
         _remove_abandoned(self.config.folder)
@@ -56,24 +64,33 @@ class Bench:
 
     def try_plan(self, plan: PrecisionPlan, stage: str = "verify") -> tuple[Artifact, Verification]:
         """Build a plan and verify it; a failing verification comes with its trace."""
-        folder = self.config.folder / f".trial-{os.getpid()}-{len(self._folders)}"
-        make_folder(folder)
-        self._folders.append(folder)
-        path = folder / f"{self.config.model.stem}{self._backend.suffix}"
-        artifact = self._backend.emit(self.graph, plan, path, io_types=self.config.build.io_types)
+        path = self._place()
+        artifact = self.backend.emit(self.graph, plan, path, self.settings, self.progress)
         return artifact, self.verify(artifact, plan, stage)
 
-    def try_naive(self) -> Verification:
-        """How the model fares with nothing pinned."""
+    def try_naive(self) -> tuple[Artifact, Verification]:
+        """How the model fares with nothing pinned; the files of an engine are kept, to be timed."""
         naive = PrecisionPlan(self.graph.sha256, self.config.plan.threshold, ())
         artifact, found = self.try_plan(naive, "naive FP16")
-        shutil.rmtree(artifact.path.parent, ignore_errors=True)
-        return found
+        if not self.backend.is_engine:
+            shutil.rmtree(artifact.path.parent, ignore_errors=True)
+        return artifact, found
+
+    def try_fp32(self) -> tuple[Artifact, Verification]:
+        """How the backend's own FP32 engine fares, TF32 off: what it gets wrong is no overflow."""
+        artifact = tensorrt.emit_fp32(self.graph, self._place(), self.settings, tf32=False)
+        return artifact, self._compare(artifact, "FP32 engine")
+
+    def measure_price(self, fixed: Artifact, others: Mapping[str, Artifact]) -> Price:
+        """Engines timed in turns on the first batch of the most usual shapes; builds the FP32 one with TF32."""
+        tf32 = tensorrt.emit_fp32(self.graph, self._place(), self.settings, tf32=True)
+        artifacts = {tensorrt.FIXED: fixed, **others, tensorrt.FP32: tf32}
+        return tensorrt.measure_price(self.graph, artifacts, self._usual_batch(), self.settings)
 
     def find_artifact(self, plan: PrecisionPlan) -> Artifact:
         """The artifact that an earlier build left in the output folder."""
-        path = self.config.folder / f"{self.config.model.stem}{self._backend.suffix}"
-        return self._backend.describe(self.graph, plan, path, io_types=self.config.build.io_types)
+        path = self.config.folder / f"{self.config.model.stem}{self.backend.suffix}"
+        return self.backend.describe(self.graph, plan, path, self.settings)
 
     def ship(self, artifact: Artifact) -> Artifact:
         """Move a trial's files to the output folder, the model last."""
@@ -87,24 +104,84 @@ class Bench:
 
     def verify(self, artifact: Artifact, plan: PrecisionPlan, stage: str = "verify") -> Verification:
         """Run an artifact on every batch against FP32; a failing verification comes with its trace."""
+        found = self._compare(artifact, stage)
+        if found.passed:
+            return found
+        if self.backend.is_engine:
+            return self._trace_engine(found, artifact, plan)
+        return self._trace(found, plan, lambda tensors: mixed_onnx.open_runner(artifact, tensors))
 
-        def open_candidate(tensors: Sequence[str]) -> Runner:
-            return self._backend.open_runner(artifact, tensors)
+    def _trace_engine(self, found: Verification, artifact: Artifact, plan: PrecisionPlan) -> Verification:
+        """Trace a simulation of the engine's precisions; where that shows nothing wrong, a marked engine."""
+        pins = tuple(Pin(label, "", (), ()) for label in artifact.fp32_nodes)
+        typed = mixed_onnx.emit(self.graph, replace(plan, pins=pins), self._place(".fp16.onnx"))
+        simulated = self._trace(
+            found, plan, lambda tensors: mixed_onnx.open_runner(typed, tensors), "simulation"
+        )
+        shutil.rmtree(typed.path.parent, ignore_errors=True)
+        if simulated.first_wrong is not None or not plan.pins:
+            return simulated
 
+        def open_marked(tensors: Sequence[str]) -> Runner:
+            return tensorrt.open_tracer(self.graph, plan, artifact, tensors, self.settings)
+
+        try:
+            return self._trace(found, plan, open_marked, "marked engine")
+        except BackendError:  # so many outputs can be more than TensorRT has kernels for
+            return simulated
+
+    def _trace(
+        self,
+        found: Verification,
+        plan: PrecisionPlan,
+        open_candidate: OpenRunner,
+        traced_in: TracedIn = "candidate",
+    ) -> Verification:
+        covered = frozenset(name for clamp in plan.clamps for name in clamp.covers)
+        return trace(
+            found,
+            self.graph,
+            self.ranges,
+            self.calibration,
+            open_candidate,
+            self.tolerance,
+            covered,
+            traced_in,
+        )
+
+    def _compare(self, artifact: Artifact, stage: str) -> Verification:
         total = len(self.calibration)
-        found = verify(
+        return verify(
             self._reference,
-            open_candidate(()),
+            self.backend.open_runner(artifact, self.settings),
             self.calibration,
             self.tolerance,
             lambda done: self.progress(stage, done, total),
         )
-        if found.passed:
-            return found
-        covered = frozenset(name for clamp in plan.clamps for name in clamp.covers)
-        return trace(
-            found, self.graph, self.ranges, self.calibration, open_candidate, self.tolerance, covered
-        )
+
+    def _place(self, suffix: str | None = None) -> Path:
+        """Where the next trial goes: a folder of its own."""
+        folder = self.config.folder / f".trial-{os.getpid()}-{len(self._folders)}"
+        make_folder(folder)
+        self._folders.append(folder)
+        return folder / f"{self.config.model.stem}{suffix or self.backend.suffix}"
+
+    def _usual_batch(self) -> Batch:
+        shapes = {name: shape.opt for name, shape in self.settings.shapes.items()}
+        batches = iter(self.calibration)
+        first = next(batches)
+        fits = (b for b in (first, *batches) if all(a.shape == shapes.get(n) for n, a in b.feeds.items()))
+        return next(fits, first)
+
+
+def make_settings(
+    config: FixConfig, graph: Graph, calibration: CalibrationSet | None, backend: Backend
+) -> BuildSettings:
+    """What the backend is told; the shapes of the data are looked at for an engine alone."""
+    if not backend.is_engine:
+        return config.build.settings(config.folder, {})
+    seen = survey_shapes(calibration) if calibration is not None else {}
+    return config.build.settings(config.folder, tensorrt.override_shapes(graph, seen, config.build.profile))
 
 
 def _remove_abandoned(folder: Path) -> None:

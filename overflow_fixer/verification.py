@@ -22,6 +22,7 @@ from overflow_fixer.records import (
     Runner,
     TensorError,
     Tolerance,
+    TracedIn,
     Verification,
 )
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
@@ -83,12 +84,14 @@ def trace(
     open_candidate: OpenRunner,
     tolerance: Tolerance,
     ignore: frozenset[str] = frozenset(),
+    traced_in: TracedIn = "candidate",
 ) -> Verification:
     """Compare every computed float tensor on the worst batch and name the first, in order, that is wrong.
 
     Tensors go out in chunks of about 256 MiB, so that memory stays bounded. Constants are not
-    compared: what FP16 makes of them shows in what reads them. `ignore` are tensors that differ by
-    design (a clamped mask).
+    compared: what FP16 makes of them shows in what reads them; nor are tensors that the candidate does
+    not have (an engine folds some away). `ignore` are tensors that differ by design (a clamped mask);
+    `traced_in` says what `open_candidate` opens.
     """
     chosen = find_worst_batch(verification, batches)
     names = [
@@ -104,7 +107,7 @@ def trace(
         chunks.note(chunk, size_bytes)
         errors += found
     wrong = next((error for error in errors if not judge(error, tolerance).passed), None)
-    return replace(verification, first_wrong=wrong, trace=tuple(errors))
+    return replace(verification, first_wrong=wrong, trace=tuple(errors), traced_in=traced_in)
 
 
 def worst_snr_db(error: TensorError) -> float:
@@ -166,8 +169,9 @@ def _compare_inside(
     graph: Graph, open_candidate: OpenRunner, batch: Batch, tensors: Sequence[str]
 ) -> tuple[list[TensorError], int]:
     """The errors of inner tensors on one batch, and the bytes that they took."""
-    meters = {name: ErrorMeter(name) for name in tensors}
-    size_bytes = _compare(open_reference(graph, tensors), open_candidate(tensors), batch, meters)
+    candidate = open_candidate(tensors)
+    meters = {name: ErrorMeter(name) for name in tensors if name in candidate.output_names}
+    size_bytes = _compare(open_reference(graph, tensors), candidate, batch, meters)
     return [meter.result() for meter in meters.values()], size_bytes
 
 

@@ -18,6 +18,8 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import (
     Artifact,
+    Budget,
+    Engine,
     PlanPolicy,
     PrecisionPlan,
     RangeTable,
@@ -86,7 +88,7 @@ class Trial:
         return Attempt(plan, *self.build(plan))
 
     def repair(
-        self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **more: Any
+        self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **budget: Any
     ) -> tuple[Attempt, tuple[RepairRound, ...]]:
         return repair(
             self.graph,
@@ -96,8 +98,7 @@ class Trial:
             self.first(),
             build or self.build,
             self.tolerance,
-            max_rounds,
-            **more,
+            Budget(max_rounds=max_rounds, **budget),
         )
 
 
@@ -205,11 +206,9 @@ def test_a_fault_of_every_layer_is_found_at_once(
     assert best.plan.pinned == {f"{name}{i}" for name in pinned for i in range(10)}
 
 
-def test_rounds_are_recorded_and_told(tmp_path: Path) -> None:
+def test_rounds_are_recorded(tmp_path: Path) -> None:
     trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
-    told: list[RepairRound] = []
-    best, rounds = trial.repair(on_round=told.append)
-    assert tuple(told) == rounds
+    best, rounds = trial.repair()
     assert [done.index for done in rounds] == list(range(1, len(rounds) + 1))
     assert len(trial.built) == 1 + len(rounds)
     first = rounds[0]
@@ -222,6 +221,33 @@ def test_rounds_are_recorded_and_told(tmp_path: Path) -> None:
     assert any(done.kept for done in back)
     kept_plans = [plan for plan, done in zip(trial.built[1:], rounds, strict=True) if done.kept]
     assert best.plan == kept_plans[-1]
+
+
+@pytest.mark.parametrize("max_builds", [1, 2, 3])
+def test_a_budget_of_builds_ends_the_repair_and_the_best_is_kept(max_builds: int, tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
+    best, rounds = trial.repair(max_builds=max_builds)
+    assert len(trial.built) == max_builds == 1 + len(rounds)
+    assert best.verification.passed is (max_builds > 1)
+
+
+def test_builds_that_an_engine_took_count_in_the_budget(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
+
+    def thrice(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        artifact, found = trial.build(plan)
+        engine = Engine("8.6", "GPU", (9, 0), "weak", "obey", 1, 1, 0, 0, 0, builds=3)
+        return replace(artifact, engine=engine), found
+
+    _, rounds = trial.repair(build=thrice, max_builds=4)
+    assert len(rounds) == 1
+
+
+def test_a_budget_of_minutes_ends_the_repair(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
+    best, rounds = trial.repair(max_minutes=1e-9)
+    assert rounds == ()
+    assert not best.verification.passed
 
 
 @pytest.mark.parametrize("max_rounds", [0, 1, 2, 3])
@@ -304,7 +330,9 @@ def test_a_lower_threshold_widens_what_the_rules_pin(tmp_path: Path) -> None:
         artifact=replace(first.artifact, fp16_nodes=()),
         verification=replace(first.verification, trace=()),
     )
-    best, rounds = repair(trial.graph, trial.ranges, trial.batches, trial.policy, first, blind, TOLERANCE, 4)
+    best, rounds = repair(
+        trial.graph, trial.ranges, trial.batches, trial.policy, first, blind, TOLERANCE, Budget(4)
+    )
     assert rounds[0].action == "lowered the threshold to 1000"
     assert rounds[0].threshold == 1000
     assert best.verification.passed
@@ -330,7 +358,7 @@ def test_without_the_losses_the_trace_leads_there(tmp_path: Path) -> None:
     first = trial.first()
     first = replace(first, artifact=replace(first.artifact, fp16_nodes=()))
     best, rounds = repair(
-        trial.graph, trial.ranges, trial.batches, trial.policy, first, untyped, TOLERANCE, 6
+        trial.graph, trial.ranges, trial.batches, trial.policy, first, untyped, TOLERANCE, Budget(6)
     )
     assert rounds[0].action == "pinned the neighbourhood of Sub_d"
     assert best.verification.passed

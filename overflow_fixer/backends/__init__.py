@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from overflow_fixer.backends import mixed_onnx
+from overflow_fixer.backends import mixed_onnx, tensorrt
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
-from overflow_fixer.records import Artifact, PrecisionPlan, Runner
+from overflow_fixer.progress import Progress
+from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan, Runner
 
 
 class Emit(Protocol):
-    """Builds the plan's artifact at a path, or describes one that was built there."""
+    """Builds the plan's artifact at a path."""
 
     def __call__(
-        self, graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: mixed_onnx.IoTypes = "keep"
+        self, graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSettings, progress: Progress
     ) -> Artifact: ...
 
 
 @dataclass(frozen=True)
 class Backend:
-    """`suffix` ends the artifact's file name; `open_runner` may be asked for inner tensors as well."""
+    """What a backend does.
+
+    `suffix` ends the artifact's file name. `describe` tells of an artifact that was built before.
+    `is_engine`: it runs on a GPU, is built for the shapes of the data, and is compared with engines of
+    its own kind (see `backends.tensorrt`).
+    """
 
     suffix: str
     emit: Emit
-    describe: Emit
-    open_runner: Callable[[Artifact, Sequence[str]], Runner]
+    describe: Callable[[Graph, PrecisionPlan, Path, BuildSettings], Artifact]
+    open_runner: Callable[[Artifact, BuildSettings], Runner]
+    is_engine: bool = False
 
 
 BACKENDS: dict[str, Backend] = {
-    "onnx": Backend(".fp16.onnx", mixed_onnx.emit, mixed_onnx.describe, mixed_onnx.open_runner),
+    "onnx": Backend(
+        ".fp16.onnx",
+        lambda graph, plan, path, settings, progress: mixed_onnx.emit(
+            graph, plan, path, io_types=settings.io_types
+        ),
+        lambda graph, plan, path, settings: mixed_onnx.describe(
+            graph, plan, path, io_types=settings.io_types
+        ),
+        lambda artifact, settings: mixed_onnx.open_runner(artifact),
+    ),
+    "tensorrt": Backend(
+        ".engine",
+        tensorrt.emit,
+        tensorrt.describe,
+        tensorrt.open_runner,
+        is_engine=True,
+    ),
 }
 
 
 def choose_backend(name: str) -> tuple[str, str]:
     """The backend for a name ("auto" included) and, in one line, why. Raises BackendError if it is missing."""
-    if name == "auto":
-        return "onnx", "a typed ONNX model: this version of overflow_fixer builds no TensorRT engine itself"
+    if name == "tensorrt":
+        return name, f"asked for: {tensorrt.require()}"
     if name in BACKENDS:
         return name, "asked for"
-    raise BackendError(
-        f"The backend {name!r} is not in this version of overflow_fixer. Expected one of: auto, "
-        f"{', '.join(BACKENDS)}. Build the typed model with --backend onnx and give it to trtexec "
-        "(TensorRT 10.12 or newer, --stronglyTyped)."
-    )
+    if name != "auto":
+        raise BackendError(
+            f"The backend {name!r} is not in this version of overflow_fixer. Expected one of: auto, "
+            f"{', '.join(BACKENDS)}. Correct --backend."
+        )
+    lack = tensorrt.find_lack()
+    if lack is None:
+        return "tensorrt", f"an engine: {tensorrt.require()}"
+    return "onnx", f"a typed ONNX model: {lack}"

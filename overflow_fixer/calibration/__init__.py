@@ -16,11 +16,12 @@ from overflow_fixer.calibration.batches import CheckedBatches, limit_batches
 from overflow_fixer.calibration.check import check_feedable
 from overflow_fixer.calibration.listing import Listing, list_data
 from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
+from overflow_fixer.calibration.shapes import survey_shapes
 from overflow_fixer.calibration.source import Part, Reader, Source
 from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import CalibrationSet, InputSpec
 
-__all__ = ["READERS", "CalibrationOptions", "ImageOptions", "open_calibration"]
+__all__ = ["READERS", "CalibrationOptions", "ImageOptions", "open_calibration", "survey_shapes"]
 
 READERS: Mapping[str, Reader] = {
     "npz": npz,

@@ -11,6 +11,7 @@ from overflow_fixer import __version__
 from overflow_fixer.cli.build import build_command
 from overflow_fixer.cli.doctor import doctor_command
 from overflow_fixer.cli.fix import fix_command
+from overflow_fixer.cli.guard import run_guarded
 from overflow_fixer.cli.plan import plan_command
 from overflow_fixer.cli.report import report_command
 from overflow_fixer.cli.scan import scan_command
@@ -54,6 +55,11 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run a command and exit: with the error's own code and one paragraph where it fails."""
+    sys.exit(run_guarded(lambda: run(args)))
+
+
+def run(args: list[str] | None) -> int:
+    """Run a command and return its exit code; an error is one paragraph on stderr, or raised with --debug."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -82,4 +88,4 @@ def main(args: list[str] | None = None) -> None:
             err=True,
         )
         code = _EXIT_FAULT
-    sys.exit(code)
+    return int(code or 0)

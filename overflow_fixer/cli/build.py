@@ -8,35 +8,50 @@ from typing import Any
 import click
 
 from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
+from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.planning import check_plan
+from overflow_fixer.progress import silent
 from overflow_fixer.reports import load_plan
+from overflow_fixer.trials import make_settings
 
 
 @click.command("build")
 @options.model_argument
 @click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="A plan [OUT/plan.json].")
+@click.option("--calib", type=str, help="Calibration data, for the shapes an engine is built for.")
 @options.build_options
 @options.common_options
 def build_command(
     plan_path: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
 ) -> None:
     """Build MODEL with the nodes of a plan in FP32. Nothing is verified: see `fix-fp16 verify`."""
-    config = options.settings(calib="random", **flags)
+    has_data = flags.get("calib") is not None
+    config = options.settings(**{**flags, "calib": flags.get("calib") or "random"})
     name, reason = choose_backend(config.build.backend)
+    check_exports(config.build.exports, name)
     graph = load_graph(config.model)
     plan = load_plan(plan_path or config.folder / "plan.json")
     check_plan(graph, plan)
     make_folder(config.folder)
     path = config.folder / f"{config.model.stem}{BACKENDS[name].suffix}"
-    artifact = BACKENDS[name].emit(graph, plan, path, io_types=config.build.io_types)
+    calibration = open_calibration(config.calib, graph.inputs, config.calibration) if has_data else None
+    settings = make_settings(config, graph, calibration, BACKENDS[name])
+    artifact = BACKENDS[name].emit(graph, plan, path, settings, silent)
+    exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
     counts = {"fp16_nodes": len(artifact.fp16_nodes), "fp32_nodes": len(artifact.fp32_nodes)}
     if as_json:
         click.echo(
             options.to_json(
-                path=artifact.path, backend=name, reason=reason, casts=artifact.cast_count, **counts
+                path=artifact.path,
+                backend=name,
+                reason=reason,
+                casts=artifact.cast_count,
+                exports=exported,
+                **counts,
             )
         )
     elif not quiet:
@@ -44,3 +59,5 @@ def build_command(
             f"{artifact.path}: {counts['fp16_nodes']} float nodes in FP16, {counts['fp32_nodes']} in FP32, "
             f"{artifact.cast_count} casts inserted. Backend {name}: {reason}. Not verified yet."
         )
+        for file in exported:
+            click.echo(f"{file}: exported.")

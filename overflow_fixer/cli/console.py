@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from overflow_fixer.progress import Progress, silent
+from overflow_fixer.cli.guard import note_stage
+from overflow_fixer.progress import Progress
 
 _PIPED_WIDTH = 120
 
@@ -22,16 +23,17 @@ def open_console() -> Console:
 
 @contextmanager
 def show_progress(quiet: bool) -> Iterator[Progress]:
-    """A callback that draws a bar a stage with the time left; silent when stderr is no terminal."""
+    """A callback that draws a bar a stage with the time left; draws nothing when stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield silent
+        yield lambda stage, done, total: note_stage(stage)
         return
     columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def advance(stage: str, done: int, total: int) -> None:
+            note_stage(stage)
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import platform
 from collections.abc import Iterator
 
@@ -12,6 +10,9 @@ import onnx
 import onnxruntime
 
 from overflow_fixer import __version__
+from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_installed, probe
+from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.errors import BackendError
 
 
 @click.command("doctor")
@@ -33,16 +34,20 @@ def _libraries() -> Iterator[tuple[str, str]]:
 def _describe_gpu() -> str:
     """Asks the CUDA driver itself, which is the only thing that can be asked safely without one."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "none: the CUDA driver is not installed"
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return "none: the CUDA driver finds no device"
-    return f"{count.value} found by the CUDA driver"
+        device = open_device()
+    except BackendError as error:
+        return str(error).split(". ")[0].lower()
+    major, minor = device.compute_capability
+    gib = device.free_bytes() / 2**30
+    return f"{device.name}, compute capability {major}.{minor}, {gib:.0f} GiB free, CUDA {device.cuda_version} driver"
 
 
 def _describe_tensorrt() -> str:
-    if importlib.util.find_spec("tensorrt") is None:
+    if not is_installed():
         return "not installed; the typed model that fix-fp16 builds is for TensorRT 10.12 or newer elsewhere"
-    return "installed; this version of fix-fp16 builds typed models, not engines"
+    try:
+        found = probe(import_tensorrt())
+    except BackendError as error:
+        return str(error)
+    modes = " and ".join(mode for mode, can in (("weak", found.weak), ("strong", found.strong)) if can)
+    return f"{found.version}, {modes} typing; --typing auto is {found.default_typing}"

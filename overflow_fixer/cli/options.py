@@ -26,8 +26,19 @@ _PLACES = {
     "observe": ("scan",),
     "backend": ("build",),
     "io_types": ("build",),
+    "typing": ("build",),
+    "workspace_gib": ("build",),
+    "optimization_level": ("build",),
+    "tactic_sources": ("build",),
+    "timing_cache": ("build",),
+    "plugins": ("build",),
+    "profile": ("build",),
+    "compare": ("build",),
+    "exports": ("build",),
     "min_snr_db": ("verify",),
     "max_rounds": ("repair",),
+    "max_builds": ("repair",),
+    "max_minutes": ("repair",),
     "allow_nonfinite": ("calibration",),
     "batch_size": ("calibration",),
     "max_batches": ("calibration",),
@@ -112,6 +123,41 @@ def build_options(function: F) -> F:
         click.option(
             "--io-types", type=click.Choice(["keep", "fp16"]), help="Types of float inputs and outputs."
         ),
+        click.option(
+            "--typing",
+            type=click.Choice(["auto", "weak", "strong"]),
+            help="TensorRT's typing [what it prefers].",
+        ),
+        click.option(
+            "--profile",
+            multiple=True,
+            metavar="NAME:MIN:OPT:MAX",
+            callback=_parse_profiles,
+            help="Shapes of an input an engine is built for, as 1x3x224x224 [those of the data].",
+        ),
+        click.option(
+            "--plugin", "plugins", multiple=True, type=_FILE, help="A TensorRT plug-in library to load."
+        ),
+        click.option("--workspace-gib", type=float, help="GPU memory an engine's layer may use, in GiB."),
+        click.option("--optimization-level", type=int, help="Effort of TensorRT's builder, 0 to 5."),
+        click.option(
+            "--tactic-source", "tactic_sources", multiple=True, help="A library to take kernels from."
+        ),
+        click.option(
+            "--timing-cache", type=_FILE, help="Kernel timings kept across builds [OUT/timing.cache]."
+        ),
+        click.option(
+            "--compare/--no-compare",
+            default=None,
+            help="Build plain FP16 and FP32 too, to compare with and to time [compare].",
+        ),
+        click.option(
+            "--export",
+            "exports",
+            multiple=True,
+            type=click.Choice(["trtexec", "polygraphy-npps", "polygraphy-loader"]),
+            help="Write an engine's pins for another tool as well.",
+        ),
     ]
     return _apply(options, function)
 
@@ -124,7 +170,30 @@ def verify_options(function: F) -> F:
 
 
 def repair_options(function: F) -> F:
-    return click.option("--max-rounds", type=int, help="Widenings of the plan to try [6].")(function)
+    options = [
+        click.option("--max-rounds", type=int, help="Widenings of the plan to try [6]."),
+        click.option("--max-builds", type=int, help="Builds of a repair, the first included [40]."),
+        click.option(
+            "--max-minutes", type=float, help="Minutes after which no further round is begun [120]."
+        ),
+    ]
+    return _apply(options, function)
+
+
+def _parse_profiles(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, list[list[int]]] | None:
+    """{name: [min, opt, max]} of NAME:MIN:OPT:MAX; an input's name may hold colons itself."""
+    profiles: dict[str, list[list[int]]] = {}
+    for text in given:
+        name, *shapes = text.rsplit(":", 3)
+        try:
+            profiles[name] = [[int(size) for size in shape.split("x")] for shape in shapes]
+        except ValueError:
+            shapes = []
+        if len(shapes) != 3:
+            raise click.BadParameter(f"{text!r} is not NAME:MIN:OPT:MAX with shapes such as 1x3x224x224")
+    return profiles or None
 
 
 def _apply(options: list[Callable[[Any], Any]], function: F) -> F:

@@ -21,11 +21,15 @@ from overflow_fixer.reports import closing_table, render_json
 from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import open_reference, verify
 
+_ENGINES = frozenset({".engine", ".plan", ".trt"})
+
 
 @click.command("verify")
 @options.model_argument
 @click.option(
-    "--artifact", type=click.Path(path_type=Path), help="Another tool's typed model, without a plan."
+    "--artifact",
+    type=click.Path(path_type=Path),
+    help="Another tool's typed model or engine, without a plan.",
 )
 @options.calibration_options
 @options.build_options
@@ -58,9 +62,12 @@ def verify_command(
 def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verification:
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-    name, _ = choose_backend(config.build.backend)
-    _refuse_unsimulated(path)
-    candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), ())
+    name = "tensorrt" if path.suffix in _ENGINES else "onnx"
+    choose_backend(name)
+    if name == "onnx":
+        _refuse_unsimulated(path)
+    settings = config.build.settings(config.folder, {})
+    candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings)
     return verify(
         open_reference(graph),
         candidate,

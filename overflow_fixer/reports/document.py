@@ -12,10 +12,14 @@ from typing import Any, TypeAlias
 
 from overflow_fixer.records import (
     Clamp,
+    Engine,
     Finding,
     FixReport,
     Kept,
+    Latency,
     Pin,
+    PinOutcome,
+    Price,
     Range,
     RepairRound,
     Share,
@@ -32,7 +36,8 @@ from overflow_fixer.reports.verdict import (
     select_over_threshold,
 )
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "2.0"
+FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
 _ERROR_COUNTS = (
@@ -67,15 +72,18 @@ def build_document(report: FixReport) -> Document:
         "tool_version": report.tool_version,
         "versions": dict(report.versions),
         "backend": _describe_backend(report),
+        "engine": None if report.artifact.engine is None else _describe_engine(report.artifact.engine),
         "calibration": _describe_calibration(report),
         "tolerance": _describe_tolerance(report.tolerance),
         "ranges": _describe_ranges(report),
         "plan": _describe_plan(report),
         "kept_in_fp32": [_describe_kept(kept) for kept in report.artifact.kept],
         "share": _describe_share(report.share),
+        "price": None if report.price is None else _describe_price(report.price),
         "verification": {
             "naive": _describe_verification(report.naive),
             "fixed": _describe_verification(report.fixed),
+            "fp32_engine": _describe_verification(report.fp32_engine),
         },
         "repair_rounds": [_describe_round(found) for found in report.rounds],
         "files": [_describe_file(path) for path in report.files],
@@ -123,6 +131,33 @@ def _describe_backend(report: FixReport) -> Document:
         "fp32_node_count": len(report.artifact.fp32_nodes),
         "cast_count": report.artifact.cast_count,
     }
+
+
+def _describe_engine(engine: Engine) -> Document:
+    major, minor = engine.compute_capability
+    return {
+        "tensorrt": engine.tensorrt,
+        "gpu": engine.gpu,
+        "compute_capability": f"{major}.{minor}",
+        "typing": engine.typing,
+        "constraints": engine.constraints,
+        "layers": int(engine.layers),
+        "fp32_layers": int(engine.fp32_layers),
+        "fp16_layers": int(engine.fp16_layers),
+        "reformat_layers": int(engine.reformat_layers),
+        "opaque_layers": int(engine.opaque_layers),
+        "fp32_layer_share": _divide(engine.fp32_layers, engine.layers),
+        "pins": [_describe_outcome(outcome) for outcome in engine.pins],
+        "skipped": [_describe_kept(kept) for kept in engine.skipped],
+        "dropped": [_describe_kept(kept) for kept in engine.dropped],
+        "builds": int(engine.builds),
+        "build_seconds": encode_number(engine.build_seconds),
+        "warnings": list(engine.warnings),
+    }
+
+
+def _describe_outcome(outcome: PinOutcome) -> Document:
+    return {"node": outcome.node, "state": outcome.state, "layers": list(outcome.layers)}
 
 
 def _describe_calibration(report: FixReport) -> Document:
@@ -205,11 +240,34 @@ def _describe_share(share: Share) -> Document:
     }
 
 
-def _divide(part: int, whole: int) -> JsonNumber:
+def _describe_price(price: Price) -> Document:
+    fixed = next((found.p50_ms for found in price.latencies if found.name == FIXED_ENGINE), math.nan)
+    return {
+        "batch": price.batch,
+        "latencies": [_describe_latency(found, fixed) for found in price.latencies],
+        "fp32_time_share": encode_number(price.fp32_time_share),
+        "opaque_time_share": encode_number(price.opaque_time_share),
+        "remarks": list(price.remarks),
+    }
+
+
+def _describe_latency(found: Latency, fixed_ms: float) -> Document:
+    return {
+        "name": found.name,
+        "p50_ms": encode_number(found.p50_ms),
+        "p95_ms": encode_number(found.p95_ms),
+        "runs": int(found.runs),
+        "p50_ratio": _divide(found.p50_ms, fixed_ms),
+    }
+
+
+def _divide(part: float, whole: float) -> JsonNumber:
     return encode_number(part / whole if whole else math.nan)
 
 
-def _describe_verification(verification: Verification) -> Document:
+def _describe_verification(verification: Verification | None) -> Document | None:
+    if verification is None:
+        return None
     first = verification.first_wrong
     return {
         "passed": is_proved(verification),
@@ -219,6 +277,7 @@ def _describe_verification(verification: Verification) -> Document:
             for found in verification.outputs
         ],
         "first_wrong": None if first is None else _describe_error(first),
+        "traced_in": verification.traced_in,
     }
 
 

@@ -11,8 +11,18 @@ import jinja2
 
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports.document import Document, build_document
+from overflow_fixer.reports.engine_wording import (
+    OPAQUE_NOTE,
+    TRACE_NOTES,
+    count_other_layers,
+    say_alerts,
+    say_enforcement,
+    say_fp32_engine,
+    sort_engine_pins,
+)
 from overflow_fixer.reports.numbers_json import JsonNumber, decode_number
 from overflow_fixer.reports.pin_groups import group_pins
+from overflow_fixer.reports.pin_outcomes import say_outcomes
 from overflow_fixer.reports.wording import (
     make_visible,
     say_batches,
@@ -21,8 +31,11 @@ from overflow_fixer.reports.wording import (
     say_decibels,
     say_flops,
     say_match,
+    say_milliseconds,
     say_number,
     say_plural,
+    say_ratio,
+    say_seconds,
     say_share,
 )
 
@@ -36,8 +49,26 @@ def render_html(report: FixReport) -> str:
 
 def fill_template(document: Document) -> str:
     """The page of a report's document (see `build_document`)."""
-    groups = group_pins(document["plan"]["pins"])
-    return _template().render(report=document, pin_groups=groups)
+    return _template().render(
+        report=document,
+        pin_groups=group_pins(document["plan"]["pins"]),
+        alerts=say_alerts(document),
+        fp32_engine=say_fp32_engine(document),
+        **_say_engine(document),
+    )
+
+
+def _say_engine(document: Document) -> dict[str, Any]:
+    engine = document["engine"]
+    if engine is None:
+        return {"pins_by_state": {}, "proof": "", "enforcement": "", "other_layers": 0}
+    found = sort_engine_pins(document)
+    return {
+        "pins_by_state": found,
+        "proof": say_outcomes(found),
+        "enforcement": say_enforcement(engine),
+        "other_layers": count_other_layers(engine),
+    }
 
 
 def measure_bar(headroom_bits: JsonNumber) -> tuple[str, float]:
@@ -66,6 +97,9 @@ def _template() -> jinja2.Template:
         decibels=say_decibels,
         count=lambda value: f"{value:,}",
         match=say_match,
+        milliseconds=say_milliseconds,
+        ratio=say_ratio,
+        seconds=say_seconds,
         plural=say_plural,
         batches=say_batches,
         bytes=say_bytes,
@@ -73,6 +107,7 @@ def _template() -> jinja2.Template:
         percent=say_share,
         bar=measure_bar,
     )
+    environment.globals.update(opaque_note=OPAQUE_NOTE, trace_notes=TRACE_NOTES)
     source = resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(source)
 

@@ -8,16 +8,17 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
-from rich.padding import Padding
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports.document import Document, build_document
+from overflow_fixer.reports.engine_section import lay_out_engine, lay_out_proof
+from overflow_fixer.reports.engine_wording import OPAQUE_NOTE, TRACE_NOTES, say_alerts, say_fp32_engine
+from overflow_fixer.reports.layout import Name, line, make_table, more, note, shorten_reason, title
 from overflow_fixer.reports.pin_groups import PinGroup, group_pins
+from overflow_fixer.reports.price_section import lay_out_price
 from overflow_fixer.reports.wording import (
     make_visible,
     say_batches,
@@ -37,23 +38,7 @@ TEXT_WIDTH = 100
 _MOST_TENSORS = 10
 _MOST_PIN_GROUPS = 15
 _MOST_ROWS = 10
-_REASON_WIDTH = 160
-_NAME_MIN_WIDTH = 12
 _KIND_WIDTH = 24
-
-
-class Name:
-    """A name that shortens itself in the middle to the room it is given; never read as markup."""
-
-    def __init__(self, text: str) -> None:
-        self._text = make_visible(text)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        width = max(Text(self._text).cell_len, 1)
-        return Measurement(min(_NAME_MIN_WIDTH, width), width).with_maximum(options.max_width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(shorten_middle(self._text, options.max_width), no_wrap=True, overflow="crop")
 
 
 def closing_table(report: FixReport) -> Group:
@@ -84,35 +69,45 @@ def print_document(document: Document, width: int = TEXT_WIDTH) -> str:
 def lay_out(document: Document) -> Group:
     """The closing table of a report's document."""
     parts: list[RenderableType] = [*_head(document)]
-    for section in (_tensors, _pins, _clamps, _share, _errors, _first_wrong, _rounds, _files):
+    engine = () if document["engine"] is None else (lay_out_engine,)
+    price = () if document["engine"] is None and document["price"] is None else (lay_out_price,)
+    before, after = (_tensors, _pins, _clamps), (_errors, _first_wrong, _rounds, _files)
+    for section in (*before, *engine, _share, *price, *after):
         parts += [Text(""), *section(document)]
-    return Group(*parts)
+    return Group(*parts, Text(""), _verdict(document))
 
 
 def _head(document: Document) -> Iterator[RenderableType]:
     if document["synthetic_data_warning"]:
-        yield _line(document["synthetic_data_warning"], "bold red")
-    verdict = document["verdict"]
-    yield _line(verdict["sentence"], "bold green" if verdict["passed"] else "bold red")
+        yield line(document["synthetic_data_warning"], "bold red")
+    yield _verdict(document)
+    for alert in say_alerts(document):
+        yield line(alert, "bold red")
     for warning in document["warnings"]:
-        yield _line(f"Warning: {warning}", "yellow")
+        yield line(f"Warning: {warning}", "yellow")
+
+
+def _verdict(document: Document) -> Text:
+    """Said first, and last again: by then the first line may have left the screen."""
+    verdict = document["verdict"]
+    return line(verdict["sentence"], "bold green" if verdict["passed"] else "bold red")
 
 
 def _tensors(document: Document) -> Iterator[RenderableType]:
     ranges = document["ranges"]
     over, total = ranges["over_threshold"], say_plural(ranges["tensor_count"], "tensor")
     limit = say_number(ranges["threshold"])
-    yield _title(f"Over the threshold of {limit}, or not finite: {len(over)} of {total}")
+    yield title(f"Over the threshold of {limit}, or not finite: {len(over)} of {total}")
     if over:
         yield _tensor_table(over[:_MOST_TENSORS])
-    yield from _more(len(over) - _MOST_TENSORS, "tensor", "report.json")
+    yield from more(len(over) - _MOST_TENSORS, "tensor", "report.json")
     if ranges["not_observed"]:
         count = say_plural(len(ranges["not_observed"]), "tensor")
-        yield _note(f"{count} could not be observed: see report.json", "yellow")
+        yield note(f"{count} could not be observed: see report.json", "yellow")
 
 
 def _tensor_table(ranges: Sequence[dict[str, Any]]) -> Table:
-    table = _table("Tensor", "Max abs>", "Headroom\n(bits)>", "NaN>", "FP16 inf>", "Batch")
+    table = make_table("Tensor", "Max abs>", "Headroom\n(bits)>", "NaN>", "FP16 inf>", "Batch")
     for found in ranges:
         table.add_row(
             Name(found["tensor"]),
@@ -128,16 +123,17 @@ def _tensor_table(ranges: Sequence[dict[str, Any]]) -> Table:
 def _pins(document: Document) -> Iterator[RenderableType]:
     plan = document["plan"]
     pins, groups = plan["pins"], group_pins(plan["pins"])
-    yield _title(f"Pinned to FP32: {say_plural(len(pins), 'node')}{_say_causes(groups)}")
+    yield title(f"Pinned to FP32: {say_plural(len(pins), 'node')}{_say_causes(groups)}")
     if groups:
         yield _pin_table(groups[:_MOST_PIN_GROUPS])
     rest = groups[_MOST_PIN_GROUPS:]
     if rest:
         count = say_plural(sum(len(group.pins) for group in rest), "node")
-        yield _note(f"and {count} more, by {say_plural(len(rest), 'cause')}: see plan.json", "dim")
+        yield note(f"and {count} more, by {say_plural(len(rest), 'cause')}: see plan.json", "dim")
+    yield from lay_out_proof(document)
     if plan["considered"]:
         count = say_plural(len(plan["considered"]), "finding")
-        yield _note(f"{count} considered and left in FP16: see plan.json", "dim")
+        yield note(f"{count} considered and left in FP16: see plan.json", "dim")
 
 
 def _say_causes(groups: Sequence[PinGroup]) -> str:
@@ -145,7 +141,7 @@ def _say_causes(groups: Sequence[PinGroup]) -> str:
 
 
 def _pin_table(groups: Sequence[PinGroup]) -> Table:
-    table = _table("Nodes", "Why")
+    table = make_table("Nodes", "Why")
     for group in groups:
         table.add_row(
             Group(Name(group.pins[0]["node"]), Text(_say_operators(group), style="dim")),
@@ -173,56 +169,68 @@ def _say_cause(group: PinGroup) -> str:
         return "no finding was recorded"
     batch = cause["batch"]
     seen = f" [{shorten_middle(make_visible(batch), 40)}]" if batch and batch not in cause["reason"] else ""
-    return f"{cause['rule']}: {_shorten_reason(cause['reason'])}{seen}"
+    return f"{cause['rule']}: {shorten_reason(cause['reason'])}{seen}"
 
 
 def _clamps(document: Document) -> Iterator[RenderableType]:
     clamps = document["plan"]["clamps"]
-    yield _title(f"Clamped: {say_plural(len(clamps), 'constant')}")
+    yield title(f"Clamped: {say_plural(len(clamps), 'constant')}")
     if clamps:
-        table = _table("Constant", "To +/->", "Why")
+        table = make_table("Constant", "To +/->", "Why")
         for clamp in clamps[:_MOST_ROWS]:
             table.add_row(
-                Name(clamp["tensor"]), say_number(clamp["magnitude"]), Text(_shorten_reason(clamp["reason"]))
+                Name(clamp["tensor"]), say_number(clamp["magnitude"]), Text(shorten_reason(clamp["reason"]))
             )
         yield table
-    yield from _more(len(clamps) - _MOST_ROWS, "constant", "plan.json")
+    yield from more(len(clamps) - _MOST_ROWS, "constant", "plan.json")
 
 
 def _share(document: Document) -> Iterator[RenderableType]:
     share, kept = document["share"], document["kept_in_fp32"]
     nodes = f"{share['fp16_nodes']} of {say_plural(share['float_nodes'], 'float node')}"
-    yield _title("Runs in FP16")
-    yield _note(f"{nodes} ({say_share(share['fp16_node_share'])})")
+    yield title("Runs in FP16")
+    yield note(f"{nodes} ({say_share(share['fp16_node_share'])})")
     flops = f"{say_flops(share['fp16_flops'])} of {say_flops(share['flops'])}"
     unknown = share["unknown_flops_nodes"]
-    note = f"; FLOPs of {say_plural(unknown, 'node')} unknown" if unknown else ""
-    yield _note(f"{flops} ({say_share(share['fp16_flops_share'])}){note}")
+    left_out = f"; FLOPs of {say_plural(unknown, 'node')} unknown" if unknown else ""
+    yield note(f"{flops} ({say_share(share['fp16_flops_share'])}){left_out}")
+    if document["engine"] is not None and document["engine"]["opaque_layers"]:
+        yield note(OPAQUE_NOTE, "dim")
     if kept:
         kinds = Counter(_say_kind(found) for found in kept).most_common()
         said = ", ".join(f"{kind} x{count}" for kind, count in kinds[:4]) + (
             ", ..." if len(kinds) > 4 else ""
         )
-        yield _note(f"the backend keeps {say_plural(len(kept), 'node')} in FP32 for itself: {said}")
+        yield note(f"the backend keeps {say_plural(len(kept), 'node')} in FP32 for itself: {said}")
 
 
 def _errors(document: Document) -> Iterator[RenderableType]:
     before, after = (document["verification"][side] for side in ("naive", "fixed"))
-    yield _title(f"Error against FP32, before (naive FP16) and after, on {say_batches(after['batch_count'])}")
-    naive = {found["error"]["tensor"]: found for found in before["outputs"]}
+    what = " (plain FP16 was not compared)" if before is None else ", before (naive FP16) and after"
+    yield title(f"Error against FP32{what}, on {say_batches(after['batch_count'])}")
     outputs = sorted(after["outputs"], key=lambda found: found["passed"])
-    if not outputs:
-        yield _note("no output was compared", "bold red")
-        return
-    table = _table("Output", "", "NaN>", "Inf>", "Max abs\nerror>", "SNR\n(dB)>", "")
-    for found in outputs[:_MOST_ROWS]:
+    if outputs:
+        yield _error_table(outputs[:_MOST_ROWS], None if before is None else before["outputs"])
+        yield from more(len(outputs) - _MOST_ROWS, "output", "report.json")
+        yield from _remarks(outputs)
+    else:
+        yield note("no output was compared", "bold red")
+    reference = say_fp32_engine(document)
+    if reference is not None:
+        yield note(reference, "" if document["verification"]["fp32_engine"]["passed"] else "bold red")
+
+
+def _error_table(outputs: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]] | None) -> Table:
+    sides = () if before is None else ("",)
+    table = make_table("Output", *sides, "NaN>", "Inf>", "Max abs\nerror>", "SNR\n(dB)>", "")
+    naive = {found["error"]["tensor"]: found for found in before or ()}
+    for found in outputs:
         name = found["error"]["tensor"]
         if name in naive:
             table.add_row(Name(name), "before", *_error_cells(naive[name]))
-        table.add_row("" if name in naive else Name(name), "after", *_error_cells(found))
-    yield table
-    yield from _more(len(outputs) - _MOST_ROWS, "output", "report.json")
-    yield from _remarks(outputs)
+        after = () if before is None else ("after",)
+        table.add_row("" if name in naive else Name(name), *after, *_error_cells(found))
+    return table
 
 
 def _error_cells(found: dict[str, Any]) -> Iterator[RenderableType]:
@@ -238,24 +246,29 @@ def _remarks(outputs: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
     wrong = [found for found in outputs if not found["passed"]]
     for found in wrong[:_MOST_ROWS]:
         name = shorten_middle(make_visible(found["error"]["tensor"]), 40)
-        yield _note(f"{name}: {_shorten_reason(found['reason'])}", "red")
+        yield note(f"{name}: {shorten_reason(found['reason'])}", "red")
     broken = [f for f in outputs if f["error"]["reference_nan"] or f["error"]["reference_inf"]]
     if broken:
         count = say_plural(len(broken), "output")
-        yield _note(f"in FP32 itself, {count} held NaN or Inf: see report.json", "yellow")
+        yield note(f"in FP32 itself, {count} held NaN or Inf: see report.json", "yellow")
 
 
 def _first_wrong(document: Document) -> Iterator[RenderableType]:
-    yield _title("First tensor to go wrong")
-    for side, said in (("naive", "before"), ("fixed", "after")):
-        verification = document["verification"][side]
-        error = verification["first_wrong"]
-        if error is not None:
-            yield _note(f"{said}: {_say_first(error)}")
-        elif verification["passed"]:
-            yield _note(f"{said}: none")
-        else:
-            yield _note(f"{said}: not found")
+    yield title("First tensor to go wrong")
+    found = [document["verification"][side] for side in ("naive", "fixed")]
+    for verification, side in zip(found, ("before", "after"), strict=True):
+        yield note(f"{side}: {_say_first_of(verification)}")
+    for source in dict.fromkeys(side["traced_in"] for side in found if side and side["first_wrong"]):
+        if TRACE_NOTES[source]:
+            yield note(f"({TRACE_NOTES[source]})", "dim")
+
+
+def _say_first_of(verification: Document | None) -> str:
+    if verification is None:
+        return "not compared"
+    if verification["first_wrong"] is not None:
+        return _say_first(verification["first_wrong"])
+    return "none" if verification["passed"] else "not found"
 
 
 def _say_first(error: dict[str, Any]) -> str:
@@ -271,65 +284,33 @@ def _say_first(error: dict[str, Any]) -> str:
 def _rounds(document: Document) -> Iterator[RenderableType]:
     rounds = document["repair_rounds"]
     if not rounds:
-        yield _title("Repair: no round was run")
+        yield title("Repair: no round was run")
         return
     start, end = document["plan"]["initial_pin_count"], len(document["plan"]["pins"])
-    yield _title(f"Repair: {say_plural(len(rounds), 'round')}, from {say_plural(start, 'pin')} to {end}")
-    table = _table("Round>", "Tried", "Nodes>", "Worst\nSNR (dB)>", "Mismatched>", "Result")
+    yield title(f"Repair: {say_plural(len(rounds), 'round')}, from {say_plural(start, 'pin')} to {end}")
+    table = make_table("Round>", "Tried", "Nodes>", "Worst\nSNR (dB)>", "Mismatched>", "Result")
     for found in rounds[:_MOST_ROWS]:
         result = "passed" if found["passed"] else "failed"
         table.add_row(
             str(found["index"]),
-            Text(_shorten_reason(found["action"])),
+            Text(shorten_reason(found["action"])),
             f"+{len(found['added'])}",
             say_decibels(found["worst_snr_db"]),
             say_count(found["mismatched"]),
             f"{result}, {'kept' if found['kept'] else 'taken back'}",
         )
     yield table
-    yield from _more(len(rounds) - _MOST_ROWS, "round", "report.json")
+    yield from more(len(rounds) - _MOST_ROWS, "round", "report.json")
 
 
 def _files(document: Document) -> Iterator[RenderableType]:
     files = document["files"]
     folders = {str(Path(found["path"]).parent) for found in files}
     one = next(iter(folders)) if len(folders) == 1 else None
-    yield _title(f"Files written{f' to {make_visible(one)}' if one else ''}: {'' if files else 'none'}")
+    yield title(f"Files written{f' to {make_visible(one)}' if one else ''}: {'' if files else 'none'}")
     table = Table.grid(padding=(0, 2))
     for found in files:
         name = Path(found["path"]).name if one else found["path"]
         table.add_row("", Name(name), Text(say_bytes(found["size_bytes"]), justify="right", no_wrap=True))
     if files:
         yield table
-
-
-def _table(*columns: str) -> Table:
-    """A table with these headers; one that ends in ">" is of numbers: to the right, never cut."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="", padding=(0, 1))
-    for column in columns:
-        numeric = column.endswith(">")
-        table.add_column(
-            Text(column.rstrip(">")), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
-        )
-    return table
-
-
-def _title(text: str) -> Text:
-    return Text(text, style="bold")
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(make_visible(text), style=style)
-
-
-def _note(text: str, style: str = "") -> Padding:
-    return Padding(_line(text, style), (0, 0, 0, 2), expand=False)
-
-
-def _more(count: int, noun: str, file: str) -> Iterator[RenderableType]:
-    if count > 0:
-        yield _note(f"and {count} more {noun if count == 1 else noun + 's'}: see {file}", "dim")
-
-
-def _shorten_reason(reason: str) -> str:
-    return shorten_middle(make_visible(reason), _REASON_WIDTH)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from overflow_fixer.records import FixReport, Range, Verification
+from overflow_fixer.reports.pin_outcomes import say_outcomes, sort_pins
 from overflow_fixer.reports.wording import say_batches, say_plural, shorten_middle
 
 Status = Literal["fixed", "no_fix_needed", "nothing_pinned", "not_verified"]
@@ -39,8 +40,14 @@ def judge(report: FixReport) -> Verdict:
     return Verdict(status, True, f"{label}{doubt}: {proof}. {why}")
 
 
-def is_proved(verification: Verification) -> bool:
-    return bool(verification.outputs) and verification.batch_count > 0 and verification.passed
+def is_proved(verification: Verification | None) -> bool:
+    """Whether something was compared and all of it is right; False for what was not compared at all."""
+    return (
+        verification is not None
+        and bool(verification.outputs)
+        and verification.batch_count > 0
+        and verification.passed
+    )
 
 
 def is_synthetic(report: FixReport) -> bool:
@@ -64,6 +71,8 @@ def _is_over(found: Range, threshold: float) -> bool:
 def _explain(report: FixReport) -> tuple[Status, str, str]:
     over = len(select_over_threshold(report))
     pinned = _say_changes(report)
+    if report.naive is None:
+        return _explain_alone(report, pinned)
     if not is_proved(report.naive):
         return "fixed", "FIXED and verified", f"{pinned}; plain FP16 fails."
     if report.plan.pins or report.plan.clamps:
@@ -75,14 +84,34 @@ def _explain(report: FixReport) -> tuple[Status, str, str]:
     return "no_fix_needed", "FP16 needs no fix", f"{pinned}; {rest}"
 
 
+def _explain_alone(report: FixReport, pinned: str) -> tuple[Status, str, str]:
+    """Nothing is known of plain FP16, so nothing is said to have been wrong, nor mended."""
+    why = f"{pinned}; plain FP16 was not compared."
+    if report.plan.pins or report.plan.clamps:
+        return "fixed", "VERIFIED", why
+    return "nothing_pinned", "VERIFIED, nothing pinned", why
+
+
 def _say_changes(report: FixReport) -> str:
     plan, kept = report.plan, report.artifact.kept
-    said = [f"{say_plural(len(plan.pins), 'node')} pinned to FP32"]
+    said = [f"{say_plural(len(plan.pins), 'node')} pinned to FP32{_say_proof(report)}"]
     if plan.clamps:
         said.append(f"{say_plural(len(plan.clamps), 'constant')} clamped")
     if kept and not plan.pins:
         said.append(f"{len(kept)} kept in FP32 by the backend")
     return ", ".join(said)
+
+
+def _say_proof(report: FixReport) -> str:
+    """What became of the pins in an engine: a pin that was asked for is not yet one that holds."""
+    engine = report.artifact.engine
+    if engine is None or not report.plan.pins:
+        return ""
+    states = {outcome.node: outcome.state for outcome in engine.pins}
+    skipped, dropped = ({kept.node for kept in found} for found in (engine.skipped, engine.dropped))
+    found = sort_pins((pin.node for pin in report.plan.pins), states, skipped, dropped)
+    only = ", which TensorRT was only asked to prefer" if engine.constraints == "prefer" else ""
+    return f" ({say_outcomes(found)}{only})"
 
 
 def _why_not(report: FixReport) -> str:
@@ -96,4 +125,10 @@ def _why_not(report: FixReport) -> str:
     name = shorten_middle(first.error.tensor, _NAME_WIDTH)
     why = f"{len(failed)} of {say_plural(len(outputs), 'output')} wrong: {name}: {first.reason.rstrip('. ')}"
     worse = "; plain FP16 passes, so this plan makes it worse" if is_proved(report.naive) else ""
-    return why + worse
+    return why + worse + _say_fault(report)
+
+
+def _say_fault(report: FixReport) -> str:
+    engine = report.fp32_engine
+    wrong = engine is not None and any(not verdict.passed for verdict in engine.outputs)
+    return "; TensorRT's own FP32 engine is wrong too" if wrong else ""

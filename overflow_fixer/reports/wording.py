@@ -54,6 +54,21 @@ def say_decibels(value: JsonNumber) -> str:
     return _say(value, ".1f")
 
 
+def say_milliseconds(value: JsonNumber) -> str:
+    """Three decimals: to the microsecond, which is finer than a GPU repeats."""
+    return _say(value, ".3f")
+
+
+def say_seconds(value: JsonNumber) -> str:
+    return f"{_say(value, '.1f')} s"
+
+
+def say_ratio(value: JsonNumber) -> str:
+    """Such as "1.46x"; "n/a" where there is nothing to hold it against."""
+    said = _say(value, ".2f")
+    return said if said == "n/a" else f"{said}x"
+
+
 def say_match(error: dict[str, Any]) -> str:
     """A tensor's SNR in dB; the share of equal elements where it is not of floats."""
     if error["is_float"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import numpy as np
 from overflow_fixer.records import (
     Artifact,
     Clamp,
+    Engine,
     Finding,
     FixReport,
     Kept,
+    Latency,
     OutputVerdict,
     Pin,
+    PinOutcome,
     PrecisionPlan,
+    Price,
     Range,
     RangeTable,
     RepairRound,
@@ -145,6 +150,109 @@ def make_report(folder: Path, **changes: Any) -> FixReport:
     return replace(report, **changes)
 
 
+def make_engine(**changes: Any) -> Engine:
+    """Every kind of layer, every fate of a pin but "not honoured", and more warnings than a terminal shows."""
+    engine = Engine(
+        tensorrt="8.6.0",
+        gpu="NVIDIA H200",
+        compute_capability=(9, 0),
+        typing="weak",
+        constraints="obey",
+        layers=215,
+        fp32_layers=41,
+        fp16_layers=150,
+        reformat_layers=19,
+        opaque_layers=3,
+        pins=(
+            PinOutcome("/conv3", "honoured", ("/conv3 + /relu3",)),
+            PinOutcome("/relu3", "honoured", ("/conv3 + /relu3",)),
+            PinOutcome("/softmax", "not visible", ("{ForeignNode[/norm.../softmax]}",)),
+            PinOutcome("/scale", "no layer"),
+        ),
+        skipped=(
+            Kept("(Unnamed Layer* 7) [Shuffle]", "Reshape", "it moves integers, which have no precision"),
+        ),
+        dropped=(
+            Kept("/transpose", "Transpose", "no FP32 implementation was found, and it only moves data"),
+        ),
+        builds=6,
+        build_seconds=182.34,
+        warnings=tuple(f"{i}: weights of /conv{i} have been clamped to the range of FP16" for i in range(7)),
+    )
+    return replace(engine, **changes)
+
+
+def make_price(**changes: Any) -> Price:
+    price = Price(
+        batch=BATCHES[0],
+        latencies=(
+            Latency("naive FP16", 0.812, 0.901, 200),
+            Latency("fixed", 1.015, 1.12, 200),
+            Latency("FP32 (TF32)", 1.624, 1.8, 200),
+            Latency("FP32 (no TF32)", 2.436, 2.5, 200),
+        ),
+        fp32_time_share=0.357,
+        opaque_time_share=0.215,
+        remarks=("Batch 1 is too small for this GPU: most layers wait to be started rather than compute.",),
+    )
+    return replace(price, **changes)
+
+
+def make_engine_report(folder: Path, **changes: Any) -> FixReport:
+    """An engine, with everything that can be told of one."""
+    report = make_report(folder)
+    pinned = [("/conv3", "Conv"), ("/relu3", "Relu"), ("/softmax", "Softmax"), ("/scale", "Mul")]
+    pins = [make_pin(node, kind) for node, kind in (*pinned, ("/transpose", "Transpose"))]
+    artifact = replace(
+        report.artifact, backend="tensorrt", path=folder / "model.engine", cast_count=0, engine=make_engine()
+    )
+    engine_report = replace(
+        report,
+        backend="tensorrt",
+        backend_reason="TensorRT 8.6.0 and an NVIDIA H200 were found",
+        plan=replace(report.plan, pins=tuple(pins)),
+        artifact=artifact,
+        price=make_price(),
+        fp32_engine=replace(make_passing("logits", "boxes"), first_wrong=None),
+        files=(folder / "ranges.h5", folder / "plan.json", folder / "model.engine"),
+    )
+    return replace(engine_report, **changes)
+
+
+def make_preferred(folder: Path, **changes: Any) -> FixReport:
+    """The last resort: pins that TensorRT ignored, on a model that its own FP32 engine gets wrong."""
+    report = make_engine_report(folder)
+    pins = (
+        PinOutcome("/conv3", "not honoured", ("/conv3 + /relu3",)),
+        PinOutcome("/relu3", "not honoured", ("/conv3 + /relu3",)),
+        PinOutcome("/softmax", "honoured", ("/softmax",)),
+    )
+    engine = make_engine(constraints="prefer", pins=pins)
+    preferred = replace(
+        report,
+        artifact=replace(report.artifact, engine=engine),
+        fixed=make_failing("logits", "boxes"),
+        fp32_engine=make_failing("boxes"),
+    )
+    return replace(preferred, **changes)
+
+
+def make_uncompared(folder: Path, **changes: Any) -> FixReport:
+    """An engine built with --no-compare: nothing is known of plain FP16, nor of what the fix costs."""
+    report = make_engine_report(folder, naive=None, price=None, fp32_engine=None)
+    pins = tuple(pin for pin in report.plan.pins if pin.node in ("/conv3", "/relu3"))
+    engine = make_engine(pins=make_engine().pins[:2], skipped=(), dropped=(), warnings=())
+    return replace(
+        report,
+        plan=replace(report.plan, pins=pins),
+        artifact=replace(report.artifact, engine=engine),
+        **changes,
+    )
+
+
+ENGINE_FACTORIES: list[Callable[[Path], FixReport]] = [make_engine_report, make_preferred, make_uncompared]
+
+
 def make_untouched(folder: Path, **changes: Any) -> FixReport:
     """Nothing over the threshold, nothing pinned, plain FP16 right."""
     quiet = make_report(
@@ -212,6 +320,7 @@ def make_lost(folder: Path, **changes: Any) -> FixReport:
         share=Share(0, 0, 0, 0, 4),
         tolerance=Tolerance(INF, NAN, {"logits": NAN}, NAN),
         durations_seconds={"scan": NAN},
+        price=Price("", (Latency("fixed", NAN, INF, 0), Latency("naive FP16", 1.0, NAN, 0)), NAN, NAN),
         **changes,
     )
 
@@ -240,7 +349,24 @@ def make_hostile(folder: Path, name: str = HOSTILE, **changes: Any) -> FixReport
         warnings=(name,),
     )
     kept = (Kept(name, name, name),)
-    return replace(report, artifact=replace(report.artifact, kept=kept), versions={name: name}, **changes)
+    pins = (PinOutcome(name, "not honoured", (name,)), PinOutcome(name + "2", "not visible", (name,)))
+    engine = make_engine(
+        tensorrt=name,
+        gpu=name,
+        pins=pins,
+        skipped=kept,
+        dropped=(),
+        warnings=(name, name),
+        constraints="prefer",
+    )
+    return replace(
+        report,
+        artifact=replace(report.artifact, kept=kept, engine=engine),
+        versions={name: name},
+        price=Price(name, (Latency(name, 1.5, 2.5, 100),), 0.5, 0.1, (name,)),
+        fp32_engine=make_failing(name, first=name),
+        **changes,
+    )
 
 
 def make_crowded(folder: Path, count: int = 400, **changes: Any) -> FixReport:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from report_factories import (
     BATCHES,
+    make_engine_report,
     make_error,
     make_lost,
     make_passing,
@@ -41,10 +42,14 @@ LEFT_OUT = {
         (records.Verification, ("verification", "fixed")),
         (records.RepairRound, ("repair_rounds", 0)),
         (records.Share, ("share",)),
+        (records.Engine, ("engine",)),
+        (records.PinOutcome, ("engine", "pins", 0)),
+        (records.Price, ("price",)),
+        (records.Latency, ("price", "latencies", 0)),
     ],
 )
 def test_no_field_of_a_record_is_lost(tmp_path: Path, record: type, place: tuple[str | int, ...]) -> None:
-    entry = build_document(make_report(tmp_path))
+    entry = build_document(make_engine_report(tmp_path))
     for step in place:
         entry = entry[step]
     names = {field.name for field in dataclasses.fields(record)} - LEFT_OUT.get(record, set())

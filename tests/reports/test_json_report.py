@@ -10,8 +10,10 @@ import jsonschema
 import pytest
 from report_factories import (
     CONTROL,
+    ENGINE_FACTORIES,
     LONG,
     make_crowded,
+    make_engine_report,
     make_failed,
     make_hostile,
     make_lost,
@@ -34,6 +36,7 @@ FACTORIES: list[Callable[[Path], FixReport]] = [
     make_lost,
     make_hostile,
     make_crowded,
+    *ENGINE_FACTORIES,
     lambda folder: make_hostile(folder, CONTROL),
     lambda folder: make_hostile(folder, LONG),
     lambda folder: make_hostile(folder, "NaN"),
@@ -93,7 +96,7 @@ def _is_refused(validator: Any, document: Any, path: Path_, change: Callable[[An
 
 @pytest.fixture
 def document(tmp_path: Path) -> Any:
-    return json.loads(render_json(make_report(tmp_path)))
+    return json.loads(render_json(make_engine_report(tmp_path)))
 
 
 def test_a_field_too_many_is_refused_anywhere(validator: Any, document: Any) -> None:

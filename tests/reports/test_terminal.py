@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from report_factories import (
     CONTROL,
+    ENGINE_FACTORIES,
     HOSTILE,
     LONG,
     make_crowded,
@@ -33,6 +34,7 @@ FACTORIES: list[Callable[[Path], FixReport]] = [
     make_lost,
     make_hostile,
     make_crowded,
+    *ENGINE_FACTORIES,
     lambda folder: make_hostile(folder, CONTROL),
     lambda folder: make_hostile(folder, LONG),
     lambda folder: make_hostile(folder, "模型/卷积" * 30),
@@ -66,6 +68,7 @@ def test_the_sections_come_in_order(tmp_path: Path) -> None:
     heads = ["RANDOM DATA", "FIXED and verified", "Warning: mind the gap", "Over the threshold of 10000"]
     heads += ["Pinned to FP32: 3 nodes", "Clamped: 1 constant", "Runs in FP16", "Error against FP32"]
     heads += ["First tensor to go wrong", "Repair: 1 round, from 2 pins to 3", "Files written to"]
+    heads += ["FIXED and verified"]
     starts = [line for line in text.splitlines() if any(line.startswith(head) for head in heads)]
     assert [line[: len(head)] for line, head in zip(starts, heads, strict=True)] == heads
 

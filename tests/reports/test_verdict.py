@@ -1,24 +1,28 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_factories import (
     LONG,
+    make_engine_report,
     make_failed,
     make_failing,
     make_hostile,
     make_passing,
     make_pin,
     make_plan,
+    make_preferred,
     make_range,
     make_report,
     make_table,
+    make_uncompared,
     make_untouched,
 )
 
-from overflow_fixer.records import Clamp, PrecisionPlan, Verification
+from overflow_fixer.records import Clamp, FixReport, PrecisionPlan, Verification
 from overflow_fixer.reports.verdict import judge
 
 
@@ -84,6 +88,48 @@ def test_nothing_compared_is_nothing_proved(tmp_path: Path, empty: Verification)
 def test_random_data_stands_in_the_verdict(tmp_path: Path) -> None:
     sentence = judge(make_report(tmp_path, synthetic=True)).sentence
     assert sentence.startswith("FIXED and verified, but on random data only: ")
+
+
+@pytest.mark.parametrize("make", [make_report, make_untouched, make_failed])
+def test_nothing_is_claimed_of_plain_fp16_where_it_was_not_compared(
+    tmp_path: Path, make: Callable[..., FixReport]
+) -> None:
+    sentence = judge(make(tmp_path, naive=None)).sentence
+    for claim in ("plain FP16 passes", "plain FP16 fails", "FIXED", "needs no fix", "worse"):
+        assert claim not in sentence
+
+
+def test_a_plan_that_was_not_held_against_plain_fp16_is_verified_and_no_more(tmp_path: Path) -> None:
+    verdict = judge(make_report(tmp_path, naive=None))
+    assert (verdict.status, verdict.passed) == ("fixed", True)
+    assert verdict.sentence == (
+        "VERIFIED: 2 outputs within tolerance of FP32 on 3 batches. "
+        "3 nodes pinned to FP32, 1 constant clamped; plain FP16 was not compared."
+    )
+    verdict = judge(make_untouched(tmp_path, naive=None))
+    assert (verdict.status, verdict.passed) == ("nothing_pinned", True)
+    assert verdict.sentence.endswith("plain FP16 was not compared.")
+
+
+def test_a_pin_of_an_engine_counts_by_what_became_of_it(tmp_path: Path) -> None:
+    sentence = judge(make_engine_report(tmp_path)).sentence
+    assert (
+        "5 nodes pinned to FP32 (2 honoured, 1 not visible, 1 without a layer, 1 dropped), 1 constant"
+        in sentence
+    )
+    assert "2 nodes pinned to FP32 (all honoured)" in judge(make_uncompared(tmp_path)).sentence
+
+
+def test_pins_that_were_only_preferred_are_said_to_be_so(tmp_path: Path) -> None:
+    sentence = judge(make_preferred(tmp_path, fixed=make_passing("logits"))).sentence
+    assert "2 NOT honoured" in sentence
+    assert "which TensorRT was only asked to prefer" in sentence
+
+
+def test_a_fault_of_tensorrt_stands_in_the_verdict(tmp_path: Path) -> None:
+    assert "TensorRT's own FP32 engine is wrong too" in judge(make_preferred(tmp_path)).sentence
+    without = judge(make_preferred(tmp_path, fp32_engine=make_passing("logits"))).sentence
+    assert "FP32 engine" not in without
 
 
 def test_a_long_name_does_not_swallow_the_verdict(tmp_path: Path) -> None:

@@ -95,6 +95,14 @@ def test_amounts_have_units() -> None:
     assert wording.say_flops(10**17) == "1e+05 TFLOP"
 
 
+def test_times_and_their_ratios() -> None:
+    assert wording.say_milliseconds(1.0154) == "1.015"
+    assert wording.say_milliseconds("NaN") == "n/a"
+    assert wording.say_seconds(182.34) == "182.3 s"
+    assert wording.say_ratio(1.604) == "1.60x"
+    assert wording.say_ratio("NaN") == "n/a"
+
+
 def test_an_output_that_is_not_of_floats_is_said_by_its_agreement() -> None:
     error = {"is_float": False, "element_count": 200, "mismatched": 1, "snr_db": "NaN"}
     assert wording.say_match(error) == "99.5 % equal"

@@ -1,0 +1,28 @@
+"""The `tensorrt` backend: engines with the planned layers in FP32, on every TensorRT from 8.5 to 11.
+
+`capabilities` asks the module what it can do, `network` parses, `mapping` finds a node's layers, `pins`
+sets them, `builder` builds, `inspection` reads what was built, `runner` runs it, `latency` times it;
+`weak` and `emit` are the whole of it, `price` compares, `exports` writes the plan for other tools. The
+tensorrt module itself is imported in `capabilities` alone.
+"""
+
+from overflow_fixer.backends.tensorrt.availability import find_lack, require
+from overflow_fixer.backends.tensorrt.emit import describe, emit, emit_fp32, open_runner, open_tracer
+from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
+from overflow_fixer.backends.tensorrt.profiles import override_shapes
+
+__all__ = [
+    "FIXED",
+    "FP32",
+    "FP32_EXACT",
+    "NAIVE",
+    "describe",
+    "emit",
+    "emit_fp32",
+    "find_lack",
+    "measure_price",
+    "open_runner",
+    "open_tracer",
+    "override_shapes",
+    "require",
+]

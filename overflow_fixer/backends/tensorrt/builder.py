@@ -1,0 +1,179 @@
+"""A parsed network built into an engine."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overflow_fixer.backends.tensorrt.capabilities import Capabilities
+from overflow_fixer.backends.tensorrt.logger import last_errors, make_logger
+from overflow_fixer.backends.tensorrt.network import open_builder
+from overflow_fixer.backends.tensorrt.profiles import add_profile
+from overflow_fixer.errors import BackendError, ConfigError
+from overflow_fixer.files import replace_file
+from overflow_fixer.progress import Progress
+from overflow_fixer.records import BuildSettings, Constraints
+
+_DISOBEDIENT = re.compile(r"layer (.*?) obeys")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What the builder may use: FP16 kernels, TF32 in FP32 layers, and how pins bind it."""
+
+    fp16: bool
+    tf32: bool = True
+    constraints: Constraints = "none"
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """An engine's bytes, what building took, and TensorRT's warnings while it built."""
+
+    plan: bytes
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+class DisobedientError(BackendError):
+    """The build failed since a layer has no implementation that obeys its pins; `layer` is its fused name."""
+
+    def __init__(self, text: str, layer: str) -> None:
+        super().__init__(text)
+        self.layer = layer
+
+
+def build(
+    trt: Any,
+    found: Capabilities,
+    network: Any,
+    precision: Precision,
+    settings: BuildSettings,
+    progress: Progress,
+) -> Built:
+    """Build a network. Raises DisobedientError where pins cannot be obeyed, BackendError for any other failure."""
+    logger, builder = make_logger(trt), open_builder(trt)
+    config = _configure(trt, found, builder, network, precision, settings)
+    cache = _attach_timing_cache(config, settings.timing_cache)
+    if found.progress:
+        config.progress_monitor = _make_monitor(trt, progress)
+    logger.forget()
+    start = time.monotonic()
+    memory = builder.build_serialized_network(network, config)
+    seconds = time.monotonic() - start
+    if memory is None:
+        raise _refusal(found, logger, precision)
+    if cache and settings.timing_cache is not None:
+        _save_timing_cache(config, settings.timing_cache)
+    return Built(bytes(memory), round(seconds, 3), tuple(dict.fromkeys(logger.warnings)))
+
+
+def _configure(
+    trt: Any,
+    found: Capabilities,
+    builder: Any,
+    network: Any,
+    precision: Precision,
+    settings: BuildSettings,
+) -> Any:
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.default_device_type = trt.DeviceType.GPU
+    for name, wanted in _flags(precision):
+        flag = trt.BuilderFlag.__members__[name]
+        config.set_flag(flag) if wanted else config.clear_flag(flag)
+    if settings.workspace_bytes is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
+    if settings.optimization_level is not None:
+        _set_optimization_level(found, config, settings.optimization_level)
+    if settings.tactic_sources is not None:
+        config.set_tactic_sources(_tactic_mask(trt, settings.tactic_sources))
+    add_profile(builder, config, network, settings.shapes)
+    return config
+
+
+def _flags(precision: Precision) -> Iterator[tuple[str, bool]]:
+    yield "TF32", precision.tf32
+    if precision.fp16:
+        yield "FP16", True
+    if precision.constraints == "obey":
+        yield "OBEY_PRECISION_CONSTRAINTS", True
+    if precision.constraints == "prefer":
+        yield "PREFER_PRECISION_CONSTRAINTS", True
+
+
+def _set_optimization_level(found: Capabilities, config: Any, level: int) -> None:
+    if not found.optimization_level:
+        raise ConfigError(
+            f"TensorRT {found.version} has no builder optimization level. Expected 8.6 or newer for --optimization-level. "
+            "Leave it out."
+        )
+    config.builder_optimization_level = level
+
+
+def _tactic_mask(trt: Any, names: tuple[str, ...]) -> int:
+    known = trt.TacticSource.__members__
+    unknown = [name for name in names if name.upper() not in known]
+    if unknown:
+        raise ConfigError(
+            f"TensorRT {trt.__version__} has no tactic source {unknown[0]!r}. Expected some of: "
+            f"{', '.join(known)}. Correct tactic_sources."
+        )
+    return sum(1 << int(known[name.upper()]) for name in names)
+
+
+def _attach_timing_cache(config: Any, path: Path | None) -> bool:
+    """Give the builder the kept timings; those of another GPU or TensorRT are started afresh."""
+    if path is None:
+        return False
+    kept = b""
+    with suppress(OSError):
+        kept = path.read_bytes()
+    for content in (kept, b""):
+        cache = config.create_timing_cache(content)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return True
+    return False
+
+
+def _save_timing_cache(config: Any, path: Path) -> None:
+    with replace_file(path) as temporary:
+        temporary.write_bytes(bytes(config.get_timing_cache().serialize()))
+
+
+def _make_monitor(trt: Any, progress: Progress) -> Any:
+    """TensorRT's progress monitor over a callback (phase, steps done, steps)."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            progress(phase_name, step + 1, self._steps.get(phase_name, 0))
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return Monitor()
+
+
+def _refusal(found: Capabilities, logger: Any, precision: Precision) -> BackendError:
+    told = last_errors(logger)
+    text = (
+        f"TensorRT {found.version} could not build the engine: {told}. Expected a network that it has kernels for, and "
+        "enough GPU memory. Give more workspace, a plug-in for what it lacks, or build with --backend onnx."
+    )
+    culprit = next((m.group(1) for line in reversed(logger.errors) if (m := _DISOBEDIENT.search(line))), None)
+    if culprit is not None and precision.constraints == "obey":
+        return DisobedientError(text, culprit)
+    return BackendError(text)

@@ -1,0 +1,264 @@
+"""A plan turned into an engine: by weak typing with pins, or by strong typing from the typed ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from overflow_fixer.backends import mixed_onnx
+from overflow_fixer.backends.mixed_onnx.assignment import is_constant, writes_float
+from overflow_fixer.backends.tensorrt.builder import Built, Precision, build
+from overflow_fixer.backends.tensorrt.capabilities import Capabilities, choose_typing, import_tensorrt, probe
+from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.backends.tensorrt.engine_file import read_artifact, sidecar_of, write_engine
+from overflow_fixer.backends.tensorrt.inspection import EngineLayer, find_fp32_nodes, judge_pins, read_engine
+from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
+from overflow_fixer.backends.tensorrt.network import parse_model, prepare
+from overflow_fixer.backends.tensorrt.runner import EngineRunner
+from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
+from overflow_fixer.errors import PlanError
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.progress import Progress, silent
+from overflow_fixer.records import (
+    Artifact,
+    BuildSettings,
+    Constraints,
+    Engine,
+    Kept,
+    PinOutcome,
+    PrecisionPlan,
+    Runner,
+    Typing,
+)
+
+
+def open_tensorrt(settings: BuildSettings) -> tuple[Any, Capabilities, Typing]:
+    """The module, what it can do, and the typing to build with; plug-ins are loaded.
+
+    Asks the driver first: without a GPU, TensorRT can crash the process. Raises BackendError where one of
+    them is missing.
+    """
+    open_device()
+    trt = import_tensorrt()
+    found = probe(trt)
+    typing = choose_typing(found, settings.typing)
+    prepare(trt, settings.plugins)
+    return trt, found, typing
+
+
+def emit(
+    graph: Graph,
+    plan: PrecisionPlan,
+    path: Path,
+    settings: BuildSettings,
+    progress: Progress = silent,
+) -> Artifact:
+    """Build the plan's engine at `path`, with a sidecar beside it, and read what became of each pin.
+
+    Raises BackendError where TensorRT cannot take or build the model, PlanError for a pin that matches no
+    layer, OutputError where the file cannot be written.
+    """
+    _check_pins(graph, plan)
+    trt, found, typing = open_tensorrt(settings)
+    how = _emit_weak if typing == "weak" else _emit_strong
+    return how(trt, found, graph, plan, path, settings, progress)
+
+
+def _check_pins(graph: Graph, plan: PrecisionPlan) -> None:
+    lost = sorted(plan.pinned - set(graph.by_label))
+    if lost:
+        raise PlanError(
+            f"The pin on {lost[0]!r} matches nothing: {graph.path} has no such node. Expected names of its nodes. Correct "
+            "the plan, or plan again with fix-fp16 plan."
+        )
+
+
+def describe(graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSettings) -> Artifact:
+    """The artifact of an earlier `emit`. Raises BackendError where there is none, or another plan's."""
+    return read_artifact(graph, plan, path, settings)
+
+
+def open_runner(artifact: Artifact, settings: BuildSettings) -> EngineRunner:
+    """The engine in the artifact's file, on the GPU."""
+    trt, _, _ = open_tensorrt(settings)
+    return EngineRunner(trt, artifact.path.read_bytes())
+
+
+def open_tracer(
+    graph: Graph, plan: PrecisionPlan, artifact: Artifact, tensors: Sequence[str], settings: BuildSettings
+) -> Runner:
+    """An engine of the same plan with inner tensors as outputs besides: its fusions differ from the artifact's."""
+    trt, found, typing = open_tensorrt(settings)
+    if typing == "weak":
+        weak = WeakBuild(trt, found, graph, plan, settings, silent, tensors)
+        return weak.run()[1]
+    typed = next(path for path in artifact.files if path.suffix == ".onnx")
+    parsed = parse_model(trt, found, typed, typed, "strong")
+    mark_tensors(parsed.network, read_layers(parsed.network), tensors)
+    precision = Precision(fp16=False, tf32=settings.tf32)
+    return EngineRunner(trt, build(trt, found, parsed.network, precision, settings, silent).plan)
+
+
+def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> Artifact:
+    """The model's engine in FP32 throughout, with TF32 kernels or without."""
+    trt, found, typing = open_tensorrt(settings)
+    parsed = parse_model(trt, found, find_source(graph, ()), graph.path, typing)
+    precision = Precision(fp16=False, tf32=tf32)
+    built = build(trt, found, parsed.network, precision, settings, silent)
+    owners = _owners(parsed.network, graph)
+    layers = _inspect(trt, built, owners, settings)
+    nothing = PrecisionPlan(graph.sha256, 0.0, ())
+    nodes = tuple(node.label for node in graph.nodes if _computes(graph, node.label))
+    engine = _summarize(found, typing, "none", layers, built)
+    artifact = Artifact(
+        "tensorrt", path, (path, sidecar_of(path)), (), nodes, (), engine.reformat_layers, engine
+    )
+    write_engine(built.plan, path, graph, nothing, settings, precision, artifact)
+    return artifact
+
+
+def inspect_artifact(artifact: Artifact, graph: Graph, settings: BuildSettings) -> tuple[EngineLayer, ...]:
+    """The layers of the engine in the artifact's file, with the nodes that their metadata and names tell."""
+    trt, _, _ = open_tensorrt(settings)
+    runner = open_runner(artifact, settings)
+    runner.set_shapes(settings.shapes)
+    owners = {node.label: node.label for node in graph.nodes}
+    return read_engine(trt, runner.engine, runner.context, owners)
+
+
+def _emit_weak(
+    trt: Any,
+    found: Capabilities,
+    graph: Graph,
+    plan: PrecisionPlan,
+    path: Path,
+    settings: BuildSettings,
+    progress: Progress,
+) -> Artifact:
+    weak = WeakBuild(trt, found, graph, plan, settings, progress)
+    built, _, layers, outcomes = weak.run()
+    engine = _summarize(found, "weak", weak.constraints, layers, built, outcomes)
+    engine = _complete(engine, weak)
+    fp32 = _fp32_nodes(graph, weak, layers, outcomes)
+    computing = [node.label for node in graph.nodes if _computes(graph, node.label)]
+    artifact = Artifact(
+        backend="tensorrt",
+        path=path,
+        files=(path, sidecar_of(path)),
+        fp16_nodes=tuple(label for label in computing if label not in fp32),
+        fp32_nodes=tuple(label for label in computing if label in fp32),
+        kept=tuple(_kept(graph, weak, fp32)),
+        cast_count=engine.reformat_layers,
+        engine=engine,
+    )
+    write_engine(built.plan, path, graph, plan, settings, weak.precision, artifact)
+    return artifact
+
+
+def _emit_strong(
+    trt: Any,
+    found: Capabilities,
+    graph: Graph,
+    plan: PrecisionPlan,
+    path: Path,
+    settings: BuildSettings,
+    progress: Progress,
+) -> Artifact:
+    typed_path = path.with_name(f"{path.name.removesuffix('.engine')}.fp16.onnx")
+    typed = mixed_onnx.emit(graph, plan, typed_path, io_types=settings.io_types)
+    parsed = parse_model(trt, found, typed_path, typed_path, "strong")
+    precision = Precision(fp16=False, tf32=settings.tf32)
+    built = build(trt, found, parsed.network, precision, settings, progress)
+    layers = _inspect(trt, built, _owners(parsed.network, load_graph(typed_path)), settings)
+    pinned = [node.label for node in graph.nodes if node.label in plan.pinned]
+    engine = _summarize(found, "strong", "none", layers, built, judge_pins(layers, pinned, ()))
+    artifact = Artifact(
+        backend="tensorrt",
+        path=path,
+        files=(path, sidecar_of(path), *typed.files),
+        fp16_nodes=typed.fp16_nodes,
+        fp32_nodes=typed.fp32_nodes,
+        kept=typed.kept,
+        cast_count=typed.cast_count,
+        engine=engine,
+    )
+    write_engine(built.plan, path, graph, plan, settings, precision, artifact)
+    return artifact
+
+
+def _inspect(
+    trt: Any, built: Built, owners: dict[str, str], settings: BuildSettings
+) -> tuple[EngineLayer, ...]:
+    runner = EngineRunner(trt, built.plan)
+    runner.set_shapes(settings.shapes)
+    return read_engine(trt, runner.engine, runner.context, owners)
+
+
+def _owners(network: Any, graph: Graph) -> dict[str, str]:
+    mapped = map_layers(read_layers(network), graph)
+    return {layer.name: label for label, layers in mapped.items() for layer in layers}
+
+
+def _summarize(
+    found: Capabilities,
+    typing: Typing,
+    constraints: Constraints,
+    layers: Sequence[EngineLayer],
+    built: Built,
+    outcomes: Sequence[PinOutcome] = (),
+) -> Engine:
+    device = open_device()
+    working = [layer for layer in layers if not layer.is_reformat]
+    return Engine(
+        tensorrt=found.version,
+        gpu=device.name,
+        compute_capability=device.compute_capability,
+        typing=typing,
+        constraints=constraints,
+        layers=len(layers),
+        fp32_layers=sum(layer.is_fp32 for layer in working),
+        fp16_layers=sum(layer.is_fp16 for layer in working),
+        reformat_layers=len(layers) - len(working),
+        opaque_layers=sum(layer.is_opaque for layer in working),
+        pins=tuple(outcomes),
+        build_seconds=built.seconds,
+        warnings=built.warnings,
+    )
+
+
+def _complete(engine: Engine, weak: WeakBuild) -> Engine:
+    return Engine(
+        **{
+            **vars(engine),
+            "skipped": weak.pinning.skipped,
+            "dropped": weak.dropped,
+            "builds": weak.builds,
+            "build_seconds": round(weak.seconds, 3),
+        }
+    )
+
+
+def _fp32_nodes(
+    graph: Graph, weak: WeakBuild, layers: Sequence[EngineLayer], outcomes: Sequence[PinOutcome]
+) -> frozenset[str]:
+    """Nodes in FP32: those that the engine shows so, and of those that it does not show the pinned ones."""
+    refused = {outcome.node for outcome in outcomes if outcome.state == "not honoured"}
+    asked = {*weak.pinned, *weak.widened} - refused
+    return frozenset(asked) | (find_fp32_nodes(layers) - refused)
+
+
+def _kept(graph: Graph, weak: WeakBuild, fp32: frozenset[str]) -> list[Kept]:
+    reasons = {label: "TensorRT chose FP32 for it by itself" for label in fp32 - weak.plan.pinned}
+    reasons |= weak.widened
+    return [
+        Kept(node.label, node.op_type, reasons[node.label])
+        for node in graph.nodes
+        if node.label in reasons and _computes(graph, node.label)
+    ]
+
+
+def _computes(graph: Graph, label: str) -> bool:
+    node = graph.by_label[label]
+    return writes_float(graph, node) and not is_constant(graph, node)

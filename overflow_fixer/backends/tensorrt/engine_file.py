@@ -1,0 +1,125 @@
+"""An engine on disk, with a sidecar that says what it is: TensorRT, GPU, flags, model and plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from overflow_fixer import __version__
+from overflow_fixer.backends.tensorrt.builder import Precision
+from overflow_fixer.errors import BackendError
+from overflow_fixer.files import replace_file, write_text
+from overflow_fixer.graph import Graph
+from overflow_fixer.records import Artifact, BuildSettings, Engine, Kept, PinOutcome, PrecisionPlan
+
+_VERSION = "1.0"
+
+
+def sidecar_of(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def write_engine(
+    plan_bytes: bytes,
+    path: Path,
+    graph: Graph,
+    plan: PrecisionPlan,
+    settings: BuildSettings,
+    precision: Precision,
+    artifact: Artifact,
+) -> None:
+    """Write the engine whole or not at all, then its sidecar. Raises OutputError where that cannot be done."""
+    with replace_file(path) as temporary:
+        temporary.write_bytes(plan_bytes)
+    document = {
+        "schema_version": _VERSION,
+        "tool_version": __version__,
+        "model_sha256": graph.sha256,
+        "engine_sha256": hashlib.sha256(plan_bytes).hexdigest(),
+        "plan_sha256": fingerprint(plan, settings),
+        "flags": asdict(precision),
+        "settings": {
+            "typing": settings.typing,
+            "io_types": settings.io_types,
+            "workspace_bytes": settings.workspace_bytes,
+            "optimization_level": settings.optimization_level,
+            "tactic_sources": settings.tactic_sources,
+            "plugins": [str(library) for library in settings.plugins],
+            "shapes": {name: asdict(shape) for name, shape in settings.shapes.items()},
+        },
+        "fp16_nodes": artifact.fp16_nodes,
+        "fp32_nodes": artifact.fp32_nodes,
+        "kept": [asdict(kept) for kept in artifact.kept],
+        "files": [file.name for file in artifact.files],
+        "engine": asdict(artifact.engine) if artifact.engine is not None else None,
+    }
+    write_text(sidecar_of(path), json.dumps(document, indent=1) + "\n")
+
+
+def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSettings) -> Artifact:
+    """The artifact of an earlier build. Raises BackendError where there is none, or another plan's."""
+    try:
+        document = json.loads(sidecar_of(path).read_text(encoding="utf-8"))
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise BackendError(
+            f"{path} with its sidecar {sidecar_of(path).name} is not there or cannot be read: {error}. Expected the "
+            "engine of an earlier step. Build it with fix-fp16 build --backend tensorrt."
+        ) from error
+    if document.get("schema_version") != _VERSION or document.get("engine_sha256") != _sha256(content):
+        raise BackendError(
+            f"{path} is not the engine that its sidecar {sidecar_of(path).name} tells of. Expected the two as one build "
+            "left them. Build it again with fix-fp16 build --backend tensorrt."
+        )
+    if document["model_sha256"] != graph.sha256 or document["plan_sha256"] != fingerprint(plan, settings):
+        raise BackendError(
+            f"{path} was not built from this model and plan with io_types {settings.io_types!r}. Expected the engine that "
+            "this plan gives. Build it again with fix-fp16 build --backend tensorrt."
+        )
+    return _artifact(document, path)
+
+
+def fingerprint(plan: PrecisionPlan, settings: BuildSettings) -> str:
+    """What of a plan decides the engine, in 64 hexadecimal digits."""
+    clamps = sorted((clamp.tensor, clamp.magnitude) for clamp in plan.clamps)
+    return _sha256(json.dumps([sorted(plan.pinned), clamps, settings.io_types]).encode())
+
+
+def _artifact(document: dict[str, Any], path: Path) -> Artifact:
+    engine = _engine(document["engine"])
+    return Artifact(
+        backend="tensorrt",
+        path=path,
+        files=tuple(path.parent / name for name in document["files"]),
+        fp16_nodes=tuple(document["fp16_nodes"]),
+        fp32_nodes=tuple(document["fp32_nodes"]),
+        kept=_kept(document["kept"]),
+        cast_count=engine.reformat_layers,
+        engine=engine,
+    )
+
+
+def _engine(fields: dict[str, Any]) -> Engine:
+    pins = tuple(PinOutcome(pin["node"], pin["state"], tuple(pin["layers"])) for pin in fields["pins"])
+    return Engine(
+        **{
+            **fields,
+            "compute_capability": tuple(fields["compute_capability"]),
+            "pins": pins,
+            "skipped": _kept(fields["skipped"]),
+            "dropped": _kept(fields["dropped"]),
+            "warnings": tuple(fields["warnings"]),
+        }
+    )
+
+
+def _kept(rows: Sequence[dict[str, str]]) -> tuple[Kept, ...]:
+    return tuple(Kept(**row) for row in rows)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,171 @@
+"""A plan written for other tools: the three ways in which layers are pinned elsewhere. One line here a kind.
+
+`chosen_pins` says what is pinned; `trtexec` and `polygraphy` render it. The modules `standalone_*` are what
+Polygraphy's scripts run: their text is exported as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overflow_fixer.backends.tensorrt.emit import open_tensorrt
+from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
+from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script, render_loader, render_npps
+from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
+from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
+from overflow_fixer.backends.tensorrt.network import parse_model
+from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
+from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.errors import BackendError
+from overflow_fixer.files import replace_file, write_text
+from overflow_fixer.graph import Graph, external_tensors
+from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is exported, and where to: the plan of `artifact`, which was built with `settings`."""
+
+    graph: Graph
+    plan: PrecisionPlan
+    artifact: Artifact
+    settings: BuildSettings
+    folder: Path
+
+
+def check_exports(kinds: Sequence[str], backend: str) -> None:
+    """Raise BackendError for a kind that the backend's artifact cannot give: asked before anything is built."""
+    if "trtexec" in kinds and backend != "tensorrt":
+        raise BackendError(
+            f"--export trtexec cannot be had from the backend {backend!r}: trtexec is told the exact names of layers, "
+            "and only the network that TensorRT parses has them. Expected TensorRT and a GPU on this machine. Build "
+            "with --backend tensorrt, or use --export polygraphy-npps, which finds the layers when it runs."
+        )
+
+
+def write_exports(
+    kinds: Sequence[str],
+    graph: Graph,
+    plan: PrecisionPlan,
+    artifact: Artifact,
+    settings: BuildSettings,
+    folder: Path,
+) -> tuple[Path, ...]:
+    """Write each kind's files to `folder`, each file whole or not at all, and name them.
+
+    Raises BackendError for what trtexec cannot be told (see `trtexec`), OutputError where a file cannot be
+    written.
+    """
+    check_exports(kinds, artifact.backend)
+    export = Export(graph, plan, artifact, settings, folder)
+    return tuple(path for kind in dict.fromkeys(kinds) for path in _WRITERS[kind](export))
+
+
+def _write_npps(export: Export) -> tuple[Path, ...]:
+    pins = choose_pins(export.graph, export.plan, export.artifact)
+    return _write_script(export, "npps", render_npps(export.graph, export.plan, pins, export.settings))
+
+
+def _write_loader(export: Export) -> tuple[Path, ...]:
+    pins = choose_pins(export.graph, export.plan, export.artifact)
+    text = render_loader(export.graph, export.plan, pins, export.settings, export.folder)
+    return _write_script(export, "loader", text)
+
+
+def _write_script(export: Export, kind: str, text: str) -> tuple[Path, ...]:
+    path = export.folder / name_script(export.graph.path, kind)
+    write_text(path, text)
+    return (path,)
+
+
+def _write_trtexec(export: Export) -> tuple[Path, ...]:
+    """The arguments one a line, the same as one line for a shell, and the model where it is not the file itself."""
+    stem = export.graph.path.stem
+    listed, line = (export.folder / f"{stem}.trtexec.{suffix}" for suffix in ("txt", "sh"))
+    engine = export.artifact.engine
+    if engine is None:
+        raise BackendError(
+            f"{export.artifact.path} is no engine, so no network of it can be told to trtexec. Expected an artifact of "
+            "--backend tensorrt. Build it with that."
+        )
+    command, changed = (_read_weak if engine.typing == "weak" else _read_strong)(export)
+    arguments = render_arguments(command, export.settings)
+    write_text(listed, "".join(f"{argument}\n" for argument in arguments))
+    write_text(line, render_line(arguments))
+    return (listed, line, *changed)
+
+
+def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
+    """What trtexec builds by weak typing, and the file of a changed model that was written for it."""
+    graph, engine = export.graph, export.artifact.engine
+    assert engine is not None
+    trt, found, _ = open_tensorrt(export.settings)
+    source = find_source(graph, export.plan.clamps)
+    parsed = parse_model(trt, found, source, graph.path, "weak")
+    layers = read_layers(parsed.network)
+    labels = [pin.node for pin in choose_pins(graph, export.plan, export.artifact)]
+    pinning = choose_layers(graph, map_layers(layers, graph), labels)
+    if engine.dropped and engine.constraints == "obey":
+        pinning = pinning.without_movement()
+    changed = (_write_model(export, source),) if isinstance(source, bytes) else ()
+    model = next(iter(changed), graph.path)
+    command = Command(
+        model.resolve(),
+        _engine_path(export),
+        "weak",
+        engine.constraints,
+        _read_bindings(parsed.network),
+        layers,
+        pinning,
+    )
+    return command, changed
+
+
+def _read_strong(export: Export) -> tuple[Command, tuple[Path, ...]]:
+    """What trtexec builds by strong typing: the typed model, in which nothing is left to pin."""
+    trt, found, _ = open_tensorrt(export.settings)
+    typed = next(path for path in export.artifact.files if path.suffix == ".onnx")
+    network = parse_model(trt, found, typed, typed, "strong").network
+    pinning, bindings = Pinning((), ()), _read_bindings(network)
+    return Command(typed.resolve(), _engine_path(export), "strong", "none", bindings, (), pinning), ()
+
+
+def _engine_path(export: Export) -> Path:
+    return export.folder.resolve() / f"{export.graph.path.stem}.trtexec.engine"
+
+
+def _write_model(export: Export, content: bytes) -> Path:
+    """Write the model with its constants clamped or functions inlined: trtexec reads it from a file."""
+    outside = next(external_tensors(export.graph.model), None)
+    if outside is not None:
+        raise BackendError(
+            f"trtexec would need {export.graph.path} with its constants clamped or its functions inlined, but the data "
+            f"of {outside.name!r} lies in another file, beside the model. Expected a model in one file. Use --export "
+            "polygraphy-loader, which changes the model when it runs, or plan with --masks pin."
+        )
+    path = export.folder / f"{export.graph.path.stem}.trtexec.onnx"
+    with replace_file(path) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def _read_bindings(network: Any) -> tuple[Binding, ...]:
+    inputs = [(network.get_input(index), True) for index in range(network.num_inputs)]
+    outputs = [(network.get_output(index), False) for index in range(network.num_outputs)]
+    return tuple(_read_binding(tensor, is_input) for tensor, is_input in (*inputs, *outputs))
+
+
+def _read_binding(tensor: Any, is_input: bool) -> Binding:
+    is_shape = bool(tensor.is_shape_tensor)
+    is_open = is_input and (is_shape or any(size < 0 for size in tensor.shape))
+    return Binding(tensor.name, tensor.dtype.name, is_input, is_open, is_shape)
+
+
+_WRITERS: dict[str, Callable[[Export], tuple[Path, ...]]] = {
+    "trtexec": _write_trtexec,
+    "polygraphy-npps": _write_npps,
+    "polygraphy-loader": _write_loader,
+}

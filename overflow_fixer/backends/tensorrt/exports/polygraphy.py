@@ -1,0 +1,203 @@
+"""The plan as scripts for Polygraphy: one that pins a parsed network, and one that parses the model too.
+
+`polygraphy … --trt-network-postprocess-script FILE` calls `postprocess(network=…)` of the first on every
+network that it has parsed; `polygraphy … FILE --model-type trt-network-script` calls `load_network()` of
+the second, which returns builder, network and parser. Polygraphy imports a script as a module by its file
+name without `.py`, so the name holds no other dot. Neither script imports anything but tensorrt and
+polygraphy, and the second onnx where constants are clamped or functions inlined. Layers are found when
+the script runs, so TensorRT is not needed to write them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from overflow_fixer import __version__
+from overflow_fixer.backends.tensorrt.exports.chosen_pins import ExportedPin
+from overflow_fixer.files import sha256_of
+from overflow_fixer.graph import Graph
+from overflow_fixer.records import BuildSettings, PrecisionPlan, ShapeRange
+
+_FUTURE = "from __future__ import annotations\n"
+_MARK = "# ---------------------------------------------------------------- exported from here\n"
+
+_POSTPROCESS = '''
+def postprocess(network: Any) -> None:
+    """Pin the layers of the nodes in PINS; Polygraphy calls it with the network that it parsed."""
+    import tensorrt as trt
+
+    if CLAMPS:
+        warnings.warn(
+            f"The plan clamps the constants {sorted(CLAMPS)}, which cannot be done in a parsed network: export the plan "
+            "with --export polygraphy-loader, or plan with --masks pin."
+        )
+    pin_layers(trt, network, PINS, NODES, CONSTANTS)
+'''
+
+_LOAD_NETWORK = '''
+def load_network() -> Any:
+    """The builder, the network with its layers pinned, and the parser; Polygraphy calls it."""
+    import tensorrt as trt
+    from polygraphy.backend.trt import create_network, get_trt_logger
+
+    check_model(MODEL, MODEL_SHA256)
+    prepare_plugins(trt, get_trt_logger(), PLUGINS)
+    builder, network = create_network()
+    check_weak_typing(trt, network)
+    changed = CHANGE
+    parser = parse_model(trt, network, get_trt_logger(), MODEL, changed)
+    pin_layers(trt, network, PINS, NODES, CONSTANTS)
+    return builder, network, parser
+'''
+
+
+def name_script(model: Path, kind: str) -> str:
+    """The file name of a script: one that Python can import."""
+    return f"{model.stem.replace('.', '_')}_{kind}.py"
+
+
+def render_npps(
+    graph: Graph, plan: PrecisionPlan, pins: Sequence[ExportedPin], settings: BuildSettings
+) -> str:
+    """The post-processing script. A clamp cannot be done there: it says so, in the text and when it runs."""
+    name = name_script(graph.path, "npps")
+    usage = [
+        "polygraphy",
+        "convert",
+        graph.path.name,
+        *_polygraphy_options(graph, settings),
+        "--trt-npps",
+        name,
+    ]
+    imports, body = _read_parts("standalone_pins")
+    clamps = [
+        "# Constants that the plan clamps. That cannot be done here, in a parsed network: the loader script does it.",
+        *_render_clamps(plan),
+    ]
+    head = _head(graph, usage, imports)
+    parts = [head, "\n".join(clamps), _render_pins(pins), _POSTPROCESS, body]
+    return _join([*parts, _render_nodes(graph)])
+
+
+def render_loader(
+    graph: Graph, plan: PrecisionPlan, pins: Sequence[ExportedPin], settings: BuildSettings, folder: Path
+) -> str:
+    """The loader script, which names the model by its path from `folder`."""
+    name = name_script(graph.path, "loader")
+    usage = ["polygraphy", "convert", name, "--model-type", "trt-network-script", "--convert-to", "trt"]
+    is_changed = bool(plan.clamps) or graph.is_inlined
+    modules = ["standalone_pins", "standalone_loading", *(["standalone_clamps"] if is_changed else [])]
+    imports, bodies = zip(*map(_read_parts, modules), strict=True)
+    change = "change_model(MODEL, CLAMPS)" if is_changed else "None"
+    parts = [
+        _head(graph, [*usage, *_polygraphy_options(graph, settings)], "\n".join(["import os", *imports])),
+        "\n".join(_render_model(graph, settings, folder)),
+        "\n".join(_render_clamps(plan)),
+        _render_pins(pins),
+        _LOAD_NETWORK.replace("CHANGE", change),
+        *bodies,
+    ]
+    return _join([*parts, _render_nodes(graph)])
+
+
+def _join(parts: Iterable[str]) -> str:
+    return "\n\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def _read_parts(module: str) -> tuple[str, str]:
+    """The imports and the rest of a module whose text is exported."""
+    text = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    imports, body = text.split(_FUTURE, 1)[1].split(_MARK)
+    return imports.strip("\n"), body
+
+
+def _head(graph: Graph, usage: Sequence[str], imports: str) -> str:
+    lines = (
+        f"Nodes of {graph.path.name} that stay in FP32, set on its TensorRT network.",
+        "",
+        f"Written by overflow_fixer {__version__} for the model of SHA-256 {graph.sha256}. Use it with weak typing:",
+        "",
+        f"$ {shlex.join(usage)}",
+        "",
+        "--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints obey, without which",
+        "TensorRT may ignore a pin.",
+    )
+    comment = "\n".join(f"# {_one_line(line)}".rstrip() for line in lines)
+    return f"{comment}\n\n{_FUTURE}\n" + "\n".join(_merge_imports(imports))
+
+
+def _merge_imports(text: str) -> Iterator[str]:
+    """The import lines, each module once, with all the names that are taken from it."""
+    taken: dict[str, set[str]] = {}
+    for line in sorted(set(text.splitlines()) - {""}):
+        module, _, names = line.partition(" import ")
+        taken.setdefault(module, set()).update(filter(None, names.split(", ")))
+    for module in sorted(taken):
+        yield f"{module} import {', '.join(sorted(taken[module]))}" if taken[module] else module
+
+
+def _polygraphy_options(graph: Graph, settings: BuildSettings) -> Iterator[str]:
+    yield from ("--fp16", "--precision-constraints", "obey", "-o", f"{graph.path.stem}.engine")
+    if not settings.tf32:
+        yield "--no-tf32"
+    opened = {
+        spec.name: settings.shapes[spec.name]
+        for spec in graph.inputs
+        if spec.name in settings.shapes and not all(isinstance(dim, int) for dim in spec.dims or (None,))
+    }
+    if opened:
+        for which in ("min", "opt", "max"):
+            yield f"--trt-{which}-shapes"
+            yield from _polygraphy_shapes(opened, which)
+
+
+def _polygraphy_shapes(opened: Mapping[str, ShapeRange], which: str) -> Iterator[str]:
+    for name, shape in opened.items():
+        yield f"{name}:[{','.join(map(str, getattr(shape, which)))}]"
+
+
+def _render_model(graph: Graph, settings: BuildSettings, folder: Path) -> Iterator[str]:
+    try:
+        place = os.path.relpath(graph.path.resolve(), folder.resolve())
+        path = f"os.path.join(os.path.dirname(os.path.abspath(__file__)), {place!r})"
+    except ValueError:  # on another drive
+        path = repr(str(graph.path.resolve()))
+    yield f"MODEL = {path}"
+    yield f"MODEL_SHA256 = {sha256_of([graph.path])!r}"
+    yield f"PLUGINS = {tuple(str(library.resolve()) for library in settings.plugins)!r}"
+
+
+def _render_clamps(plan: PrecisionPlan) -> Iterator[str]:
+    yield "CLAMPS = {"
+    for clamp in plan.clamps:
+        yield f"    # {_one_line(clamp.reason)}"
+        yield f"    {clamp.tensor!r}: {clamp.magnitude!r},"
+    yield "}"
+
+
+def _render_pins(pins: Sequence[ExportedPin]) -> str:
+    lines = [
+        "# Each node that stays in FP32, with why TensorRT may have no layer for it (None: it must have one).",
+        "PINS = {",
+    ]
+    for pin in pins:
+        lines.append(f"    # {_one_line(pin.op_type)} -> {_one_line(', '.join(pin.outputs))}")
+        lines += [f"    # {_one_line(reason)}" for reason in pin.reasons]
+        lines.append(f"    {pin.node!r}: {pin.excuse!r},")
+    return "\n".join([*lines, "}"])
+
+
+def _render_nodes(graph: Graph) -> str:
+    lines = ["# Every node with the tensors it writes, by which layers are told apart.", "NODES = {"]
+    lines += [f"    {node.label!r}: {tuple(node.writes)!r}," for node in graph.nodes]
+    lines += ["}", "", "CONSTANTS = frozenset(", "    ["]
+    lines += [f"        {name!r}," for name in graph.constants]
+    return "\n".join([*lines, "    ]", ")"])
+
+
+def _one_line(text: str) -> str:
+    """The text as a comment can hold it: no line breaks, nothing that does not print."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))

@@ -1,0 +1,54 @@
+"""Constants clamped in a model by code that stands alone: its text is part of exported loader scripts.
+
+So it imports nothing of this package and keeps to Python 3.8. It changes what `source` changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+
+# ---------------------------------------------------------------- exported from here
+
+
+def change_model(path: str, clamps: Mapping[str, float]) -> bytes:
+    """The model with its functions inlined and its constants clamped; external data stays where it is."""
+    model = onnx.load(path, load_external_data=False)
+    if model.functions:
+        from onnx.inliner import inline_local_functions
+
+        model = inline_local_functions(model)
+    folder, left = os.path.dirname(path), dict(clamps)
+    for tensor in model.graph.initializer:
+        if tensor.name in left:
+            value = onnx.numpy_helper.to_array(tensor, folder)
+            tensor.CopyFrom(clamp_tensor(value, tensor.name, left.pop(tensor.name)))
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.output[0] in left:
+            name = node.output[0]
+            tensor = clamp_tensor(read_constant(node, folder), name, left.pop(name))
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("value", tensor))
+    if left:
+        raise RuntimeError(f"{path} has no constants {sorted(left)}, which the plan clamps.")
+    return bytes(model.SerializeToString())
+
+
+def read_constant(node: Any, folder: str) -> Any:
+    """The value of a Constant node, whichever attribute holds it."""
+    attribute = node.attribute[0]
+    value = onnx.helper.get_attribute_value(attribute)
+    is_tensor = attribute.name == "value"
+    return onnx.numpy_helper.to_array(value, folder) if is_tensor else np.asarray(value, np.float32)
+
+
+def clamp_tensor(value: Any, name: str, magnitude: float) -> Any:
+    """The tensor with elements beyond +-`magnitude` replaced by it; NaN stays."""
+    clipped = np.clip(value, -magnitude, magnitude).astype(value.dtype)
+    return onnx.numpy_helper.from_array(clipped, name)

@@ -1,0 +1,90 @@
+"""An ONNX model parsed into a TensorRT network."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from overflow_fixer.backends.tensorrt.capabilities import Capabilities
+from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.backends.tensorrt.logger import last_errors, make_logger
+from overflow_fixer.errors import BackendError
+from overflow_fixer.records import Typing
+
+
+@dataclass(frozen=True, eq=False)
+class ParsedNetwork:
+    """The network and what must live as long as it: TensorRT keeps no reference to the model's bytes."""
+
+    network: Any
+    parser: Any
+    source: bytes | None
+
+
+@lru_cache(maxsize=1)
+def open_builder(trt: Any) -> Any:
+    """The process's one builder (it takes seconds to start). The GPU is asked for first: see `open_device`."""
+    open_device()
+    return trt.Builder(make_logger(trt))
+
+
+@lru_cache(maxsize=64)
+def load_plugin(trt: Any, library: Path) -> None:
+    """Load a plug-in library, and once and for all TensorRT's own. Raises BackendError if it does not load."""
+    try:
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise BackendError(
+            f"The plug-in library {library} does not load: {error}. Expected a shared library built for TensorRT "
+            f"{trt.__version__}. Check --plugin, and what the library itself links to (ldd)."
+        ) from error
+
+
+def prepare(trt: Any, plugins: Sequence[Path]) -> None:
+    """Register TensorRT's plug-ins and the user's; needed before parsing and before deserializing."""
+    for library in plugins:
+        load_plugin(trt, library)
+    trt.init_libnvinfer_plugins(make_logger(trt), "")
+
+
+def parse_model(
+    trt: Any, found: Capabilities, source: Path | bytes, origin: Path, typing: Typing
+) -> ParsedNetwork:
+    """Parse a model file, or a model's bytes whose external data lies beside `origin`.
+
+    Raises BackendError with TensorRT's own words about every node that it refuses.
+    """
+    logger = make_logger(trt)
+    logger.forget()
+    network = open_builder(trt).create_network(_creation_flags(trt, found, typing))
+    parser = trt.OnnxParser(network, logger)
+    if found.parser_flags and hasattr(trt.OnnxParserFlag, "NATIVE_INSTANCENORM"):
+        parser.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)
+    if isinstance(source, bytes):
+        is_parsed = parser.parse(source, str(origin))
+    else:
+        is_parsed = parser.parse_from_file(str(source))
+    if not is_parsed:
+        raise BackendError(
+            f"TensorRT {found.version} cannot take {origin}: {_explain(parser, logger)}. Expected a model of "
+            "operators that its parser knows. Export the model without them, give a plug-in with --plugin, or "
+            "build the typed model with --backend onnx for a newer TensorRT."
+        )
+    return ParsedNetwork(network, parser, source if isinstance(source, bytes) else None)
+
+
+def _creation_flags(trt: Any, found: Capabilities, typing: Typing) -> int:
+    flags = trt.NetworkDefinitionCreationFlag.__members__
+    chosen = ["EXPLICIT_BATCH"] if found.explicit_batch else []
+    chosen += ["STRONGLY_TYPED"] if typing == "strong" else []
+    return sum(1 << int(flags[name]) for name in chosen)
+
+
+def _explain(parser: Any, logger: Any) -> str:
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    told = [" ".join(str(error.desc()).split()).rstrip(". ") for error in errors]
+    return "; ".join(dict.fromkeys(told)) or last_errors(logger)

@@ -1,0 +1,79 @@
+"""What a fix costs: the engines timed in turns, and why FP16 brings nothing where it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.backends.tensorrt.emit import inspect_artifact, open_runner, open_tensorrt
+from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
+from overflow_fixer.graph import Graph
+from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price
+
+FIXED, NAIVE, FP32, FP32_EXACT = "fixed", "naive FP16", "FP32 (TF32)", "FP32 (no TF32)"
+_WORTHWHILE = 0.95
+_TINY_MS = 0.1
+_MANY = 0.3
+_NO_FAST_FP16 = frozenset({(5, 0), (5, 2), (6, 1)})
+
+
+def measure_price(
+    graph: Graph, artifacts: Mapping[str, Artifact], batch: Batch, settings: BuildSettings
+) -> Price:
+    """Time the engines, "fixed" among them, in turns on one batch. Raises BackendError where one does not run."""
+    trt, _, _ = open_tensorrt(settings)
+    runners = {name: open_runner(artifact, settings) for name, artifact in artifacts.items()}
+    latencies = time_in_turns(runners, batch)
+    layers = inspect_artifact(artifacts[FIXED], graph, settings)
+    times_ms = time_layers(trt, runners[FIXED], batch)
+    fp32 = share_of_time(layers, times_ms, lambda layer: layer.is_fp32)
+    opaque = share_of_time(layers, times_ms, lambda layer: layer.is_opaque)
+    remarks = tuple(_explain_slowness(latencies, artifacts[FIXED]))
+    return Price(batch.name, latencies, fp32, opaque, remarks)
+
+
+def _explain_slowness(latencies: tuple[Latency, ...], fixed: Artifact) -> Iterator[str]:
+    """Where the fixed engine is hardly faster than FP32: every cause that the engine shows."""
+    p50 = {latency.name: latency.p50_ms for latency in latencies}
+    against = p50.get(FP32, math.nan)
+    if fixed.engine is None or not p50[FIXED] > _WORTHWHILE * against:
+        return
+    yield f"FP16 brings nothing: the fixed engine takes {p50[FIXED]:.4g} ms, FP32 with TF32 {against:.4g} ms."
+    yield from _blame_device()
+    yield from _blame_pins(fixed, p50)
+    yield from _blame_layers(fixed)
+    if p50[FIXED] < _TINY_MS:
+        yield (
+            f"One inference takes {p50[FIXED]:.4g} ms: at this batch size the GPU waits for launches more than it "
+            "computes. A larger batch gains more."
+        )
+
+
+def _blame_device() -> Iterator[str]:
+    major, minor = open_device().compute_capability
+    if major < 5 or (major, minor) in _NO_FAST_FP16:
+        yield f"This GPU (compute capability {major}.{minor}) has no fast FP16 units."
+
+
+def _blame_pins(fixed: Artifact, p50: Mapping[str, float]) -> Iterator[str]:
+    engine = fixed.engine
+    assert engine is not None
+    total = len(fixed.fp16_nodes) + len(fixed.fp32_nodes)
+    pinned = len(engine.pins)
+    if total and pinned / total > _MANY and p50.get(NAIVE, math.inf) < _WORTHWHILE * p50[FIXED]:
+        yield f"{pinned} of {total} float nodes are pinned: plain FP16 takes {p50[NAIVE]:.4g} ms."
+
+
+def _blame_layers(fixed: Artifact) -> Iterator[str]:
+    engine = fixed.engine
+    assert engine is not None
+    asked = {outcome.node for outcome in engine.pins}
+    own = [label for label in fixed.fp32_nodes if label not in asked]
+    if len(own) > _MANY * (len(fixed.fp16_nodes) + len(fixed.fp32_nodes)):
+        yield (
+            f"TensorRT itself chose FP32 for {len(own)} nodes that nothing pins: by its own timings FP16, with the "
+            "conversions around it, was no faster there."
+        )
+    if engine.layers and engine.reformat_layers / engine.layers > _MANY:
+        yield f"{engine.reformat_layers} of {engine.layers} layers only convert between types and formats."

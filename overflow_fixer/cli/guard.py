@@ -1,0 +1,72 @@
+"""A command run in a child process, so that a crash of TensorRT ends with a sentence and not in silence.
+
+TensorRT 8.6 crashes the process while it parses some models, and where a part of cuDNN is missing. What
+was running is told by the child in a page of memory that both see.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import click
+
+from overflow_fixer.backends.tensorrt.capabilities import is_installed
+from overflow_fixer.errors import BackendError
+
+_PAGE_BYTES = 256
+_page: mmap.mmap | None = None
+
+
+def run_guarded(command: Callable[[], int]) -> int:
+    """Run `command` and return its exit code, in a child where TensorRT is installed.
+
+    Forks before CUDA is touched, which does not survive a fork. A child that a signal killed gives the
+    backend's exit code and one paragraph on stderr.
+    """
+    global _page
+    if os.name != "posix" or not is_installed():
+        return command()
+    _page = mmap.mmap(-1, _PAGE_BYTES)
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = command()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return _wait(child)
+
+
+def note_stage(stage: str) -> None:
+    """Remember what is being done, for the sentence about a crash."""
+    if _page is not None:
+        text = stage.encode()[: _PAGE_BYTES - 1]
+        _page[: len(text) + 1] = text + b"\0"
+
+
+def _wait(child: int) -> int:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has it too, and ends by itself
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if not os.WIFSIGNALED(status):
+        return os.WEXITSTATUS(status)
+    name = signal.Signals(os.WTERMSIG(status)).name
+    click.echo(f"fix-fp16: {_explain(name)}", err=True)
+    return BackendError.exit_code
+
+
+def _explain(signal_name: str) -> str:
+    assert _page is not None
+    stage = bytes(_page).split(b"\0")[0].decode(errors="replace") or "start"
+    return (
+        f"A native library crashed or was killed ({signal_name}) during: {stage}. Expected TensorRT to build or refuse, "
+        "and enough memory. Some TensorRT versions crash on models that newer ones take, or where a library of theirs "
+        "is missing: look at the lines above, try another TensorRT or another export of the model, or --backend onnx. "
+        "Files already written are whole."
+    )

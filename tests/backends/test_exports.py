@@ -1,0 +1,446 @@
+"""The files that `--export` leaves: scripts that run as they are, and trtexec's arguments."""
+
+import ast
+import importlib
+import json
+import shlex
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fake_tensorrt import Script, fake_tensorrt
+from onnx import TensorProto, helper, numpy_helper
+from recorded_networks import NAMES, make_plan, parsed_network, pinned_layers, recorded_graph, recorded_script
+from trtexec_rules import pin_by_rules, read_options
+
+from overflow_fixer.backends.tensorrt import exports, network
+from overflow_fixer.backends.tensorrt.capabilities import probe
+from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
+from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
+from overflow_fixer.backends.tensorrt.pins import choose_layers, set_pins
+from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.cli import main
+from overflow_fixer.errors import BackendError, OutputError
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.records import Artifact, BuildSettings, Clamp, Engine, Kept, PrecisionPlan, ShapeRange
+from overflow_fixer.reports import load_plan
+
+_PLAIN = BuildSettings()
+
+
+def _onnx_artifact(graph: Graph) -> Artifact:
+    return Artifact("onnx", graph.path, (), (), (), (), 0)
+
+
+def _engine_artifact(graph: Graph, **changes: Any) -> Artifact:
+    engine = Engine("8.6.1", "GPU", (9, 0), "weak", "obey", 1, 1, 0, 0, 0)
+    return Artifact("tensorrt", graph.path, (), (), (), (), 0, replace(engine, **changes))
+
+
+def _import_script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a script as Polygraphy does: as a module, by its file name without the suffix."""
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    importlib.invalidate_caches()
+    return importlib.import_module(path.stem)
+
+
+@pytest.fixture
+def use_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Put a fake module in TensorRT's place, and what a loader script takes from Polygraphy beside it."""
+
+    def use(trt: Any) -> None:
+        polygraphy: Any = ModuleType("polygraphy.backend.trt")
+        logger = type("Quiet", (trt.ILogger,), {"log": lambda *_: None})()
+        polygraphy.get_trt_logger = lambda: logger
+        polygraphy.create_network = lambda: _create_network(trt, logger)
+        monkeypatch.setitem(sys.modules, "tensorrt", trt)
+        for name in ("polygraphy", "polygraphy.backend"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, "polygraphy.backend.trt", polygraphy)
+
+    return use
+
+
+def _create_network(trt: Any, logger: Any) -> tuple[Any, Any]:
+    builder = trt.Builder(logger)
+    explicit = trt.NetworkDefinitionCreationFlag.__members__.get("EXPLICIT_BATCH")
+    return builder, builder.create_network(0 if explicit is None else 1 << int(explicit))
+
+
+def _floats(graph: Graph) -> list[str]:
+    """Every third node that computes floats."""
+    labels = [n.label for n in graph.nodes if n.op_type != "Constant" and graph.is_float(n.outputs[0])]
+    return labels[::3]
+
+
+def _expected_pins(trt: Any, graph: Graph, labels: list[str]) -> dict[str, Any]:
+    parsed = parsed_network(trt)
+    fused = [pin.node for pin in choose_pins(graph, make_plan(graph, *labels), _onnx_artifact(graph))]
+    set_pins(trt, parsed, choose_layers(graph, map_layers(read_layers(parsed), graph), fused))
+    return pinned_layers(parsed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_npps_script_pins_what_the_backend_pins(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    graph, trt = recorded_graph(name), fake_tensorrt("8.6", recorded_script(name))
+    labels = _floats(graph)
+    (path,) = exports.write_exports(
+        ["polygraphy-npps"], graph, make_plan(graph, *labels), _onnx_artifact(graph), _PLAIN, tmp_path
+    )
+    use_tensorrt(trt)
+    parsed = parsed_network(trt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _import_script(path, monkeypatch).postprocess(network=parsed) is None
+    assert pinned_layers(parsed) == _expected_pins(trt, graph, labels) != {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loader_script_parses_the_model_and_pins_what_the_backend_pins(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    graph, trt = recorded_graph(name), fake_tensorrt("8.6", recorded_script(name))
+    labels = _floats(graph)
+    (path,) = exports.write_exports(
+        ["polygraphy-loader"], graph, make_plan(graph, *labels), _onnx_artifact(graph), _PLAIN, tmp_path
+    )
+    use_tensorrt(trt)
+    builder, parsed, parser = _import_script(path, monkeypatch).load_network()
+    assert isinstance(builder, trt.Builder)
+    assert isinstance(parser, trt.OnnxParser)
+    assert Path(trt.script.parsed[0]).samefile(graph.path)
+    assert pinned_layers(parsed) == _expected_pins(trt, graph, labels) != {}
+
+
+@pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader"])
+def test_a_script_imports_nothing_but_tensorrt_and_polygraphy(kind: str, tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    plan = make_plan(graph, "/conv5/Conv")
+    (path,) = exports.write_exports([kind], graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path)
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text, feature_version=(3, 8))
+    modules = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    modules |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    standard = {m for m in modules if m.split(".")[0] in sys.stdlib_module_names}
+    assert modules - standard <= {"tensorrt", "polygraphy.backend.trt"}
+    assert "# threshold: it was seen at 1e+06" in text
+    assert "--fp16 --precision-constraints obey" in text
+
+
+def test_what_a_model_says_of_itself_cannot_break_out_of_a_script(tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    plan = make_plan(graph, "/conv5/Conv", reason="one\nimport os\r\x0cos.abort()\x00\u2028")
+    clamps = (Clamp("/conv5/Conv_output_0", 6e4, 'two\nraise """'),)
+    kinds = ["polygraphy-npps", "polygraphy-loader"]
+    written = exports.write_exports(
+        kinds, graph, replace(plan, clamps=clamps), _onnx_artifact(graph), _PLAIN, tmp_path
+    )
+    for path in written:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        ast.parse("\n".join(lines))
+        assert [line.lstrip()[0] for line in lines if "abort" in line or 'raise """' in line] == ["#", "#"]
+
+
+def test_a_model_whose_name_has_dots_gives_scripts_that_can_be_imported(tmp_path: Path) -> None:
+    model = tmp_path / "net.v1.2.onnx"
+    model.write_bytes(recorded_graph("needs_constraints").path.read_bytes())
+    graph = load_graph(model)
+    kinds = ["polygraphy-npps", "polygraphy-loader", "polygraphy-npps"]
+    written = exports.write_exports(kinds, graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path)
+    assert [path.name for path in written] == ["net_v1_2_npps.py", "net_v1_2_loader.py"]
+
+
+def test_the_loader_refuses_another_model_and_says_what_tensorrt_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(recorded_graph("needs_constraints").path.read_bytes())
+    graph = load_graph(model)
+    out = tmp_path / "out"
+    (path,) = exports.write_exports(
+        ["polygraphy-loader"], graph, make_plan(graph, "/Add"), _onnx_artifact(graph), _PLAIN, out
+    )
+    script = _import_script(path, monkeypatch)
+    use_tensorrt(fake_tensorrt("8.6", Script(parse_errors=["No importer registered for op: Foo"])))
+    with pytest.raises(RuntimeError, match=r"cannot take .*No importer registered for op: Foo"):
+        script.load_network()
+    use_tensorrt(fake_tensorrt("11", recorded_script("needs_constraints")))
+    with pytest.raises(RuntimeError, match="strongly typed"):
+        script.load_network()
+    model.write_bytes(recorded_graph("conv_chain").path.read_bytes())
+    with pytest.raises(RuntimeError, match="is not the model that the plan was made for"):
+        script.load_network()
+
+
+def _model_with_masks(path: Path) -> Graph:
+    """x + mask + other, the mask an initializer in external data, the other of a Constant node."""
+    mask = numpy_helper.from_array(np.array([0, -3.4e38, np.nan], np.float32), "mask")
+    nodes = [
+        helper.make_node("Constant", [], ["other"], value_floats=[1.0, -1e9, 2.0], name="const"),
+        helper.make_node("Add", ["x", "mask"], ["a"], name="add"),
+        helper.make_node("Add", ["a", "other"], ["y"], name="add2"),
+    ]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", value[:1], value[1:], [mask])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, str(path), save_as_external_data=True, size_threshold=0, location="model.data")
+    return load_graph(path)
+
+
+def _clamping_plan(graph: Graph) -> PrecisionPlan:
+    clamps = (Clamp("mask", 6e4, "-3.4e38 is no FP16 value"), Clamp("other", 5e4, "nor is -1e9"))
+    return replace(make_plan(graph, "add2"), clamps=clamps)
+
+
+def test_the_loader_clamps_what_the_backend_clamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    graph = _model_with_masks(tmp_path / "model.onnx")
+    plan = _clamping_plan(graph)
+    (path,) = exports.write_exports(
+        ["polygraphy-loader"], graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path / "out"
+    )
+    trt = fake_tensorrt("8.6", Script())
+    use_tensorrt(trt)
+    with pytest.raises(RuntimeError, match="'add2' matches no layer"):
+        _import_script(path, monkeypatch).load_network()
+    ((content, origin),) = trt.script.parsed
+    assert Path(origin).samefile(graph.path)
+    expected = find_source(graph, plan.clamps)
+    assert isinstance(expected, bytes)
+    found, wanted = onnx.ModelProto.FromString(content), onnx.ModelProto.FromString(expected)
+    assert found == wanted
+    clamped = numpy_helper.to_array(found.graph.initializer[0])
+    np.testing.assert_array_equal(clamped, np.array([0, -6e4, np.nan], np.float32))
+
+
+def test_the_npps_script_warns_that_it_cannot_clamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    graph = recorded_graph("needs_constraints")
+    plan = replace(make_plan(graph, "/Add"), clamps=(Clamp("rot90", 1.0, "too large"),))
+    (path,) = exports.write_exports(["polygraphy-npps"], graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path)
+    trt = fake_tensorrt("8.6", recorded_script("needs_constraints"))
+    use_tensorrt(trt)
+    with pytest.warns(UserWarning, match=r"clamps the constants \['rot90'\]"):
+        _import_script(path, monkeypatch).postprocess(parsed_network(trt))
+
+
+def test_functions_are_inlined_by_the_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    body = [helper.make_node("Mul", ["a", "a"], ["b"], name="mul")]
+    function = helper.make_function("local", "square", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("square", ["x"], ["y"], domain="local")], "g", value[:1], value[1:]
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    onnx.save(
+        helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=8),
+        str(tmp_path / "model.onnx"),
+    )
+    loaded = load_graph(tmp_path / "model.onnx")
+    plan = make_plan(loaded, loaded.nodes[0].label)
+    (path,) = exports.write_exports(
+        ["polygraphy-loader"], loaded, plan, _onnx_artifact(loaded), _PLAIN, tmp_path
+    )
+    trt = fake_tensorrt("8.6", Script())
+    use_tensorrt(trt)
+    with pytest.raises(RuntimeError, match="matches no layer"):
+        _import_script(path, monkeypatch).load_network()
+    ((content, _),) = trt.script.parsed
+    assert [node.op_type for node in onnx.ModelProto.FromString(content).graph.node] == ["Mul"]
+
+
+def test_the_usage_tells_the_shapes_of_open_inputs(tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    shapes = {"image": ShapeRange((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))}
+    (path,) = exports.write_exports(
+        ["polygraphy-npps"],
+        graph,
+        make_plan(graph, "/conv5/Conv"),
+        _onnx_artifact(graph),
+        BuildSettings(shapes=shapes),
+        tmp_path,
+    )
+    usage = next(line for line in path.read_text().splitlines() if "polygraphy convert" in line)
+    words = shlex.split(usage.removeprefix("# $ "))
+    assert words[words.index("--trt-opt-shapes") + 1] == "image:[2,3,64,64]"
+    assert words[words.index("--trt-npps") + 1] == path.name
+
+
+def test_a_widened_engine_gives_its_pins_with_their_reasons(tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    reason = "TensorRT fused it with /conv5/Conv and ran both in FP16"
+    kept = (
+        Kept("/conv6/Conv", "Conv", reason),
+        Kept("/conv1/Conv", "Conv", "TensorRT chose FP32 for it by itself"),
+    )
+    artifact = replace(_engine_artifact(graph), kept=kept)
+    found = choose_pins(graph, make_plan(graph, "/conv5/Conv"), artifact)
+    assert {pin.node: pin.reasons[0] for pin in found} == {
+        "/conv5/Conv": "threshold: it was seen at 1e+06",
+        "/relu5/Relu": "TensorRT fuses it with /conv5/Conv, which is pinned",
+        "/conv6/Conv": reason,
+    }
+
+
+@pytest.fixture
+def open_fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let the export of trtexec's arguments parse with a fake module, on no GPU."""
+
+    def use(trt: Any, typing: str = "weak") -> None:
+        monkeypatch.setattr(exports, "open_tensorrt", lambda settings: (trt, probe(trt), typing))
+        monkeypatch.setattr(network, "open_device", lambda: None)
+
+    return use
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trtexec_is_told_the_engines_pins(
+    name: str, tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    graph, trt = recorded_graph(name), fake_tensorrt("8.6", recorded_script(name))
+    labels = _floats(graph)
+    open_fake(trt)
+    listed, line = exports.write_exports(
+        ["trtexec"], graph, make_plan(graph, *labels), _engine_artifact(graph), _PLAIN, tmp_path
+    )
+    arguments = listed.read_text(encoding="utf-8").splitlines()
+    assert shlex.split(line.read_text(encoding="utf-8")) == ["trtexec", *arguments]
+    options = read_options(arguments)
+    assert Path(options["--onnx"]).samefile(graph.path)
+    parsed = parsed_network(trt)
+    pin_by_rules(trt, parsed, options)
+    assert pinned_layers(parsed) == _expected_pins(trt, graph, labels)
+
+
+def test_pins_that_were_given_up_are_not_told_to_trtexec(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    graph, trt = recorded_graph("conv_chain"), fake_tensorrt("8.6", recorded_script("conv_chain"))
+    open_fake(trt)
+    plan = make_plan(graph, "/fc/Gemm", "/flatten/Flatten")
+    texts = []
+    for dropped in ((), (Kept("/flatten/Flatten", "SHUFFLE", "given up"),)):
+        artifact = _engine_artifact(graph, dropped=dropped)
+        listed, _ = exports.write_exports(["trtexec"], graph, plan, artifact, _PLAIN, tmp_path)
+        texts.append(read_options(listed.read_text().splitlines())["--layerPrecisions"])
+    assert "[Shuffle]" in texts[0]
+    assert "[Shuffle]" not in texts[1]
+    assert texts[1].startswith("/fc/Gemm:fp32")
+
+
+def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    trt = fake_tensorrt("8.6", recorded_script("needs_constraints"))
+    open_fake(trt)
+    graph = recorded_graph("needs_constraints")
+    plan = replace(make_plan(graph, "/Add"), clamps=(Clamp("rot90", 0.5, "too large"),))
+    listed, _, model = exports.write_exports(
+        ["trtexec"], graph, plan, _engine_artifact(graph), _PLAIN, tmp_path
+    )
+    assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
+    assert np.abs(numpy_helper.to_array(onnx.load(model).graph.initializer[0])).max() <= 0.5
+    outside = _model_with_masks(tmp_path / "model.onnx")
+    open_fake(fake_tensorrt("8.6", Script()))
+    plan = replace(_clamping_plan(outside), pins=())
+    with pytest.raises(
+        BackendError, match=r"the data of 'mask' lies in another file.*--export polygraphy-loader"
+    ):
+        exports.write_exports(["trtexec"], outside, plan, _engine_artifact(outside), _PLAIN, tmp_path)
+
+
+def test_trtexec_builds_the_typed_model_where_typing_is_strong(
+    tmp_path: Path, open_fake: Callable[..., None]
+) -> None:
+    graph, trt = recorded_graph("conv_chain"), fake_tensorrt("10.0", recorded_script("conv_chain"))
+    open_fake(trt, "strong")
+    typed = tmp_path / "model.fp16.onnx"
+    artifact = replace(_engine_artifact(graph, typing="strong"), files=(tmp_path / "model.engine", typed))
+    shapes = {"image": ShapeRange((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))}
+    listed, _ = exports.write_exports(
+        ["trtexec"], graph, make_plan(graph, "/fc/Gemm"), artifact, BuildSettings(shapes=shapes), tmp_path
+    )
+    assert read_options(listed.read_text().splitlines()) == {
+        "--onnx": str(typed.resolve()),
+        "--stronglyTyped": "",
+        "--minShapes": "image:1x3x64x64",
+        "--optShapes": "image:2x3x64x64",
+        "--maxShapes": "image:4x3x64x64",
+        "--saveEngine": str(tmp_path.resolve() / "model.trtexec.engine"),
+    }
+
+
+def test_trtexec_is_refused_without_tensorrt_before_anything_is_built() -> None:
+    with pytest.raises(BackendError, match="only the network that TensorRT parses has them"):
+        exports.check_exports(["polygraphy-npps", "trtexec"], "onnx")
+    exports.check_exports(["polygraphy-npps", "polygraphy-loader"], "onnx")
+    exports.check_exports(["trtexec"], "tensorrt")
+
+
+def test_a_script_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    (tmp_path / "out").write_text("a file, where a folder is needed")
+    with pytest.raises(OutputError):
+        exports.write_exports(
+            ["polygraphy-npps"], graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path / "out"
+        )
+
+
+@pytest.mark.parametrize("verb", ["fix", "build"])
+def test_the_command_exports_beside_a_typed_model(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = recorded_graph("needs_constraints")
+    common = ["--backend", "onnx", "--out", str(tmp_path), "--export", "polygraphy-npps"]
+    data = ["--calib", str(graph.folder / "data")]
+    assert _run(str(graph.path), *common, *data, "--export", "polygraphy-loader") == 0
+    if verb == "build":
+        (tmp_path / "model_npps.py").unlink()
+        assert _run("build", str(graph.path), *common) == 0
+        assert f"{tmp_path / 'model_npps.py'}: exported." in capsys.readouterr().out
+    listed = json.loads((tmp_path / "report.json").read_text())["files"]
+    assert {"model_npps.py", "model_loader.py"} <= {Path(file["path"]).name for file in listed}
+    script = _import_script(tmp_path / "model_npps.py", monkeypatch)
+    assert set(script.PINS) >= {pin.node for pin in load_plan(tmp_path / "plan.json").pins} != set()
+
+
+def test_the_command_refuses_trtexec_without_tensorrt_before_it_scans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = recorded_graph("needs_constraints")
+    data = ["--calib", str(graph.folder / "data")]
+    out = tmp_path / "out"
+    assert _run(str(graph.path), "--backend", "onnx", "--export", "trtexec", *data, "--out", str(out)) == 6
+    assert "only the network that TensorRT parses has them" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_export_that_cannot_be_written_leaves_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = recorded_graph("needs_constraints")
+    (tmp_path / "model_npps.py").mkdir()
+    common = ["--backend", "onnx", "--out", str(tmp_path), "--export", "polygraphy-npps"]
+    assert _run(str(graph.path), *common, "--calib", str(graph.folder / "data")) == 2
+    assert "model_npps.py could not be written" in capsys.readouterr().err
+    assert json.loads((tmp_path / "report.json").read_text())["verification"]["fixed"]["passed"]
+
+
+def _run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return int(stop.value.code or 0)

@@ -1,0 +1,102 @@
+"""What TensorRT is given to parse: the model's own file unless something in it must change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typed_models import write_model
+
+from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.records import Clamp
+
+_MASK = np.array([0, -3.4e38, -np.inf, 3.4e38, np.nan, 5], np.float32)
+_EXPECTED = np.array([0, -1e4, -1e4, 1e4, np.nan, 5], np.float32)
+
+
+def _save(
+    folder: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto], external: bool = False
+) -> Graph:
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [6]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path = folder / "model.onnx"
+    onnx.save_model(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    return load_graph(path)
+
+
+def _clamped(graph: Graph, tensor: str) -> onnx.ModelProto:
+    source = find_source(graph, [Clamp(tensor, 1e4, "a mask")])
+    assert isinstance(source, bytes)
+    return onnx.ModelProto.FromString(source)
+
+
+def test_an_unchanged_model_is_its_file(tmp_path: Path) -> None:
+    graph = _save(tmp_path, [helper.make_node("Abs", ["x"], ["y"])], [])
+    assert find_source(graph, []) == graph.path
+
+
+def test_an_initializer_is_clamped_and_the_rest_is_untouched(tmp_path: Path) -> None:
+    other = numpy_helper.from_array(_MASK, "other")
+    nodes = [helper.make_node("Add", ["x", "mask"], ["p"]), helper.make_node("Add", ["p", "other"], ["y"])]
+    graph = _save(tmp_path, nodes, [numpy_helper.from_array(_MASK, "mask"), other])
+    before = graph.model.SerializeToString()
+    found = {t.name: numpy_helper.to_array(t) for t in _clamped(graph, "mask").graph.initializer}
+    np.testing.assert_array_equal(found["mask"], _EXPECTED)
+    np.testing.assert_array_equal(found["other"], _MASK)
+    assert found["mask"].dtype == np.float32
+    assert graph.model.SerializeToString() == before
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ({"value": numpy_helper.from_array(_MASK, "v")}, _EXPECTED),
+        ({"value_floats": [float(value) for value in _MASK[:2]]}, _EXPECTED[:2]),
+        ({"value_float": -3.4e38}, np.float32(-1e4)),
+    ],
+    ids=["value", "value_floats", "value_float"],
+)
+def test_a_constant_node_is_clamped_however_it_holds_its_value(
+    tmp_path: Path, attribute: dict[str, object], expected: np.ndarray
+) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["mask"], name="const", **attribute),
+        helper.make_node("ReduceMax", ["mask"], ["top"], keepdims=0),
+        helper.make_node("Add", ["x", "top"], ["y"]),
+    ]
+    model = _clamped(_save(tmp_path, nodes, []), "mask")
+    (value,) = model.graph.node[0].attribute
+    assert value.name == "value"
+    found = numpy_helper.to_array(value.t)
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == np.shape(expected)
+    onnx.checker.check_model(model)
+
+
+def test_external_data_stays_where_it_is_and_a_clamped_tensor_comes_inside(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "mask"], ["p"]), helper.make_node("Add", ["p", "other"], ["y"])]
+    weights = [numpy_helper.from_array(_MASK, name) for name in ("mask", "other")]
+    graph = _save(tmp_path, nodes, weights, external=True)
+    data = (tmp_path / "weights.bin").read_bytes()
+    found = {tensor.name: tensor for tensor in _clamped(graph, "mask").graph.initializer}
+    assert found["other"].data_location == TensorProto.EXTERNAL
+    assert {entry.key: entry.value for entry in found["other"].external_data}["location"] == "weights.bin"
+    assert found["mask"].data_location != TensorProto.EXTERNAL
+    np.testing.assert_array_equal(numpy_helper.to_array(found["mask"]), _EXPECTED)
+    assert (tmp_path / "weights.bin").read_bytes() == data
+
+
+def test_inlined_functions_go_as_bytes(tmp_path: Path) -> None:
+    function = '<domain: "local", opset_import: ["" : 17]> twice (a) => (b) { b = Add(a, a) }'
+    path = write_model(tmp_path, "g (float[4] x) => (float[4] y) { y = local.twice(x) }", functions=function)
+    assert onnx.load(path).functions
+    source = find_source(load_graph(path), [])
+    assert isinstance(source, bytes)
+    model = onnx.ModelProto.FromString(source)
+    assert not model.functions
+    assert [node.op_type for node in model.graph.node] == ["Add"]
