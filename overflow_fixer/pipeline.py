@@ -14,6 +14,7 @@ from overflow_fixer.backends import choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph import Graph, load_graph
@@ -107,27 +108,45 @@ class _Result:
     rounds: tuple[RepairRound, ...] = ()
     fp32: Verification | None = None
     price: Price | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock) -> _Result:
-    """Plain FP16, the plan with its repairs and, for an engine, FP32 to tell faults from and to time."""
+    """Plain FP16, the plan with its repairs and, for an engine, FP32 to tell faults from and to time.
+
+    What is built for comparison alone and cannot be becomes a warning.
+    """
     engines: dict[str, Artifact] = {}
+    warnings: list[str] = []
     naive, fp32, price = None, None, None
-    if config.build.compare:
-        with clock.time("naive"):
+    compare, is_engine = config.build.compare, bench.backend.is_engine
+    if compare:
+        with clock.time("naive"), _tolerate("Plain FP16 was not compared", warnings):
             engines[tensorrt.NAIVE], naive = bench.try_naive()
     with clock.time("fix"):
-        first = Attempt(plan, *bench.try_plan(plan))
-    if bench.backend.is_engine and (config.build.compare or not first.verification.passed):
-        with clock.time("FP32 engine"):
+        is_naive = is_engine and not plan.pins and not plan.clamps and naive is not None
+        first = Attempt(
+            plan, *((engines[tensorrt.NAIVE], naive) if is_naive and naive else bench.try_plan(plan))
+        )
+    if is_engine and (compare or not first.verification.passed):
+        with clock.time("FP32 engine"), _tolerate("TensorRT's own FP32 was not compared", warnings):
             engines[tensorrt.FP32_EXACT], fp32 = bench.try_fp32()
     is_fault = fp32 is not None and not fp32.passed
     with clock.time("repair"):
         best, rounds = (first, ()) if is_fault else _repair(config, bench, first)
-    if bench.backend.is_engine and config.build.compare:
-        with clock.time("timing"):
+    if is_engine and compare:
+        with clock.time("timing"), _tolerate("Nothing was timed", warnings):
             price = bench.measure_price(best.artifact, engines)
-    return _Result(best, naive, rounds, fp32, price)
+    return _Result(best, naive, rounds, fp32, price, tuple(warnings))
+
+
+@contextmanager
+def _tolerate(what: str, warnings: list[str]) -> Iterator[None]:
+    """Turn the failure of a comparison into a warning: the fix does not hang on it."""
+    try:
+        yield
+    except BackendError as error:
+        warnings.append(f"{what}: {error}")
 
 
 def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, tuple[RepairRound, ...]]:
@@ -168,7 +187,7 @@ def _make_report(
         tolerance=config.verify.tolerance(),
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=tuple(_warnings(ranges, best.verification)),
+        warnings=(*result.warnings, *_warnings(ranges, best.verification)),
         price=result.price,
         fp32_engine=result.fp32,
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.losses import Loss, measure_losses
 from overflow_fixer.planning import add_pins, is_excluded, is_pinnable, plan_precision
@@ -96,7 +97,8 @@ def repair(
     back, the mildest first, as long as it still passes. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
-    `batches` are those that `build` verifies on. Raises what building and running raise.
+    A plan that the backend cannot build is a round that did not help. `batches` are those that `build`
+    verifies on. Raises what else building and running raise.
     """
     search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget)
     search.widen()
@@ -180,7 +182,10 @@ class _Search:
     def _try(self, findings: tuple[Finding, ...], action: str) -> bool:
         """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer."""
         plan = add_pins(self.first.plan, self.graph, self.policy, findings)
-        attempt = Attempt(plan, *self.build(plan))
+        try:
+            attempt = Attempt(plan, *self.build(plan))
+        except BackendError as error:
+            return self._note_failure(plan, f"{action}: {str(error).split('. Expected')[0]}")
         self.builds += _builds_of(attempt)
         is_narrower = len(findings) < len(self.findings) and attempt.verification.passed
         kept = is_narrower or is_better(attempt, self.best, self.tolerance)
@@ -199,6 +204,15 @@ class _Search:
         if kept:
             self.best, self.findings = attempt, findings
         return kept
+
+    def _note_failure(self, plan: PrecisionPlan, action: str) -> bool:
+        """Record a round whose plan could not be built; the best attempt stays what it was."""
+        self.builds += 1
+        added = tuple(pin.node for pin in plan.pins if pin.node not in self.best.plan.pinned)
+        self.rounds.append(
+            RepairRound(len(self.rounds) + 1, action, added, self.threshold, False, math.nan, 0, False)
+        )
+        return False
 
     def _propose(self) -> Proposal | None:
         if 2 * len(self.rounds) < self.budget.max_rounds:

@@ -65,7 +65,9 @@ class Bench:
     def try_plan(self, plan: PrecisionPlan, stage: str = "verify") -> tuple[Artifact, Verification]:
         """Build a plan and verify it; a failing verification comes with its trace."""
         path = self._place()
+        self.progress(f"{stage}: build", 0, 1)
         artifact = self.backend.emit(self.graph, plan, path, self.settings, self.progress)
+        self.progress(f"{stage}: build", 1, 1)
         return artifact, self.verify(artifact, plan, stage)
 
     def try_naive(self) -> tuple[Artifact, Verification]:
@@ -78,11 +80,14 @@ class Bench:
 
     def try_fp32(self) -> tuple[Artifact, Verification]:
         """How the backend's own FP32 engine fares, TF32 off: what it gets wrong is no overflow."""
+        self.progress("FP32 engine: build", 0, 1)
         artifact = tensorrt.emit_fp32(self.graph, self._place(), self.settings, tf32=False)
+        self.progress("FP32 engine: build", 1, 1)
         return artifact, self._compare(artifact, "FP32 engine")
 
     def measure_price(self, fixed: Artifact, others: Mapping[str, Artifact]) -> Price:
         """Engines timed in turns on the first batch of the most usual shapes; builds the FP32 one with TF32."""
+        self.progress("timing", 0, 1)
         tf32 = tensorrt.emit_fp32(self.graph, self._place(), self.settings, tf32=True)
         artifacts = {tensorrt.FIXED: fixed, **others, tensorrt.FP32: tf32}
         return tensorrt.measure_price(self.graph, artifacts, self._usual_batch(), self.settings)

@@ -14,6 +14,7 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar, scan
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import (
@@ -241,6 +242,22 @@ def test_builds_that_an_engine_took_count_in_the_budget(tmp_path: Path) -> None:
 
     _, rounds = trial.repair(build=thrice, max_builds=4)
     assert len(rounds) == 1
+
+
+def test_a_plan_that_cannot_be_built_is_a_round_that_did_not_help(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
+    asked: list[PrecisionPlan] = []
+
+    def build(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        asked.append(plan)
+        if len(asked) == 1:
+            raise BackendError("No kernel for it. Expected one. Do without.")
+        return trial.build(plan)
+
+    best, rounds = trial.repair(build=build)
+    assert rounds[0].action.endswith(": No kernel for it")
+    assert (rounds[0].passed, rounds[0].kept, len(rounds[0].added) > 0) == (False, False, True)
+    assert best.verification.passed is any(found.kept for found in rounds)
 
 
 def test_a_budget_of_minutes_ends_the_repair(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import mmap
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
 
 import click
 
@@ -34,10 +37,7 @@ def run_guarded(command: Callable[[], int]) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        code = command()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _end_with(command)
     return _wait(child)
 
 
@@ -46,6 +46,20 @@ def note_stage(stage: str) -> None:
     if _page is not None:
         text = stage.encode()[: _PAGE_BYTES - 1]
         _page[: len(text) + 1] = text + b"\0"
+
+
+def _end_with(command: Callable[[], int]) -> NoReturn:
+    """Run the command and end the process on the spot: a fork that shuts down as usual can hang in its threads."""
+    code = 1
+    try:
+        code = command()
+    except BaseException:  # such as an error raised with --debug
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _wait(child: int) -> int:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engine_scripts import disobeyed, engine, small_script
-from fake_tensorrt import NO_PROFILE, Refusal, Script, TensorSpec, Variant, fake_tensorrt
+from fake_tensorrt import (
+    NO_PROFILE,
+    LayerSpec,
+    Plan,
+    Refusal,
+    Script,
+    TensorSpec,
+    Variant,
+    fake_tensorrt,
+)
 from standin_gpu import use_standin_gpu
 
 from overflow_fixer.backends.tensorrt.builder import Built, DisobedientError, Precision, build
@@ -139,10 +149,22 @@ def test_the_profiles_shapes_reach_the_builder(stage: Stage) -> None:
     assert stage.script.asked[0].profiles == ({"shapes": {"x": ((1, 4), (2, 4), (8, 4))}, "values": {}},)
 
 
-def test_a_network_of_fixed_shapes_has_no_profile() -> None:
-    with Stage(small_script(engine(), inputs=[TensorSpec("x", shape=(2, 4))])) as stage:
+def test_an_open_shape_that_nothing_tells_is_refused(stage: Stage) -> None:
+    with pytest.raises(ConfigError) as error:
         stage.build(BuildSettings())
-    assert stage.script.asked[0].profiles == ()
+    assert _text(error).startswith(
+        "Nothing says which shape input 'x' has, and the model leaves it open. Expected"
+    )
+    assert "--profile x:MIN:OPT:MAX" in _text(error)
+
+
+def test_a_profile_that_tensorrt_refuses_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.trt.IBuilderConfig, "add_optimization_profile", lambda *_: -1)
+    with pytest.raises(
+        BackendError, match=r"refuses the optimization profile x: 1x4 / 2x4 / 8x4\. Expected"
+    ) as error:
+        stage.build()
+    _text(error)
 
 
 def test_a_shape_input_has_its_values_in_the_profile() -> None:
@@ -154,24 +176,35 @@ def test_a_shape_input_has_its_values_in_the_profile() -> None:
         assert profile["values"] == {"size": ((1, 4), (2, 4), (8, 4))}
         assert set(profile["shapes"]) == {"x"}
         with pytest.raises(
-            ConfigError, match=r"Nothing says what the values of the shape that input 'size' holds"
-        ):
+            ConfigError, match=r"Nothing says which values of a shape input 'size' holds, and"
+        ) as error:
             stage.build(SETTINGS)
+        _text(error)
 
 
-def test_an_open_shape_that_nothing_tells_is_refused(stage: Stage) -> None:
-    with pytest.raises(ConfigError) as error:
+def _fixed_script(kind: str, shape: tuple[int, ...], *outcomes: Plan) -> Script:
+    """One layer over an input of fixed shape."""
+    layer = LayerSpec("layer", kind, ("x",), (TensorSpec("y", shape=shape),))
+    return Script([TensorSpec("x", shape=(2, 4))], [layer], ["y"], outcomes=list(outcomes))
+
+
+def test_a_network_of_fixed_shapes_has_no_profile() -> None:
+    with Stage(_fixed_script("UNARY", (2, 4), engine())) as stage:
         stage.build(BuildSettings())
-    assert _text(error).startswith("Nothing says what the shape of input 'x' is") or _text(error).startswith(
-        "Nothing says the shape of input 'x' has"
-    )
-    assert "--profile x:MIN:OPT:MAX" in _text(error)
+    assert stage.script.asked[0].profiles == ()
 
 
-def test_a_profile_that_tensorrt_refuses_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.trt.IBuilderConfig, "add_optimization_profile", lambda *_: -1)
-    with pytest.raises(BackendError, match=r"refuses the optimization profile x: 1x4 / 2x4 / 8x4\. Expected"):
-        stage.build()
+@pytest.mark.parametrize(("kind", "shape"), [("SLICE", (-1, 4)), ("NON_ZERO", (2, 4))])
+def test_fixed_inputs_with_shapes_that_depend_on_data_have_a_profile(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    """Without one, 8.6 builds an engine that it then cannot open."""
+    script = _fixed_script("SLICE", shape, engine())
+    with Stage(script) as stage:
+        if kind == "NON_ZERO":  # which the fake's parser does not make
+            stage.parsed.network.get_layer(0)._type = SimpleNamespace(name=kind)
+        stage.build(BuildSettings())
+    assert script.asked[0].profiles == ({"shapes": {"x": ((2, 4),) * 3}, "values": {}},)
 
 
 def test_workspace_sources_and_level_reach_the_builder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,14 +302,11 @@ def test_a_pin_that_cannot_be_obeyed_names_its_layer() -> None:
         assert not isinstance(other.value, DisobedientError)
 
 
-def test_the_fakes_own_refusal_is_reported() -> None:
-    """A network that lost its profile: the check is TensorRT's, not the package's."""
-    with Stage(small_script(engine(), inputs=[TensorSpec("x", shape=(2, 4))])) as stage:
-        stage.parsed.network.get_input(0).shape = (-1, 4)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage.trt.IBuilderConfig, "add_optimization_profile", lambda *_: 0)
-            with pytest.raises(BackendError, match=NO_PROFILE.rstrip(".")):
-                stage.build()
+def test_the_fakes_own_refusal_is_reported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that got lost: the check is TensorRT's, not the package's."""
+    monkeypatch.setattr(stage.trt.IBuilderConfig, "add_optimization_profile", lambda *_: 0)
+    with pytest.raises(BackendError, match=NO_PROFILE.rstrip(".")):
+        stage.build()
 
 
 # ---------------------------------------------------------------- the timing cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,11 @@ from overflow_fixer.files import replace_file
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import BuildSettings, Constraints
 
-_DISOBEDIENT = re.compile(r"layer (.*?) obeys")
+_DISOBEDIENT = re.compile(
+    r"No implementation of layer (.+?) obeys|No supported formats for (.+?)\.?\)?$|implementation for node (.+?)\.?\)?\.?$",
+    re.MULTILINE,
+)
+"""What a build says that fails under OBEY: the first in so many words, the others where pins conflict inside a layer."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,16 @@ def _refusal(found: Capabilities, logger: Any, precision: Precision) -> BackendE
         f"TensorRT {found.version} could not build the engine: {told}. Expected a network that it has kernels for, and "
         "enough GPU memory. Give more workspace, a plug-in for what it lacks, or build with --backend onnx."
     )
-    culprit = next((m.group(1) for line in reversed(logger.errors) if (m := _DISOBEDIENT.search(line))), None)
+    culprit = _find_culprit(logger.errors)
     if culprit is not None and precision.constraints == "obey":
         return DisobedientError(text, culprit)
     return BackendError(text)
+
+
+def _find_culprit(errors: Sequence[str]) -> str | None:
+    """The fused name of the layer that the errors of a build under OBEY blame."""
+    for line in errors:
+        found = _DISOBEDIENT.search(line)
+        if found is not None and "insufficient workspace" not in line:
+            return next(name for name in found.groups() if name)
+    return None

@@ -234,6 +234,7 @@ def _complete(engine: Engine, weak: WeakBuild) -> Engine:
             **vars(engine),
             "skipped": weak.pinning.skipped,
             "dropped": weak.dropped,
+            "warnings": (*weak.notes, *engine.warnings),
             "builds": weak.builds,
             "build_seconds": round(weak.seconds, 3),
         }

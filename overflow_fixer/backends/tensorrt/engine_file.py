@@ -54,6 +54,7 @@ def write_engine(
         "fp16_nodes": artifact.fp16_nodes,
         "fp32_nodes": artifact.fp32_nodes,
         "kept": [asdict(kept) for kept in artifact.kept],
+        "cast_count": artifact.cast_count,
         "files": [file.name for file in artifact.files],
         "engine": asdict(artifact.engine) if artifact.engine is not None else None,
     }
@@ -70,17 +71,22 @@ def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: Build
             f"{path} with its sidecar {sidecar_of(path).name} is not there or cannot be read: {error}. Expected the "
             "engine of an earlier step. Build it with fix-fp16 build --backend tensorrt."
         ) from error
-    if document.get("schema_version") != _VERSION or document.get("engine_sha256") != _sha256(content):
+    try:
+        if document["schema_version"] != _VERSION or document["engine_sha256"] != _sha256(content):
+            raise KeyError
+        origin = document["model_sha256"], document["plan_sha256"]
+        artifact = _artifact(document, path)
+    except (KeyError, TypeError, AttributeError) as error:  # of another version, or edited
         raise BackendError(
             f"{path} is not the engine that its sidecar {sidecar_of(path).name} tells of. Expected the two as one build "
             "left them. Build it again with fix-fp16 build --backend tensorrt."
-        )
-    if document["model_sha256"] != graph.sha256 or document["plan_sha256"] != fingerprint(plan, settings):
+        ) from error
+    if origin != (graph.sha256, fingerprint(plan, settings)):
         raise BackendError(
             f"{path} was not built from this model and plan with io_types {settings.io_types!r}. Expected the engine that "
             "this plan gives. Build it again with fix-fp16 build --backend tensorrt."
         )
-    return _artifact(document, path)
+    return artifact
 
 
 def fingerprint(plan: PrecisionPlan, settings: BuildSettings) -> str:
@@ -90,7 +96,6 @@ def fingerprint(plan: PrecisionPlan, settings: BuildSettings) -> str:
 
 
 def _artifact(document: dict[str, Any], path: Path) -> Artifact:
-    engine = _engine(document["engine"])
     return Artifact(
         backend="tensorrt",
         path=path,
@@ -98,8 +103,8 @@ def _artifact(document: dict[str, Any], path: Path) -> Artifact:
         fp16_nodes=tuple(document["fp16_nodes"]),
         fp32_nodes=tuple(document["fp32_nodes"]),
         kept=_kept(document["kept"]),
-        cast_count=engine.reformat_layers,
-        engine=engine,
+        cast_count=document["cast_count"],
+        engine=_engine(document["engine"]),
     )
 
 

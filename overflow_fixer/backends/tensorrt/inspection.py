@@ -112,14 +112,15 @@ def _judge(node: str, mine: list[EngineLayer], may_hide: bool) -> PinOutcome:
 
 def _parse_layer(item: str | Mapping[str, Any], owners: Mapping[str, str]) -> EngineLayer:
     if isinstance(item, str):
-        return EngineLayer(item, "", tuple(find_nodes(item, "", owners)), (), _is_opaque(item, ""))
+        return EngineLayer(item, "", tuple(find_nodes(item, "", owners)), (), is_opaque(item, ""))
     name, kind = str(item.get("Name", "")), str(item.get("LayerType", ""))
     tensors = (*item.get("Inputs", ()), *item.get("Outputs", ()))
     nodes = tuple(dict.fromkeys(find_nodes(name, str(item.get("Metadata", "")), owners)))
-    return EngineLayer(name, kind, nodes, tuple(_type_of(t) for t in tensors), _is_opaque(name, kind))
+    return EngineLayer(name, kind, nodes, tuple(_type_of(t) for t in tensors), is_opaque(name, kind))
 
 
-def _is_opaque(name: str, kind: str) -> bool:
+def is_opaque(name: str, kind: str = "") -> bool:
+    """Whether a layer is a region that shows only its borders."""
     return kind.lower() == "myelin" or name.startswith(("{ForeignNode[", "__myl"))
 
 

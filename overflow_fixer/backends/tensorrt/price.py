@@ -40,14 +40,8 @@ def _explain_slowness(latencies: tuple[Latency, ...], fixed: Artifact) -> Iterat
     if fixed.engine is None or not p50[FIXED] > _WORTHWHILE * against:
         return
     yield f"FP16 brings nothing: the fixed engine takes {p50[FIXED]:.4g} ms, FP32 with TF32 {against:.4g} ms."
-    yield from _blame_device()
-    yield from _blame_pins(fixed, p50)
-    yield from _blame_layers(fixed)
-    if p50[FIXED] < _TINY_MS:
-        yield (
-            f"One inference takes {p50[FIXED]:.4g} ms: at this batch size the GPU waits for launches more than it "
-            "computes. A larger batch gains more."
-        )
+    causes = [*_blame_device(), *_blame_pins(fixed, p50), *_blame_layers(fixed), *_blame_size(p50[FIXED])]
+    yield from causes or ["What the engine shows of itself does not tell why."]
 
 
 def _blame_device() -> Iterator[str]:
@@ -61,8 +55,10 @@ def _blame_pins(fixed: Artifact, p50: Mapping[str, float]) -> Iterator[str]:
     assert engine is not None
     total = len(fixed.fp16_nodes) + len(fixed.fp32_nodes)
     pinned = len(engine.pins)
-    if total and pinned / total > _MANY and p50.get(NAIVE, math.inf) < _WORTHWHILE * p50[FIXED]:
-        yield f"{pinned} of {total} float nodes are pinned: plain FP16 takes {p50[NAIVE]:.4g} ms."
+    if pinned and p50.get(NAIVE, math.inf) < _WORTHWHILE * p50[FIXED]:
+        yield (
+            f"The pins cost it: {pinned} of {total} float nodes are pinned, and plain FP16 takes {p50[NAIVE]:.4g} ms."
+        )
 
 
 def _blame_layers(fixed: Artifact) -> Iterator[str]:
@@ -75,5 +71,18 @@ def _blame_layers(fixed: Artifact) -> Iterator[str]:
             f"TensorRT itself chose FP32 for {len(own)} nodes that nothing pins: by its own timings FP16, with the "
             "conversions around it, was no faster there."
         )
+    if engine.opaque_layers:
+        yield (
+            f"{engine.opaque_layers} of {engine.layers} layers are regions that show only their borders: what runs in "
+            "FP16 inside is TensorRT's choice."
+        )
     if engine.layers and engine.reformat_layers / engine.layers > _MANY:
         yield f"{engine.reformat_layers} of {engine.layers} layers only convert between types and formats."
+
+
+def _blame_size(fixed_ms: float) -> Iterator[str]:
+    if fixed_ms < _TINY_MS:
+        yield (
+            f"One inference takes {fixed_ms:.4g} ms: at this batch size the GPU waits for launches more than it "
+            "computes. A larger batch gains more."
+        )

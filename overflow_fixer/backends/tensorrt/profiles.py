@@ -98,10 +98,10 @@ def _range_of(tensor: Any, shapes: Mapping[str, ShapeRange]) -> ShapeRange:
         fixed = tuple(tensor.shape)
         return ShapeRange(fixed, fixed, fixed)
     if wanted is None or (needs_values and wanted.values is None):
-        what = "the values of the shape that" if needs_values else "the shape of"
+        what = "values of a shape" if needs_values else "shape"
         raise ConfigError(
-            f"Nothing says {what} input {tensor.name!r} {'holds' if needs_values else 'has'}, and the model leaves it "
-            "open. Expected calibration data (--calib) with one number of dimensions, or "
+            f"Nothing says which {what} input {tensor.name!r} {'holds' if needs_values else 'has'}, and the model leaves "
+            "it open. Expected calibration data (--calib) with one number of dimensions, or "
             f"--profile {tensor.name}:MIN:OPT:MAX (dimensions joined by x)."
         )
     return wanted

@@ -52,6 +52,7 @@ class EngineRunner:
         )
         self._inputs: dict[str, Buffer | Array] = {}
         self._outputs: dict[str, Any] = {}
+        self._unsized: frozenset[str] | None = None
 
     def run(self, batch: Batch) -> dict[str, Array]:
         """Run one batch. Raises BackendError naming the batch where the engine does not take or run it."""
@@ -82,6 +83,10 @@ class EngineRunner:
         missing = self.context.infer_shapes()
         if missing:
             raise self._refusal(f"tell the shapes of {', '.join(missing)} on batch {batch.name}")
+        if self._unsized is None:  # once it has run, TensorRT tells the last size
+            self._unsized = frozenset(
+                n for n in self.output_names if -1 in tuple(self.context.get_tensor_shape(n))
+            )
         for name in self.output_names:
             self._bind_output(name)
 
@@ -132,20 +137,17 @@ class EngineRunner:
         return aligned
 
     def _bind_output(self, name: str) -> None:
-        shape = tuple(self.context.get_tensor_shape(name))
-        if -1 in shape:
-            kept = self._outputs.get(name)
-            self._outputs[name] = (
-                kept if hasattr(kept, "fetch_shape") else _make_allocator(self._trt, self._device)
-            )
-            self.context.set_output_allocator(name, self._outputs[name])
+        kept = self._outputs.get(name)
+        if self._unsized and name in self._unsized:
+            if kept is None:
+                self._outputs[name] = _make_allocator(self._trt, self._device)
+                self.context.set_output_allocator(name, self._outputs[name])
             return
-        array = np.empty(shape, self._dtype(name))
+        array = np.empty(tuple(self.context.get_tensor_shape(name)), self._dtype(name))
         if self._is_on_host(name):
             self._outputs[name] = array
             self.context.set_tensor_address(name, array.ctypes.data)
             return
-        kept = self._outputs.get(name)
         buffer = kept[0] if isinstance(kept, tuple) else None
         if buffer is None or buffer.size_bytes < array.nbytes:
             buffer = self._device.allocate(array.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,17 @@ from overflow_fixer.backends.mixed_onnx.assignment import writes_float
 from overflow_fixer.backends.tensorrt.builder import Built, DisobedientError, Precision, build
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, say_fused, say_fused_in_fp16
-from overflow_fixer.backends.tensorrt.inspection import EngineLayer, fused_with, judge_pins, read_engine
+from overflow_fixer.backends.tensorrt.inspection import (
+    EngineLayer,
+    find_nodes,
+    fused_with,
+    is_opaque,
+    judge_pins,
+    read_engine,
+)
 from overflow_fixer.backends.tensorrt.mapping import NetworkLayer, map_layers, read_layers
 from overflow_fixer.backends.tensorrt.network import ParsedNetwork, parse_model
-from overflow_fixer.backends.tensorrt.pins import MOVEMENT, Pinning, choose_layers, clear_pins, set_pins
+from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers, clear_pins, set_pins
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import find_source
 from overflow_fixer.graph import Graph
@@ -21,6 +29,7 @@ from overflow_fixer.progress import Progress
 from overflow_fixer.records import BuildSettings, Constraints, Kept, PinOutcome, PrecisionPlan
 
 _MOST_WIDENINGS = 3
+_MOST_REFUSALS = 6
 
 
 @dataclass(eq=False)
@@ -40,6 +49,7 @@ class WeakBuild:
     marked: Sequence[str] = ()
     widened: dict[str, str] = field(default_factory=dict)
     dropped: tuple[Kept, ...] = ()
+    notes: tuple[str, ...] = ()
     constraints: Constraints = "none"
     builds: int = 0
     seconds: float = 0.0
@@ -77,9 +87,7 @@ class WeakBuild:
             wider = dict(self._wider(layers, outcomes)) if self.builds <= _MOST_WIDENINGS else {}
             if not wider:
                 return built, runner, layers, outcomes
-            clear_pins(self.network, self.pinning)
             self.widened |= wider
-            self.pinning = self._choose()
 
     def _choose(self) -> Pinning:
         everything = (*self.pinned, *self.widened)
@@ -99,20 +107,39 @@ class WeakBuild:
                     yield label, say_fused_in_fp16(outcome.node)
 
     def _build(self) -> Built:
-        """Build under OBEY; where that fails give up pins of layers that only move, then fall back to PREFER."""
-        whole, self.dropped = self.pinning, ()
-        try:
-            return self._attempt(whole, "obey" if whole.layers else "none")
-        except DisobedientError as error:
-            culprit = error.layer
-        if whole.has_movement:
-            self.dropped = tuple(_drop(whole, culprit))
+        """Build under OBEY. Where a layer cannot obey, pin the whole of it; then give up pins of layers that
+        only move; as a last resort, PREFER.
+        """
+        self.dropped, self.notes = (), ()
+        culprit, gives_up_movement = "", False
+        for _ in range(_MOST_REFUSALS):
+            pinning = self._choose()
+            if gives_up_movement:
+                self.dropped = tuple(_drop(pinning, culprit))
+                pinning = pinning.without_movement()
             try:
-                return self._attempt(whole.without_movement(), "obey")
+                return self._attempt(pinning, "obey" if pinning.layers else "none")
             except DisobedientError as error:
                 culprit = error.layer
-        self.dropped = (Kept(culprit, "", "no implementation obeys its pin: only preferred"),)
-        return self._attempt(whole, "prefer")
+            wider = dict(self._spread(culprit))
+            if not wider and not pinning.has_movement:
+                break
+            self.widened |= wider
+            gives_up_movement = gives_up_movement or not wider
+        self.dropped = ()
+        self.notes = (f"No implementation of {culprit!r} obeys its pins: pins are only preferred.",)
+        return self._attempt(self._choose(), "prefer")
+
+    def _spread(self, culprit: str) -> Iterator[tuple[str, str]]:
+        """The free nodes in a fused layer that cannot obey, if pinned ones are in it, each with why it is pinned."""
+        if is_opaque(culprit):  # its name tells its first layer and its last
+            return
+        nodes = dict.fromkeys(find_nodes(culprit, "", self.owners))
+        asked = {*self.pinned, *self.widened}
+        anchor = next((label for label in nodes if label in asked), None)
+        for label in nodes:
+            if anchor and label not in asked and writes_float(self.graph, self.graph.by_label[label]):
+                yield label, say_fused(anchor)
 
     def _attempt(self, pinning: Pinning, constraints: Constraints) -> Built:
         clear_pins(self.network, self.pinning)
@@ -130,9 +157,11 @@ def set_io_types(trt: Any, network: Any, settings: BuildSettings) -> None:
         return
     tensors = [network.get_input(index) for index in range(network.num_inputs)]
     tensors += [network.get_output(index) for index in range(network.num_outputs)]
-    for tensor in tensors:
-        if tensor.dtype == trt.float32:
-            tensor.dtype = trt.float16
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for tensor in tensors:
+            if tensor.dtype == trt.float32:
+                tensor.dtype = trt.float16
 
 
 def mark_tensors(network: Any, layers: Sequence[NetworkLayer], tensors: Sequence[str]) -> None:
@@ -146,6 +175,8 @@ def mark_tensors(network: Any, layers: Sequence[NetworkLayer], tensors: Sequence
 
 
 def _drop(pinning: Pinning, culprit: str) -> Iterator[Kept]:
+    """The pins that are given up altogether: those of nodes with no layer left that is pinned."""
+    left = {label for label, _ in pinning.without_movement().layers}
     for label, layer in pinning.layers:
-        if layer.kind in MOVEMENT:
+        if label not in left:
             yield Kept(label, layer.kind, f"pin of {layer.name!r} given up: nothing obeyed it in {culprit!r}")

@@ -1,0 +1,211 @@
+"""A plan turned into an engine over a fake TensorRT: the artifact says what was built, and is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from engine_scripts import disobeyed, engine, small_graph, small_script
+from fake_tensorrt import LayerSpec, Script, TensorSpec, Variant, fake_tensorrt
+from recorded_networks import make_plan
+from standin_gpu import StandInDriver, use_standin_gpu
+
+from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_fp32, open_runner, open_tracer
+from overflow_fixer.backends.tensorrt.emit import inspect_artifact
+from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
+from overflow_fixer.errors import BackendError, PlanError
+from overflow_fixer.graph import Graph
+from overflow_fixer.records import Artifact, BuildSettings, Engine, Pin, PrecisionPlan, ShapeRange
+
+SETTINGS = BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (8, 4))})
+FUSED = "PWN(square, softmax)"
+MIXED = (
+    (FUSED, "FP32"),
+    ("Reformatting CopyNode for Input Tensor 0 to add", "FP16"),
+    ("add", "FP16"),
+    ("{ForeignNode[topk...topk]}", "FP32"),
+)
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    return small_graph(tmp_path)
+
+
+@contextmanager
+def _tensorrt(script: Script, variant: Variant = "8.6") -> Iterator[StandInDriver]:
+    with use_standin_gpu(fake_tensorrt(variant, script)) as driver:
+        yield driver
+
+
+def _engine(artifact: Artifact) -> Engine:
+    assert artifact.engine is not None
+    return artifact.engine
+
+
+# ---------------------------------------------------------------- weak typing
+
+
+def test_the_artifact_says_what_was_built(graph: Graph, tmp_path: Path) -> None:
+    path, plan = tmp_path / "model.engine", make_plan(graph, "softmax", "topk")
+    script = small_script(disobeyed("x"), engine(*MIXED, warnings=("a warning",)))
+    with _tensorrt(script):
+        artifact = emit(graph, plan, path, SETTINGS)
+        assert path.read_bytes() == b"engine"
+        assert artifact.files == (path, sidecar_of(path))
+        assert describe(graph, plan, path, SETTINGS) == artifact
+        assert open_runner(artifact, SETTINGS).output_names == ("y", "i")
+        assert [layer.nodes for layer in inspect_artifact(artifact, graph, SETTINGS)] == [
+            ("square", "softmax"),
+            ("add",),
+            ("add",),
+            ("topk",),
+        ]
+    assert artifact.fp32_nodes == ("square", "softmax", "topk")
+    assert artifact.fp16_nodes == ("add",)
+    (kept,) = artifact.kept
+    assert (kept.node, kept.op_type) == ("square", "Mul")
+    assert "by itself" in kept.reason
+    found = _engine(artifact)
+    assert (found.tensorrt, found.gpu, found.compute_capability) == ("8.6.1", "Stand-in GPU", (9, 0))
+    assert (found.typing, found.constraints, found.builds) == ("weak", "obey", 2)
+    assert (found.layers, found.fp32_layers, found.fp16_layers) == (4, 1, 1)
+    assert (found.reformat_layers, found.opaque_layers, artifact.cast_count) == (1, 1, 1)
+    assert [(pin.node, pin.state) for pin in found.pins] == [("softmax", "honoured"), ("topk", "not visible")]
+    assert found.dropped == ()
+    assert found.warnings == ("a warning",)
+
+
+def test_a_pin_that_was_not_honoured_is_no_fp32_node(graph: Graph, tmp_path: Path) -> None:
+    with _tensorrt(small_script(engine(("square", "FP16"), ("add", "FP16")))):
+        artifact = emit(graph, make_plan(graph, "square"), tmp_path / "model.engine", SETTINGS)
+    assert "square" in artifact.fp16_nodes
+    assert "square" not in artifact.fp32_nodes
+    assert _engine(artifact).pins[0].state == "not honoured"
+
+
+def test_a_plan_of_nothing_is_plain_fp16(graph: Graph, tmp_path: Path) -> None:
+    script = small_script(engine((FUSED, "FP16"), ("add", "FP16"), ("topk", "FP16")))
+    with _tensorrt(script):
+        artifact = emit(graph, PrecisionPlan(graph.sha256, 1e4, ()), tmp_path / "model.engine", SETTINGS)
+    assert artifact.fp16_nodes == ("square", "softmax", "add", "topk")
+    assert (artifact.fp32_nodes, artifact.kept, _engine(artifact).constraints) == ((), (), "none")
+    assert script.asked[0].flags == {"TF32", "FP16"}
+
+
+def test_a_pin_on_no_node_is_refused_before_anything_is_built(graph: Graph, tmp_path: Path) -> None:
+    plan = PrecisionPlan(graph.sha256, 1e4, (Pin("lost", "Add", ("y",), ()),))
+    script = small_script()
+    with _tensorrt(script), pytest.raises(PlanError, match="'lost' matches nothing") as error:
+        emit(graph, plan, tmp_path / "model.engine", SETTINGS)
+    assert "\n" not in str(error.value)
+    assert script.parsed == []
+
+
+def test_a_build_that_fails_leaves_no_engine(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "model.engine"
+    with (
+        _tensorrt(small_script(parse_errors=["no importer"])),
+        pytest.raises(BackendError, match="no importer"),
+    ):
+        emit(graph, PrecisionPlan(graph.sha256, 1e4, ()), path, SETTINGS)
+    assert not path.exists()
+
+
+def test_a_tracer_has_inner_tensors_as_outputs(graph: Graph, tmp_path: Path) -> None:
+    plan, script = make_plan(graph, "square"), small_script(engine(), engine(content=b"marked"))
+    with _tensorrt(script):
+        artifact = emit(graph, plan, tmp_path / "model.engine", SETTINGS)
+        open_tracer(graph, plan, artifact, ["s", "q"], SETTINGS)
+    assert set(script.asked[1].precisions) == {"square"}
+    assert (tmp_path / "model.engine").read_bytes() == b"engine"
+
+
+# ---------------------------------------------------------------- FP32
+
+
+@pytest.mark.parametrize(("tf32", "flags"), [(True, {"TF32"}), (False, set())])
+def test_an_fp32_engine_has_no_fp16_in_it(graph: Graph, tmp_path: Path, tf32: bool, flags: set[str]) -> None:
+    script = small_script(engine(("square", "FP32")))
+    with _tensorrt(script):
+        artifact = emit_fp32(graph, tmp_path / "fp32.engine", SETTINGS, tf32)
+    (asked,) = script.asked
+    assert (asked.flags, asked.precisions, asked.output_types) == (flags, {}, {})
+    assert (artifact.fp16_nodes, artifact.fp32_nodes) == ((), ("square", "softmax", "add", "topk"))
+    assert (_engine(artifact).constraints, _engine(artifact).pins) == ("none", ())
+    assert artifact.path.read_bytes() == b"engine"
+
+
+# ---------------------------------------------------------------- strong typing
+
+
+def _strong_script(*outcomes: Any) -> Script:
+    """What is parsed does not matter: types come from the model."""
+    shape = (-1, 4)
+    layer = LayerSpec(
+        "square", "ELEMENTWISE", ("x",), (TensorSpec("inner", shape=shape),), "[ONNX Layer: square]"
+    )
+    return Script([TensorSpec("x", shape=shape)], [layer], ["inner"], outcomes=list(outcomes))
+
+
+@pytest.mark.parametrize("variant", ["10.12", "11"])
+def test_newer_releases_build_the_typed_model_and_set_no_precision(
+    graph: Graph, tmp_path: Path, variant: Variant
+) -> None:
+    script, plan = _strong_script(engine(("square", "FP32"), ("add", "FP16"))), make_plan(graph, "square")
+    path = tmp_path / "out" / "model.engine"
+    with _tensorrt(script, variant):
+        artifact = emit(graph, plan, path, SETTINGS)
+        assert describe(graph, plan, path, SETTINGS) == artifact
+    typed = path.with_name("model.fp16.onnx")
+    assert script.parsed == [str(typed)]
+    assert typed in artifact.files
+    (asked,) = script.asked
+    assert (asked.flags, asked.precisions) == ({"TF32"}, {})
+    types = {node.name for node in onnx.load(typed).graph.node if node.op_type == "Cast"}
+    assert types
+    assert "square" in artifact.fp32_nodes
+    assert "add" in artifact.fp16_nodes
+    found = _engine(artifact)
+    assert (found.typing, found.constraints) == ("strong", "none")
+    assert [(pin.node, pin.state) for pin in found.pins] == [("square", "honoured")]
+
+
+def test_a_strong_tracer_marks_the_typed_model(graph: Graph, tmp_path: Path) -> None:
+    script = _strong_script(engine(("square", "FP32")), engine(content=b"marked"))
+    plan = make_plan(graph, "square")
+    with _tensorrt(script, "11"):
+        artifact = emit(graph, plan, tmp_path / "model.engine", SETTINGS)
+        open_tracer(graph, plan, artifact, ["s"], SETTINGS)
+    assert script.parsed == [str(tmp_path / "model.fp16.onnx")] * 2
+    assert script.asked[1].flags == {"TF32"}
+
+
+# ---------------------------------------------------------------- what is missing
+
+
+def test_what_is_missing_is_told_before_anything_else(graph: Graph, tmp_path: Path) -> None:
+    script = small_script(engine())
+    with _tensorrt(script) as driver:
+        driver.devices = 0
+        with pytest.raises(BackendError, match=r"^No GPU"):
+            emit(graph, PrecisionPlan(graph.sha256, 1e4, ()), tmp_path / "model.engine", SETTINGS)
+    assert script.parsed == []
+
+
+def test_a_machine_without_tensorrt_lacks_that_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _tensorrt(small_script()):
+        monkeypatch.setattr(availability, "is_installed", lambda: False)
+        assert availability.find_lack() == "TensorRT is not installed here"
+
+
+def test_a_broken_tensorrt_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    trt = fake_tensorrt("8.6", small_script())
+    with use_standin_gpu(trt):
+        old = type("ICudaEngine", (), {})
+        monkeypatch.setattr(trt, "ICudaEngine", old)
+        assert availability.find_lack() == "TensorRT 8.6.1 has no named inputs and outputs"
