@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.backends.tensorrt.logger import last_errors, make_logger
 from overflow_fixer.backends.tensorrt.network import open_builder
 from overflow_fixer.backends.tensorrt.profiles import add_profile
+from overflow_fixer.backends.tensorrt.timings import attach_timings, find_obstacle, save_timings
 from overflow_fixer.errors import BackendError, ConfigError
-from overflow_fixer.files import replace_file
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import BuildSettings, Constraints
 
@@ -63,7 +61,8 @@ def build(
     """Build a network. Raises DisobedientError where pins cannot be obeyed, BackendError for any other failure."""
     logger, builder = make_logger(trt), open_builder(trt)
     config = _configure(trt, found, builder, network, precision, settings)
-    cache = _attach_timing_cache(config, settings.timing_cache)
+    path = settings.timing_cache
+    keeps = path is not None and attach_timings(config, path)
     if found.progress:
         config.progress_monitor = _make_monitor(trt, progress)
     logger.forget()
@@ -72,9 +71,11 @@ def build(
     seconds = time.monotonic() - start
     if memory is None:
         raise _refusal(found, logger, precision)
-    if cache and settings.timing_cache is not None:
-        _save_timing_cache(config, settings.timing_cache)
-    return Built(bytes(memory), round(seconds, 3), tuple(dict.fromkeys(logger.warnings)))
+    if keeps and path is not None:
+        save_timings(config, path)
+    notes = [find_obstacle()] if path is not None else []
+    warnings = dict.fromkeys(line for line in (*notes, *logger.warnings) if line)
+    return Built(bytes(memory), round(seconds, 3), tuple(warnings))
 
 
 def _configure(
@@ -129,25 +130,6 @@ def _tactic_mask(trt: Any, names: tuple[str, ...]) -> int:
             f"{', '.join(known)}. Correct tactic_sources."
         )
     return sum(1 << int(known[name.upper()]) for name in names)
-
-
-def _attach_timing_cache(config: Any, path: Path | None) -> bool:
-    """Give the builder the kept timings; those of another GPU or TensorRT are started afresh."""
-    if path is None:
-        return False
-    kept = b""
-    with suppress(OSError):
-        kept = path.read_bytes()
-    for content in (kept, b""):
-        cache = config.create_timing_cache(content)
-        if cache is not None and config.set_timing_cache(cache, False):
-            return True
-    return False
-
-
-def _save_timing_cache(config: Any, path: Path) -> None:
-    with replace_file(path) as temporary:
-        temporary.write_bytes(bytes(config.get_timing_cache().serialize()))
 
 
 def _make_monitor(trt: Any, progress: Progress) -> Any:
