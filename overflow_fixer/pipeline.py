@@ -187,10 +187,20 @@ def _make_report(
         tolerance=config.verify.tolerance(),
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=(*result.warnings, *_warnings(ranges, best.verification)),
+        warnings=(*result.warnings, *_luck(result), *_warnings(ranges, best.verification)),
         price=result.price,
         fp32_engine=result.fp32,
     )
+
+
+def _luck(result: _Result) -> Iterator[str]:
+    """That a plain engine which passes proves little: measured, see docs/tensorrt.md."""
+    is_engine = result.best.artifact.engine is not None
+    if is_engine and result.naive is not None and result.naive.passed and result.best.plan.pins:
+        yield (
+            "Plain FP16 passes in this build. TensorRT chooses kernels by timing them, so another build of plain FP16 "
+            "may run the pinned nodes in FP16 and not pass."
+        )
 
 
 def _warnings(ranges: RangeTable, fixed: Verification) -> Iterator[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.errors import BackendError
-from overflow_fixer.pipeline import fix
+from overflow_fixer.pipeline import _luck, _Result, fix
+from overflow_fixer.records import Engine
+from overflow_fixer.repair import Attempt
 from overflow_fixer.reports import render_text
 from overflow_fixer.trials import Bench
 
@@ -52,3 +55,18 @@ def test_the_plan_itself_that_cannot_be_built_ends_the_job(
     with pytest.raises(BackendError, match="No kernel"):
         fix(_config(tmp_path))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ranges.h5"]
+
+
+@pytest.mark.parametrize(
+    ("is_engine", "naive_passes", "is_told"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_that_plain_fp16_passes_in_one_build_is_told_as_luck(
+    tmp_path: Path, is_engine: bool, naive_passes: bool, is_told: bool
+) -> None:
+    report = fix(_config(tmp_path))
+    assert report.naive is not None
+    engine = Engine("8.6.0", "GPU", (9, 0), "weak", "obey", 1, 1, 0, 0, 0) if is_engine else None
+    best = Attempt(report.plan, replace(report.artifact, engine=engine), report.fixed)
+    told = list(_luck(_Result(best, report.fixed if naive_passes else report.naive)))
+    assert (len(told) == 1) is is_told
+    assert all(text.startswith("Plain FP16 passes in this build.") for text in told)

@@ -14,6 +14,7 @@ from overflow_fixer.reports.wording import make_visible, say_plural, say_seconds
 
 _MOST_PINS = 10
 _MOST_NAMES = 3
+_MOST_KEPT = 3
 _MOST_WARNINGS = 3
 _NAME_WIDTH = 40
 _LESS_THAN_HONOURED = {
@@ -78,10 +79,10 @@ def _kept(noun: str, what: str, found: Sequence[dict[str, Any]], style: str = ""
     if not found:
         return
     yield note(f"{say_plural(len(found), noun)} {what}:", style)
-    for kept in found[:_MOST_PINS]:
+    for kept in found[:_MOST_KEPT]:
         kind = shorten_middle(make_visible(kept["op_type"]), _NAME_WIDTH)
         yield note(f"{_say_name(kept['node'])} ({kind}): {shorten_reason(kept['reason'])}", style, 4)
-    yield from more(len(found) - _MOST_PINS, noun, "report.json")
+    yield from more(len(found) - _MOST_KEPT, noun, "report.json")
 
 
 def _warnings(warnings: Sequence[str]) -> Iterator[RenderableType]:
