@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.errors import BackendError, CalibrationError
@@ -25,6 +24,7 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
+from overflow_fixer.references import copy_model
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
 
 OpenRunner = Callable[[Sequence[str]], Runner]
@@ -33,10 +33,7 @@ OpenRunner = Callable[[Sequence[str]], Runner]
 
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
     """The original model in FP32, optimisation off, each node computed as it stands."""
-    if not extra_outputs:
-        return SessionRunner(open_session(graph.model, graph.folder))
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
+    model = copy_model(graph)
     mark_outputs(model, extra_outputs)
     return SessionRunner(open_session(model, graph.folder))
 

@@ -11,6 +11,7 @@ FLOORS = [
     {"files", "records"},
     {"sessions", "metrics", "chunks"},
     {"graph"},
+    {"references"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
     {"backends", "config", "flops", "losses", "planning", "verification"},
     {"reports", "repair", "trials"},

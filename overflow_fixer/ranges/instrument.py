@@ -18,11 +18,11 @@ from onnx import NodeProto, TensorProto
 from overflow_fixer.graph import Graph, Node, all_names
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, shared_constants, widen
+from overflow_fixer.references import copy_shell
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"
-_COPIED_FIELDS = ("input", "initializer", "sparse_initializer", "value_info", "quantization_annotation")
 
 _Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
@@ -54,7 +54,7 @@ def add_probes(graph: Graph, tensors: Sequence[str], detailed: Collection[str]) 
     ]
     gatherings = {kind: Gathering(f"{prefix}all_{kind}_") for kind in dict.fromkeys(_scalar_types(probes))}
     behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
-    model = _shell(graph)
+    model = copy_shell(graph)
     model.graph.node.extend(chain(shared_constants(prefix), _interleave(graph, behind)))
     model.graph.output.extend(info for info in graph.model.graph.output if info.name not in behind)
     fetches = []
@@ -75,7 +75,7 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
     is_bf16 = [graph.dtypes[name] == TensorProto.BFLOAT16 for name in tensors]
     behind = {name: list(widen(name, f"{prefix}{i}_")) for i, name in enumerate(tensors) if is_bf16[i]}
     fetches = tuple(behind[name][-1].output[0] if name in behind else name for name in tensors)
-    model = _shell(graph)
+    model = copy_shell(graph)
     model.graph.node.extend(_interleave(graph, behind))
     model.graph.output.extend(graph.model.graph.output)
     mark_outputs(model, list(dict.fromkeys((*tensors, *fetches))))
@@ -147,16 +147,6 @@ def _updates(graph: Graph) -> Iterator[str]:
 def _is_plain_cast(node: Node) -> bool:
     """Whether it is a Cast, and not one that ONNX Runtime, by its name, takes for its own."""
     return node.op_type == "Cast" and not node.proto.name.startswith(_ORT_CAST)
-
-
-def _shell(graph: Graph) -> onnx.ModelProto:
-    """The model without its nodes and outputs."""
-    source = graph.model
-    model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-    model.graph.name = source.graph.name or "graph"
-    for field in _COPIED_FIELDS:
-        getattr(model.graph, field).extend(getattr(source.graph, field))
-    return model
 
 
 def _free_prefix(graph: Graph) -> str:
