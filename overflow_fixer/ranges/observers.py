@@ -12,6 +12,7 @@ import onnx
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph, Node, bodies
 from overflow_fixer.ranges.instrument import add_probes, mark_tensors
+from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import open_session, run_session
@@ -48,15 +49,18 @@ class OutputObserver:
 class ReductionObserver:
     """Probes in the graph, of which only scalars leave.
 
-    Each tensor starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
+    A tensor that only holds another's values has no probe of its own. Each other starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
     NaN), the tensor gets a detailed probe from then on and the batch is run again. Where a second run
     of a batch could give other values, every probe is a detailed one from the start.
     """
 
     def __init__(self, graph: Graph, tensors: Sequence[str]) -> None:
         self._graph = graph
-        self._is_detailed = np.full(len(tensors), not is_repeatable(graph))
-        self._tensors = tensors
+        sources = find_sources(graph, tensors)
+        self._tensors = tuple(dict.fromkeys(sources.values()))
+        row_of = {name: row for row, name in enumerate(self._tensors)}
+        self._rows = np.array([row_of[sources[name]] for name in tensors], np.int64)
+        self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
         self._open()
 
     def observe(self, batch: Batch) -> Summaries:
@@ -64,7 +68,7 @@ class ReductionObserver:
             vectors = run_session(self._session, self._fetches or None, batch)
             seen, complete = self._read(vectors[: len(self._fetches)])
             if complete.all():
-                return seen
+                return seen[self._rows]
             self._is_detailed |= ~complete
             self._open()
 
@@ -78,7 +82,7 @@ class ReductionObserver:
         self._session = open_session(probed.model, self._graph.folder, by_priority=True)
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, npt.NDArray[np.bool_]]:
-        """The summaries [tensor], and for each whether it tells everything."""
+        """The summaries [tensor with a probe], and for each whether it tells everything."""
         scalars = np.concatenate([np.zeros(0), *vectors])
         seen = no_summaries(len(self._tensors))
         complete = self._is_detailed.copy()
