@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from overflow_fixer import __version__
-from overflow_fixer.backends import choose_backend, tensorrt
+from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
@@ -33,7 +33,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.trials import Bench
+from overflow_fixer.trials import Bench, check_request
 
 _MOST_WARNINGS = 20
 _LIBRARIES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
@@ -51,6 +51,7 @@ def fix(config: FixConfig, progress: Progress = silent) -> FixReport:
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
+    check_request(config, graph, BACKENDS[backend])
     make_folder(config.folder)
     with clock.time("scan"):
         ranges = scan(config, graph, calibration, progress)
@@ -82,8 +83,13 @@ def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
         check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
         artifact = bench.find_artifact(plan)
-        naive = bench.try_naive()[1] if config.build.compare else None
-        result = _Result(Attempt(plan, artifact, bench.verify(artifact, plan)), naive)
+        warnings: list[str] = []
+        naive = None
+        if config.build.compare:
+            with _tolerate("Plain FP16 was not compared", warnings):
+                naive = bench.try_naive()[1]
+        attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
+        result = _Result(attempt, naive, warnings=tuple(warnings))
     report = _make_report(config, bench, plan, result, reason, clock)
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
 
@@ -159,6 +165,7 @@ def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, t
         lambda widened: bench.try_plan(widened, "repair"),
         bench.tolerance,
         config.repair.budget(),
+        bench.discard,
     )
 
 

@@ -30,6 +30,9 @@ from overflow_fixer.verification import find_worst_batch, judge, worst_snr_db
 Build = Callable[[PrecisionPlan], tuple[Artifact, Verification]]
 """Builds the plan's artifact and verifies it; a failing verification comes with its trace."""
 
+Discard = Callable[[Artifact], None]
+"""Told of an artifact that was built and is not needed any more."""
+
 Proposal = tuple[str, list[Finding]]
 """What to try next, in words, and the findings that it adds."""
 
@@ -87,6 +90,7 @@ def repair(
     build: Build,
     tolerance: Tolerance,
     budget: Budget,
+    discard: Discard = lambda artifact: None,
 ) -> tuple[Attempt, tuple[RepairRound, ...]]:
     """Widen the plan of `first` within a budget; returns the best attempt and every round.
 
@@ -97,10 +101,11 @@ def repair(
     back, the mildest first, as long as it still passes. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
-    A plan that the backend cannot build is a round that did not help. `batches` are those that `build`
+    A plan that the backend cannot build is a round that did not help. `discard` is given each artifact but
+    that of `first` that is no longer the best. `batches` are those that `build`
     verifies on. Raises what else building and running raise.
     """
-    search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget)
+    search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget, discard)
     search.widen()
     search.narrow()
     return search.best, tuple(search.rounds)
@@ -134,6 +139,7 @@ class _Search:
     build: Build
     tolerance: Tolerance
     budget: Budget
+    discard: Discard
     rounds: list[RepairRound] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
     tried: set[frozenset[str]] = field(default_factory=set)
@@ -201,8 +207,11 @@ class _Search:
                 kept=kept,
             )
         )
+        loser = self.best if kept else attempt
         if kept:
             self.best, self.findings = attempt, findings
+        if loser is not self.first:
+            self.discard(loser.artifact)
         return kept
 
     def _note_failure(self, plan: PrecisionPlan, action: str) -> bool:

@@ -66,7 +66,11 @@ class Bench:
         """Build a plan and verify it; a failing verification comes with its trace."""
         path = self._place()
         self.progress(f"{stage}: build", 0, 1)
-        artifact = self.backend.emit(self.graph, plan, path, self.settings, self.progress)
+        try:
+            artifact = self.backend.emit(self.graph, plan, path, self.settings, self.progress)
+        except BackendError:
+            shutil.rmtree(path.parent, ignore_errors=True)
+            raise
         self.progress(f"{stage}: build", 1, 1)
         return artifact, self.verify(artifact, plan, stage)
 
@@ -97,13 +101,18 @@ class Bench:
         path = self.config.folder / f"{self.config.model.stem}{self.backend.suffix}"
         return self.backend.describe(self.graph, plan, path, self.settings)
 
+    def discard(self, artifact: Artifact) -> None:
+        """Remove the files of a trial that nothing needs any more: a repair builds many engines."""
+        if artifact.path.parent in self._folders:
+            shutil.rmtree(artifact.path.parent, ignore_errors=True)
+
     def ship(self, artifact: Artifact) -> Artifact:
         """Move a trial's files to the output folder, the model last."""
         moved = [self.config.folder / path.name for path in artifact.files]
         for source, target in reversed(list(zip(artifact.files, moved, strict=True))):
             with refuse_os_errors(target):
                 os.replace(source, target)
-        for stale in {moved[0].with_name(moved[0].name + ".data")} - set(moved):
+        for stale in {path.with_name(path.name + ".data") for path in moved} - set(moved):
             stale.unlink(missing_ok=True)
         return replace(artifact, path=moved[0], files=tuple(moved))
 
@@ -177,6 +186,13 @@ class Bench:
         first = next(batches)
         fits = (b for b in (first, *batches) if all(a.shape == shapes.get(n) for n, a in b.feeds.items()))
         return next(fits, first)
+
+
+def check_request(config: FixConfig, graph: Graph, backend: Backend) -> None:
+    """Raise at once what building would raise after the scan, for an engine that cannot be had as asked for."""
+    if backend.is_engine:
+        tensorrt.override_shapes(graph, {}, config.build.profile)
+        tensorrt.check_settings(config.build.settings(config.folder, {}))
 
 
 def make_settings(

@@ -141,6 +141,8 @@ ILogger.log                                 always              (severity, msg: 
 ILogger.ERROR                               always              value
 ILogger.WARNING                             always              value
 init_libnvinfer_plugins                     always              (logger, namespace: str)
+get_plugin_registry                         always              ()
+IPluginRegistry.load_library                always              (plugin_path: str)
 """
 
 _SYNONYMS = (("typing.SupportsInt", "int"), ("typing.SupportsFloat", "float"))

@@ -175,7 +175,8 @@ class Script:
     """What the module does, and what was done with it.
 
     `outcomes` are taken one a build. `engines` are the plans that a Runtime knows: every Plan built, and
-    those put there. `parsed` are the paths and bytes given to the parser.
+    those put there. `parsed` are the paths and bytes given to the parser, `plugin_libraries` the paths given
+    to the plug-in registry.
     """
 
     inputs: Sequence[TensorSpec] = ()
@@ -187,6 +188,8 @@ class Script:
     known_timing_caches: Sequence[bytes] = ()
     asked: list[Asked] = field(default_factory=list)
     parsed: list[Any] = field(default_factory=list)
+    plugin_libraries: list[str] = field(default_factory=list)
+    bad_plugin_libraries: Sequence[str] = ()
 
 
 def fake_tensorrt(variant: Variant, script: Script) -> Any:
@@ -200,6 +203,7 @@ def fake_tensorrt(variant: Variant, script: Script) -> Any:
     for name, bound in (_COMMON | _OF_VARIANT[variant]).items():
         setattr(trt, name, _bind(name, bound, trt))
     trt.init_libnvinfer_plugins = _init_plugins
+    trt.get_plugin_registry = lambda: trt.IPluginRegistry()
     return trt
 
 
@@ -221,6 +225,16 @@ def _bind(name: str, bound: type, trt: Any) -> type:
 
 def _init_plugins(logger: Any, namespace: str) -> bool:
     return isinstance(logger, _Logger)
+
+
+class _Registry:
+    """Knows the libraries that it was given; one that the script calls bad is refused."""
+
+    _trt: Any
+
+    def load_library(self, plugin_path: str) -> Any:
+        self._trt.script.plugin_libraries.append(plugin_path)
+        return None if plugin_path in self._trt.script.bad_plugin_libraries else object()
 
 
 class _Enum(enum.Enum):
@@ -876,6 +890,7 @@ _COMMON: dict[str, type] = {
     "ILogger": _Logger,
     "IOptimizationProfile": _Profile,
     "IOutputAllocator": _OutputAllocator,
+    "IPluginRegistry": _Registry,
     "IProfiler": _Profiler,
     "ITimingCache": _TimingCache,
     "ParserError": _ParserError,

@@ -55,9 +55,11 @@ def build_command(
             )
         )
     elif not quiet:
+        is_weak = artifact.engine is not None and artifact.engine.typing == "weak"
         click.echo(
             f"{artifact.path}: {counts['fp16_nodes']} float nodes in FP16, {counts['fp32_nodes']} in FP32, "
-            f"{artifact.cast_count} casts inserted. Backend {name}: {reason}. Not verified yet."
+            f"{artifact.cast_count} {'layers that only convert' if is_weak else 'casts inserted'}. "
+            f"Backend {name}: {reason}. Not verified yet."
         )
         for file in exported:
             click.echo(f"{file}: exported.")

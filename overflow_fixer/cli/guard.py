@@ -63,11 +63,16 @@ def _end_with(command: Callable[[], int]) -> NoReturn:
 
 
 def _wait(child: int) -> int:
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has it too, and ends by itself
+    # Ctrl-C reaches the child as well, which ends by itself
+    previous = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number)),
+    }
     try:
         _, status = os.waitpid(child, 0)
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if not os.WIFSIGNALED(status):
         return os.WEXITSTATUS(status)
     name = signal.Signals(os.WTERMSIG(status)).name

@@ -341,3 +341,13 @@ def test_a_failed_build_leaves_the_timings(tmp_path: Path) -> None:
 def test_without_a_file_no_timings_are_kept(stage: Stage, tmp_path: Path) -> None:
     stage.build()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_that_the_bindings_raise_over_is_refused_in_words(stage: Stage) -> None:
+    shapes = {"x": ShapeRange((8, 4), (2, 4), (1, 4))}
+    with pytest.raises(
+        BackendError, match=r"refuses the optimization profile x: 8x4 / 2x4 / 1x4\. Expected"
+    ) as error:
+        stage.build(BuildSettings(shapes=shapes))
+    _text(error)
+    assert stage.script.asked == []

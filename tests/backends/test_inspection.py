@@ -6,6 +6,7 @@ The recorded engines are TensorRT 8.6.0's on an H200, told with the shapes set; 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +329,14 @@ def test_a_node_counts_as_fp32_when_all_its_layers_are() -> None:
         _layer("o", ("hidden",), "fp32", opaque=True),
     ]
     assert find_fp32_nodes(layers) == {"whole"}
+
+
+def test_a_cast_that_was_fused_into_a_pinned_layer_hides_what_that_computes_in() -> None:
+    """By strong typing: FP16 in, a cast, FP32 inside. Without the cast, FP16 at its border is a broken pin."""
+    layer = EngineLayer("cast + n", "kgen", ("cast", "n"), ("fp16", "fp32"), False)
+    (hidden,) = judge_pins([layer], ["n"], (), ["cast"])
+    (broken,) = judge_pins([layer], ["n"], (), ["another cast"])
+    assert (hidden.state, hidden.layers) == ("not visible", ("cast + n",))
+    assert broken.state == "not honoured"
+    (whole,) = judge_pins([replace(layer, types=("fp32", "fp32"))], ["n"], (), ["cast"])
+    assert whole.state == "honoured"

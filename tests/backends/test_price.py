@@ -13,6 +13,7 @@ from fake_tensorrt import Plan, Script, fake_tensorrt
 from standin_gpu import StandInDriver, use_standin_gpu
 
 from overflow_fixer.backends.tensorrt import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
+from overflow_fixer.backends.tensorrt.emit import BY_ITSELF
 from overflow_fixer.backends.tensorrt.price import _explain_slowness
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
@@ -21,6 +22,7 @@ from overflow_fixer.records import (
     Batch,
     BuildSettings,
     Engine,
+    Kept,
     Latency,
     PinOutcome,
     Price,
@@ -174,11 +176,18 @@ def test_pins_are_blamed_where_plain_fp16_is_faster() -> None:
 
 
 def test_tensorrts_own_choice_is_told_apart_from_pins() -> None:
-    (_, remark) = _remarks(_artifact(PATH, ENGINE, 8, WIDE), SLOW)
+    chosen = tuple(Kept(label, "Mul", BY_ITSELF) for label in WIDE)
+    (_, remark) = _remarks(replace(_artifact(PATH, ENGINE, 8, WIDE), kept=chosen), SLOW)
     assert remark.startswith(
         "TensorRT itself chose FP32 for 8 nodes that nothing pins: by its own timings FP16"
     )
-    assert _remarks(_artifact(PATH, ENGINE, 24, WIDE), SLOW) == (OPENING, UNKNOWN)
+    assert _remarks(replace(_artifact(PATH, ENGINE, 24, WIDE), kept=chosen), SLOW) == (OPENING, UNKNOWN)
+
+
+def test_what_the_typed_model_keeps_is_not_blamed_on_tensorrt() -> None:
+    kept = tuple(Kept(label, "Range", "ONNX allows no FP16 for it") for label in WIDE)
+    (_, remark) = _remarks(replace(_artifact(PATH, ENGINE, 8, WIDE), kept=kept), SLOW)
+    assert remark == "8 nodes are kept in FP32 besides those that are pinned."
 
 
 def test_regions_are_named_where_there_are_any() -> None:
@@ -201,6 +210,8 @@ def test_a_tiny_batch_is_blamed_where_launches_are_all() -> None:
 
 def test_every_cause_is_told_at_once() -> None:
     engine_ = replace(PINNED, reformat_layers=4, opaque_layers=1, pins=PINNED.pins[:4])
-    found = _remarks(_artifact(PATH, engine_, 2, WIDE), {FIXED: 0.05, NAIVE: 0.01, FP32: 0.05}, (6, 1))
+    chosen = tuple(Kept(label, "Mul", BY_ITSELF) for label in WIDE[4:])
+    artifact = replace(_artifact(PATH, engine_, 2, WIDE), kept=chosen)
+    found = _remarks(artifact, {FIXED: 0.05, NAIVE: 0.01, FP32: 0.05}, (6, 1))
     assert [remark.split(" ")[0] for remark in found] == ["FP16", "This", "The", "TensorRT", "1", "4", "One"]
     assert all("\n" not in remark for remark in found)

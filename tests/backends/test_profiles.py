@@ -57,6 +57,8 @@ def test_a_profile_of_a_shape_keeps_the_values_seen(graph: Graph) -> None:
         ("x", [[1], [2], [3]]),
         ("x", [[1, 4], [2, 4, 1], [3, 4]]),
         ("row", [[1, 2], [1], [1, 2]]),
+        ("x", [[-1, 4], [2, 4], [3, 4]]),
+        ("x", [[1, 5], [2, 5], [3, 5]]),
     ],
 )
 def test_a_profile_that_does_not_fit_is_one_paragraph(

@@ -361,3 +361,41 @@ def test_all_memory_is_given_back() -> None:
         assert driver.allocated
         del runner
         assert driver.allocated == {}
+
+
+# ---------------------------------------------------------------- let go
+
+
+def test_the_context_goes_before_its_engine_and_the_buffers_go_last() -> None:
+    gone: list[str] = []
+    io = (IoSpec("x", "INPUT", shape=(2, 3)), IoSpec("y", "OUTPUT", shape=(2, 3)))
+    trt = fake_tensorrt("8.6", Script(engines={b"engine": Plan(io=io)}))
+    for name in ("IExecutionContext", "ICudaEngine", "Runtime"):
+        owner = _make_context(trt, _hand_on) if name == "IExecutionContext" else getattr(trt, name)
+        setattr(trt, name, type(name, (owner,), {"__del__": lambda self, n=name: gone.append(n)}))
+    with use_standin_gpu(trt) as driver:
+        runner = EngineRunner(trt, b"engine")
+        runner.run(_batch(x=np.zeros((2, 3), np.float32)))
+        held = len(driver.allocated)
+        driver.cuMemFree_v2 = lambda address: gone.append("a buffer") or 0  # type: ignore[method-assign]
+        del runner
+    assert held == 2
+    assert gone == ["IExecutionContext", "ICudaEngine", "Runtime", "a buffer", "a buffer"]
+
+
+def test_an_input_that_the_data_lacks_is_named() -> None:
+    with _open(*_double(), compute=_hand_on) as runner, pytest.raises(BackendError) as error:
+        runner.run(_batch(z=np.zeros((2, 3), np.float32)))
+    assert _text(error).startswith("The engine wants an input 'x', and batch batch 3 has z. Expected")
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_gpu_that_refuses_to_free_memory_says_nothing() -> None:
+    trt = fake_tensorrt("8.6", Script(engines={b"engine": Plan(io=_double())}))
+    trt.IExecutionContext = _make_context(trt, _hand_on)
+    with use_standin_gpu(trt) as driver:
+        runner = EngineRunner(trt, b"engine")
+        runner.run(_batch(x=np.zeros((2, 3), np.float32)))
+        driver.fails["cuMemFree_v2"] = 700
+        del runner
+        assert "cuMemFree_v2" in driver.calls

@@ -126,3 +126,10 @@ main(["no_such_model.onnx", *{debug}])
         assert done.returncode == code
         assert "No calibration data was named" in done.stderr
         assert ("Traceback" in done.stderr) == bool(debug)
+
+
+def test_a_request_to_end_is_handed_to_the_child() -> None:
+    """Else it would go on alone, on the GPU, when its parent is told to end."""
+    done = _run("import time; os.kill(parent, signal.SIGTERM); time.sleep(50); return 0")
+    assert done.returncode == BackendError.exit_code
+    assert "was killed (SIGTERM) during: start. Expected" in done.stderr

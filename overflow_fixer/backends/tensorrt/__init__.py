@@ -7,7 +7,14 @@ tensorrt module itself is imported in `capabilities` alone.
 """
 
 from overflow_fixer.backends.tensorrt.availability import find_lack, require
-from overflow_fixer.backends.tensorrt.emit import describe, emit, emit_fp32, open_runner, open_tracer
+from overflow_fixer.backends.tensorrt.emit import (
+    check_settings,
+    describe,
+    emit,
+    emit_fp32,
+    open_runner,
+    open_tracer,
+)
 from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
 from overflow_fixer.backends.tensorrt.profiles import override_shapes
 
@@ -16,6 +23,7 @@ __all__ = [
     "FP32",
     "FP32_EXACT",
     "NAIVE",
+    "check_settings",
     "describe",
     "emit",
     "emit_fp32",

@@ -64,7 +64,8 @@ def build(
     path = settings.timing_cache
     keeps = path is not None and attach_timings(config, path)
     if found.progress:
-        config.progress_monitor = _make_monitor(trt, progress)
+        monitor = _make_monitor(trt, progress)  # kept, since the build calls it
+        config.progress_monitor = monitor
     logger.forget()
     start = time.monotonic()
     memory = builder.build_serialized_network(network, config)
@@ -86,6 +87,7 @@ def _configure(
     precision: Precision,
     settings: BuildSettings,
 ) -> Any:
+    check_features(trt, found, settings)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.default_device_type = trt.DeviceType.GPU
@@ -95,7 +97,7 @@ def _configure(
     if settings.workspace_bytes is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
     if settings.optimization_level is not None:
-        _set_optimization_level(found, config, settings.optimization_level)
+        config.builder_optimization_level = settings.optimization_level
     if settings.tactic_sources is not None:
         config.set_tactic_sources(_tactic_mask(trt, settings.tactic_sources))
     add_profile(builder, config, network, settings.shapes)
@@ -112,13 +114,15 @@ def _flags(precision: Precision) -> Iterator[tuple[str, bool]]:
         yield "PREFER_PRECISION_CONSTRAINTS", True
 
 
-def _set_optimization_level(found: Capabilities, config: Any, level: int) -> None:
-    if not found.optimization_level:
+def check_features(trt: Any, found: Capabilities, settings: BuildSettings) -> None:
+    """Raise ConfigError for a setting that this TensorRT does not know."""
+    if settings.tactic_sources is not None:
+        _tactic_mask(trt, settings.tactic_sources)
+    if settings.optimization_level is not None and not found.optimization_level:
         raise ConfigError(
             f"TensorRT {found.version} has no builder optimization level. Expected 8.6 or newer for --optimization-level. "
             "Leave it out."
         )
-    config.builder_optimization_level = level
 
 
 def _tactic_mask(trt: Any, names: tuple[str, ...]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -141,7 +142,8 @@ class Buffer:
 
     def __del__(self) -> None:
         if self.address and not sys.is_finalizing():
-            self._device.release(self.address)
+            with suppress(BackendError):  # a GPU that failed refuses this too, and was reported
+                self._device.release(self.address)
             self.address = 0
 
 

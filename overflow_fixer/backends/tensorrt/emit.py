@@ -8,7 +8,7 @@ from typing import Any
 
 from overflow_fixer.backends import mixed_onnx
 from overflow_fixer.backends.mixed_onnx.assignment import is_constant, writes_float
-from overflow_fixer.backends.tensorrt.builder import Built, Precision, build
+from overflow_fixer.backends.tensorrt.builder import Built, Precision, build, check_features
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities, choose_typing, import_tensorrt, probe
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.backends.tensorrt.engine_file import read_artifact, sidecar_of, write_engine
@@ -18,7 +18,7 @@ from overflow_fixer.backends.tensorrt.network import parse_model, prepare
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import find_source
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
-from overflow_fixer.errors import PlanError
+from overflow_fixer.errors import BackendError, PlanError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
@@ -33,6 +33,9 @@ from overflow_fixer.records import (
     Typing,
 )
 
+BY_ITSELF = "TensorRT chose FP32 for it by itself"
+"""Why a node is in FP32 that nothing pins, in a weakly typed engine."""
+
 
 def open_tensorrt(settings: BuildSettings) -> tuple[Any, Capabilities, Typing]:
     """The module, what it can do, and the typing to build with; plug-ins are loaded.
@@ -46,6 +49,12 @@ def open_tensorrt(settings: BuildSettings) -> tuple[Any, Capabilities, Typing]:
     typing = choose_typing(found, settings.typing)
     prepare(trt, settings.plugins)
     return trt, found, typing
+
+
+def check_settings(settings: BuildSettings) -> None:
+    """Raise at once what `emit` would raise later for a TensorRT that cannot do as the settings say."""
+    trt, found, _ = open_tensorrt(settings)
+    check_features(trt, found, settings)
 
 
 def emit(
@@ -81,9 +90,16 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSetti
 
 
 def open_runner(artifact: Artifact, settings: BuildSettings) -> EngineRunner:
-    """The engine in the artifact's file, on the GPU."""
+    """The engine in the artifact's file, on the GPU. Raises BackendError where it cannot be read or loaded."""
     trt, _, _ = open_tensorrt(settings)
-    return EngineRunner(trt, artifact.path.read_bytes())
+    try:
+        content = artifact.path.read_bytes()
+    except OSError as error:
+        raise BackendError(
+            f"{artifact.path} cannot be read: {error.strerror or error}. Expected an engine. Check the path, or build it "
+            "with fix-fp16 build --backend tensorrt."
+        ) from error
+    return EngineRunner(trt, content)
 
 
 def open_tracer(
@@ -91,7 +107,7 @@ def open_tracer(
 ) -> Runner:
     """An engine of the same plan with inner tensors as outputs besides: its fusions differ from the artifact's."""
     trt, found, typing = open_tensorrt(settings)
-    if typing == "weak":
+    if (artifact.engine.typing if artifact.engine is not None else typing) == "weak":
         weak = WeakBuild(trt, found, graph, plan, settings, silent, tensors)
         return weak.run()[1]
     typed = next(path for path in artifact.files if path.suffix == ".onnx")
@@ -121,9 +137,14 @@ def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> 
 
 def inspect_artifact(artifact: Artifact, graph: Graph, settings: BuildSettings) -> tuple[EngineLayer, ...]:
     """The layers of the engine in the artifact's file, with the nodes that their metadata and names tell."""
-    trt, _, _ = open_tensorrt(settings)
     runner = open_runner(artifact, settings)
     runner.set_shapes(settings.shapes)
+    return inspect_runner(runner, graph, settings)
+
+
+def inspect_runner(runner: EngineRunner, graph: Graph, settings: BuildSettings) -> tuple[EngineLayer, ...]:
+    """The layers of an engine whose shapes are set, with the nodes that their metadata and names tell."""
+    trt, _, _ = open_tensorrt(settings)
     owners = {node.label: node.label for node in graph.nodes}
     return read_engine(trt, runner.engine, runner.context, owners)
 
@@ -138,7 +159,8 @@ def _emit_weak(
     progress: Progress,
 ) -> Artifact:
     weak = WeakBuild(trt, found, graph, plan, settings, progress)
-    built, _, layers, outcomes = weak.run()
+    built, runner, layers, outcomes = weak.run()
+    del runner
     engine = _summarize(found, "weak", weak.constraints, layers, built, outcomes)
     engine = _complete(engine, weak)
     fp32 = _fp32_nodes(graph, weak, layers, outcomes)
@@ -171,9 +193,11 @@ def _emit_strong(
     parsed = parse_model(trt, found, typed_path, typed_path, "strong")
     precision = Precision(fp16=False, tf32=settings.tf32)
     built = build(trt, found, parsed.network, precision, settings, progress)
-    layers = _inspect(trt, built, _owners(parsed.network, load_graph(typed_path)), settings)
+    typed_graph = load_graph(typed_path)
+    layers = _inspect(trt, built, _owners(parsed.network, typed_graph), settings)
     pinned = [node.label for node in graph.nodes if node.label in plan.pinned]
-    engine = _summarize(found, "strong", "none", layers, built, judge_pins(layers, pinned, ()))
+    casts = [node.label for node in typed_graph.nodes if node.op_type == "Cast"]
+    engine = _summarize(found, "strong", "none", layers, built, judge_pins(layers, pinned, (), casts))
     artifact = Artifact(
         backend="tensorrt",
         path=path,
@@ -251,7 +275,7 @@ def _fp32_nodes(
 
 
 def _kept(graph: Graph, weak: WeakBuild, fp32: frozenset[str]) -> list[Kept]:
-    reasons = {label: "TensorRT chose FP32 for it by itself" for label in fp32 - weak.plan.pinned}
+    reasons = {label: BY_ITSELF for label in fp32 - weak.plan.pinned}
     reasons |= weak.widened
     return [
         Kept(node.label, node.op_type, reasons[node.label])

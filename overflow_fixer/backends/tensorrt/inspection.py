@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overflow_fixer.backends.tensorrt.mapping import parse_metadata
@@ -71,10 +71,17 @@ def parse_layers(text: str, owners: Mapping[str, str]) -> tuple[EngineLayer, ...
 
 
 def judge_pins(
-    layers: Collection[EngineLayer], pinned: Collection[str], skipped: Collection[str]
+    layers: Collection[EngineLayer],
+    pinned: Collection[str],
+    skipped: Collection[str],
+    casts: Collection[str] = (),
 ) -> tuple[PinOutcome, ...]:
-    """What became of each pinned node; `skipped` are those without a layer that could be pinned."""
-    by_node = _layers_by_node(layers)
+    """What became of each pinned node; `skipped` are those without a layer that could be pinned.
+
+    `casts` are the nodes that convert in a strongly typed model: a layer that one of them was fused into
+    has FP16 at its border by right, and does not show what it computes in.
+    """
+    by_node = _layers_by_node([_hide_behind_casts(layer, frozenset(casts)) for layer in layers])
     hidden = any(layer.is_opaque for layer in layers)
     return tuple(_judge(node, by_node.get(node, []), hidden and node not in skipped) for node in pinned)
 
@@ -89,6 +96,11 @@ def find_fp32_nodes(layers: Sequence[EngineLayer]) -> frozenset[str]:
     """Nodes all of whose visible layers are FP32, pinned or by TensorRT's own choice."""
     by_node = _layers_by_node(layers)
     return frozenset(node for node, mine in by_node.items() if all(layer.is_fp32 for layer in mine))
+
+
+def _hide_behind_casts(layer: EngineLayer, casts: frozenset[str]) -> EngineLayer:
+    hides = layer.is_fp16 and not casts.isdisjoint(layer.nodes)
+    return replace(layer, is_opaque=True) if hides else layer
 
 
 def _layers_by_node(layers: Collection[EngineLayer]) -> dict[str, list[EngineLayer]]:

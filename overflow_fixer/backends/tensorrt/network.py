@@ -15,6 +15,9 @@ from overflow_fixer.backends.tensorrt.logger import last_errors, make_logger
 from overflow_fixer.errors import BackendError
 from overflow_fixer.records import Typing
 
+_CREATORS = ("getCreators", "getPluginCreators")
+"""What a plug-in library exports that TensorRT asks for its plug-ins."""
+
 
 @dataclass(frozen=True, eq=False)
 class ParsedNetwork:
@@ -34,14 +37,32 @@ def open_builder(trt: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def load_plugin(trt: Any, library: Path) -> None:
-    """Load a plug-in library, and once and for all TensorRT's own. Raises BackendError if it does not load."""
+    """Load a plug-in library, once: it registers its plug-ins by itself, or hands them over when asked.
+
+    The second kind exports one of `_CREATORS` and is TensorRT's to load, from 8.6 on. Raises BackendError if
+    it does not load.
+    """
+    path = str(library.resolve() if library.exists() else library)  # a bare name is looked up elsewhere
     try:
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        loaded = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise BackendError(
-            f"The plug-in library {library} does not load: {error}. Expected a shared library built for TensorRT "
-            f"{trt.__version__}. Check --plugin, and what the library itself links to (ldd)."
-        ) from error
+        raise _refuse_plugin(trt, library, str(error)) from error
+    if not any(hasattr(loaded, name) for name in _CREATORS):
+        return
+    registry = trt.get_plugin_registry()
+    if not hasattr(registry, "load_library"):
+        return
+    logger = make_logger(trt)
+    logger.forget()
+    if registry.load_library(path) is None:
+        raise _refuse_plugin(trt, library, last_errors(logger))
+
+
+def _refuse_plugin(trt: Any, library: Path, reason: str) -> BackendError:
+    return BackendError(
+        f"The plug-in library {library} does not load: {reason}. Expected a shared library built for TensorRT "
+        f"{trt.__version__}. Check --plugin, and what the library itself links to (ldd)."
+    )
 
 
 def prepare(trt: Any, plugins: Sequence[Path]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from overflow_fixer.backends.tensorrt.cuda import open_device
-from overflow_fixer.backends.tensorrt.emit import inspect_artifact, open_runner, open_tensorrt
+from overflow_fixer.backends.tensorrt.emit import BY_ITSELF, inspect_runner, open_runner, open_tensorrt
 from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
 from overflow_fixer.graph import Graph
 from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price
@@ -25,7 +25,7 @@ def measure_price(
     trt, _, _ = open_tensorrt(settings)
     runners = {name: open_runner(artifact, settings) for name, artifact in artifacts.items()}
     latencies = time_in_turns(runners, batch)
-    layers = inspect_artifact(artifacts[FIXED], graph, settings)
+    layers = inspect_runner(runners[FIXED], graph, settings)
     times_ms = time_layers(trt, runners[FIXED], batch)
     fp32 = share_of_time(layers, times_ms, lambda layer: layer.is_fp32)
     opaque = share_of_time(layers, times_ms, lambda layer: layer.is_opaque)
@@ -64,13 +64,15 @@ def _blame_pins(fixed: Artifact, p50: Mapping[str, float]) -> Iterator[str]:
 def _blame_layers(fixed: Artifact) -> Iterator[str]:
     engine = fixed.engine
     assert engine is not None
-    asked = {outcome.node for outcome in engine.pins}
-    own = [label for label in fixed.fp32_nodes if label not in asked]
-    if len(own) > _MANY * (len(fixed.fp16_nodes) + len(fixed.fp32_nodes)):
+    many = _MANY * (len(fixed.fp16_nodes) + len(fixed.fp32_nodes))
+    own = [kept for kept in fixed.kept if kept.reason == BY_ITSELF]
+    if len(own) > many:
         yield (
             f"TensorRT itself chose FP32 for {len(own)} nodes that nothing pins: by its own timings FP16, with the "
-            "conversions around it, was no faster there."
+            "conversions around it, was no faster there, or it has no FP16 kernel."
         )
+    if len(fixed.kept) - len(own) > many:
+        yield f"{len(fixed.kept) - len(own)} nodes are kept in FP32 besides those that are pinned."
     if engine.opaque_layers:
         yield (
             f"{engine.opaque_layers} of {engine.layers} layers are regions that show only their borders: what runs in "

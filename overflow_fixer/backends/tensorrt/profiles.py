@@ -25,9 +25,7 @@ def override_shapes(
         dims = known[name].dims if name in known else None
         least, usual, most = shapes
         grows = all(a <= b <= c for a, b, c in zip(least, usual, most, strict=False))
-        fits = len(least) == len(usual) == len(most) and (
-            dims is None or len(dims) == len(least) or len(dims) == 1
-        )
+        fits = len(least) == len(usual) == len(most) and (dims is None or _takes(dims, shapes))
         if name not in known or not (grows and fits):
             told = ":".join("x".join(map(str, shape)) for shape in shapes)
             raise ConfigError(
@@ -39,6 +37,18 @@ def override_shapes(
         **seen,
         **{name: _make_range(known[name].dims, seen.get(name), profiles[name]) for name in profiles},
     }
+
+
+def _takes(dims: Sequence[int | str | None], shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether an input of these dimensions takes the shapes, or, if it has one dimension, those values."""
+    if len(dims) == 1:
+        return True
+    fits = (
+        d == size if isinstance(d, int) else size >= 0
+        for s in shapes
+        for d, size in zip(dims, s, strict=False)
+    )
+    return len(dims) == len(shapes[0]) and all(fits)
 
 
 def _make_range(
@@ -66,17 +76,25 @@ def add_profile(builder: Any, config: Any, network: Any, shapes: Mapping[str, Sh
         return
     profile = builder.create_optimization_profile()
     told = {tensor.name: _range_of(tensor, shapes) for tensor in needed}
-    for tensor in needed:
-        wanted = told[tensor.name]
-        if _is_open(tensor) or not tensor.is_shape_tensor:
-            profile.set_shape(tensor.name, wanted.min, wanted.opt, wanted.max)
-        if tensor.is_shape_tensor and wanted.values is not None:
-            profile.set_shape_input(tensor.name, *(list(values) for values in wanted.values))
-    if config.add_optimization_profile(profile) < 0:
+    if not _fill(profile, needed, told) or config.add_optimization_profile(profile) < 0:
         raise BackendError(
             f"TensorRT refuses the optimization profile {_say(told)}. Expected, for each dimension, min <= opt <= max "
             "within what the model allows. Correct --profile, or use calibration data of the shapes to be served."
         )
+
+
+def _fill(profile: Any, needed: Sequence[Any], told: Mapping[str, ShapeRange]) -> bool:
+    """Tell the profile every input's shapes, and values; whether TensorRT takes them."""
+    try:
+        for tensor in needed:
+            wanted = told[tensor.name]
+            if _is_open(tensor) or not tensor.is_shape_tensor:
+                profile.set_shape(tensor.name, wanted.min, wanted.opt, wanted.max)
+            if tensor.is_shape_tensor and wanted.values is not None:
+                profile.set_shape_input(tensor.name, *(list(values) for values in wanted.values))
+    except ValueError:  # how the bindings refuse
+        return False
+    return True
 
 
 def _is_open(tensor: Any) -> bool:

@@ -54,6 +54,11 @@ class EngineRunner:
         self._outputs: dict[str, Any] = {}
         self._unsized: frozenset[str] | None = None
 
+    def __del__(self) -> None:
+        """TensorRT wants the context dropped before its engine, that before the runtime, and buffers last."""
+        for name in ("context", "engine", "_runtime", "_inputs", "_outputs"):
+            self.__dict__.pop(name, None)
+
     def run(self, batch: Batch) -> dict[str, Array]:
         """Run one batch. Raises BackendError naming the batch where the engine does not take or run it."""
         self.bind(batch)
@@ -97,7 +102,7 @@ class EngineRunner:
 
     def _bind_input(self, name: str, batch: Batch) -> None:
         array = self._cast(name, batch)
-        if not self._is_on_host(name) or self.engine.get_tensor_shape(name) != tuple(array.shape):
+        if not self._is_on_host(name) or tuple(self.engine.get_tensor_shape(name)) != array.shape:
             self._set_shape(name, array, batch)
         if self._is_on_host(name):
             self._inputs[name] = array
@@ -121,6 +126,11 @@ class EngineRunner:
         )
 
     def _cast(self, name: str, batch: Batch) -> Array:
+        if name not in batch.feeds:
+            raise BackendError(
+                f"The engine wants an input {name!r}, and batch {batch.name} has {', '.join(batch.feeds) or 'none'}. Expected "
+                "an engine of this model. Build it again with fix-fp16 build."
+            )
         array = np.asarray(batch.feeds[name])
         wanted = self._dtype(name)
         if wanted == np.float16 and array.dtype != np.float16:

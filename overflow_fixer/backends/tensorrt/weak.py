@@ -88,6 +88,7 @@ class WeakBuild:
             if not wider:
                 return built, runner, layers, outcomes
             self.widened |= wider
+            del runner, built  # their memory is needed for the next
 
     def _choose(self) -> Pinning:
         everything = (*self.pinned, *self.widened)

@@ -26,9 +26,18 @@ def check_model(path: str, sha256: str) -> None:
 
 
 def prepare_plugins(trt: Any, logger: Any, libraries: Sequence[str]) -> None:
-    """Register TensorRT's plug-ins and those of the libraries."""
+    """Register TensorRT's plug-ins and those of the libraries.
+
+    A library that exports `getCreators` or `getPluginCreators` is TensorRT's to load. Raises RuntimeError
+    where it refuses to.
+    """
     for library in libraries:
-        ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        loaded = ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+        if not hasattr(loaded, "getCreators") and not hasattr(loaded, "getPluginCreators"):
+            continue
+        registry = trt.get_plugin_registry()
+        if hasattr(registry, "load_library") and registry.load_library(library) is None:
+            raise RuntimeError(f"TensorRT {trt.__version__} cannot load the plug-in library {library}")
     trt.init_libnvinfer_plugins(logger, "")
 
 
