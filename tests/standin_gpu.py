@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overflow_fixer.backends.tensorrt import cuda, logger, network
+from overflow_fixer.backends.tensorrt import cuda, logger, network, timings
 
 
 class StandInDriver:
@@ -133,6 +134,7 @@ def use_standin_gpu(trt: Any, driver: StandInDriver | None = None) -> Iterator[S
         for function in kept:
             function.cache_clear()
         patch.setattr(cuda, "_load_driver", lambda: driver)
+        patch.setattr(timings, "_MAPS", Path("no cuDNN is loaded"))
         trt.__spec__ = ModuleSpec("tensorrt", None, origin="a fake")
         patch.setitem(sys.modules, "tensorrt", trt)
         yield driver

@@ -54,8 +54,11 @@ def cli() -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run a command and exit: with the error's own code and one paragraph where it fails."""
-    sys.exit(run_guarded(lambda: run(args)))
+    """Run a command and exit: with the error's own code and one paragraph where it fails.
+
+    As a program (no `args`), guarded against a crash of TensorRT: see `guard`.
+    """
+    sys.exit(run_guarded(lambda: run(None)) if args is None else run(args))
 
 
 def run(args: list[str] | None) -> int:

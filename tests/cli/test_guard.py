@@ -120,7 +120,8 @@ def test_an_error_of_the_real_command_ends_it_with_debug_too() -> None:
 import sys
 from overflow_fixer.cli import guard, main
 guard.is_installed = lambda: True
-main(["no_such_model.onnx", *{debug}])
+sys.argv = ["fix-fp16", "no_such_model.onnx", *{debug}]
+main()
 """
         done = _run_script(script)
         assert done.returncode == code
@@ -130,6 +131,6 @@ main(["no_such_model.onnx", *{debug}])
 
 def test_a_request_to_end_is_handed_to_the_child() -> None:
     """Else it would go on alone, on the GPU, when its parent is told to end."""
-    done = _run("import time; os.kill(parent, signal.SIGTERM); time.sleep(50); return 0")
+    done = _run("import time; time.sleep(0.5); os.kill(parent, signal.SIGTERM); time.sleep(50); return 0")
     assert done.returncode == BackendError.exit_code
     assert "was killed (SIGTERM) during: start. Expected" in done.stderr
