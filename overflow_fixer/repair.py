@@ -101,9 +101,9 @@ def repair(
     back, the mildest first, as long as it still passes. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
-    A plan that the backend cannot build is a round that did not help. `discard` is given each artifact but
-    that of `first` that is no longer the best. `batches` are those that `build`
-    verifies on. Raises what else building and running raise.
+    A plan that the backend cannot build is a round that did not help. `discard` is given each artifact
+    that is not the best any more, that of `first` excepted. `batches` are those that `build` verifies on.
+    Raises what else building and running raise.
     """
     search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget, discard)
     search.widen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from overflow_fixer.files import make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.planning import check_plan
 from overflow_fixer.progress import silent
+from overflow_fixer.records import Artifact
 from overflow_fixer.reports import load_plan
 from overflow_fixer.trials import make_settings
 
@@ -42,24 +44,30 @@ def build_command(
     settings = make_settings(config, graph, calibration, BACKENDS[name])
     artifact = BACKENDS[name].emit(graph, plan, path, settings, silent)
     exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
-    counts = {"fp16_nodes": len(artifact.fp16_nodes), "fp32_nodes": len(artifact.fp32_nodes)}
     if as_json:
-        click.echo(
-            options.to_json(
-                path=artifact.path,
-                backend=name,
-                reason=reason,
-                casts=artifact.cast_count,
-                exports=exported,
-                **counts,
-            )
-        )
+        click.echo(_to_json(artifact, reason, exported))
     elif not quiet:
-        is_weak = artifact.engine is not None and artifact.engine.typing == "weak"
-        click.echo(
-            f"{artifact.path}: {counts['fp16_nodes']} float nodes in FP16, {counts['fp32_nodes']} in FP32, "
-            f"{artifact.cast_count} {'layers that only convert' if is_weak else 'casts inserted'}. "
-            f"Backend {name}: {reason}. Not verified yet."
-        )
-        for file in exported:
-            click.echo(f"{file}: exported.")
+        _print(artifact, reason, exported)
+
+
+def _to_json(artifact: Artifact, reason: str, exported: Sequence[Path]) -> str:
+    return options.to_json(
+        path=artifact.path,
+        backend=artifact.backend,
+        reason=reason,
+        casts=artifact.cast_count,
+        exports=list(exported),
+        fp16_nodes=len(artifact.fp16_nodes),
+        fp32_nodes=len(artifact.fp32_nodes),
+    )
+
+
+def _print(artifact: Artifact, reason: str, exported: Sequence[Path]) -> None:
+    is_weak = artifact.engine is not None and artifact.engine.typing == "weak"
+    click.echo(
+        f"{artifact.path}: {len(artifact.fp16_nodes)} float nodes in FP16, {len(artifact.fp32_nodes)} in FP32, "
+        f"{artifact.cast_count} {'layers that only convert' if is_weak else 'casts inserted'}. "
+        f"Backend {artifact.backend}: {reason}. Not verified yet."
+    )
+    for file in exported:
+        click.echo(f"{file}: exported.")

@@ -124,6 +124,25 @@ def build_options(function: F) -> F:
             "--io-types", type=click.Choice(["keep", "fp16"]), help="Types of float inputs and outputs."
         ),
         click.option(
+            "--compare/--no-compare",
+            default=None,
+            help="Build plain FP16 and FP32 too, to compare with and to time [compare].",
+        ),
+        click.option(
+            "--export",
+            "exports",
+            multiple=True,
+            type=click.Choice(["trtexec", "polygraphy-npps", "polygraphy-loader"]),
+            help="Write an engine's pins for another tool as well.",
+        ),
+    ]
+    return _apply(options, _engine_options(function))
+
+
+def _engine_options(function: F) -> F:
+    """What TensorRT alone is told."""
+    options = [
+        click.option(
             "--typing",
             type=click.Choice(["auto", "weak", "strong"]),
             help="TensorRT's typing [what it prefers].",
@@ -145,18 +164,6 @@ def build_options(function: F) -> F:
         ),
         click.option(
             "--timing-cache", type=_FILE, help="Kernel timings kept across builds [OUT/timing.cache]."
-        ),
-        click.option(
-            "--compare/--no-compare",
-            default=None,
-            help="Build plain FP16 and FP32 too, to compare with and to time [compare].",
-        ),
-        click.option(
-            "--export",
-            "exports",
-            multiple=True,
-            type=click.Choice(["trtexec", "polygraphy-npps", "polygraphy-loader"]),
-            help="Write an engine's pins for another tool as well.",
         ),
     ]
     return _apply(options, function)
@@ -192,7 +199,7 @@ def _parse_profiles(
         except ValueError:
             shapes = []
         if len(shapes) != 3:
-            raise click.BadParameter(f"{text!r} is not NAME:MIN:OPT:MAX with shapes such as 1x3x224x224")
+            raise click.BadParameter(f"{text!r} is not NAME:MIN:OPT:MAX with shapes such as 1x3x224x224.")
     return profiles or None
 
 

@@ -150,8 +150,6 @@ def test_layers_are_read_with_their_types_and_uses() -> None:
     assert (flatten.index, flatten.name, flatten.kind) == (20, "/flatten/Flatten", "SHUFFLE")
     assert flatten.outputs == (LayerTensor("/flatten/Flatten_output_0", "FLOAT", False, True),)
     assert flatten.outputs[0].is_float
-    assert not flatten.is_anonymous
-    assert shape.is_anonymous
     assert shape.outputs == (LayerTensor("(Unnamed Layer* 16) [Shape]_output", "INT32", True, False),)
 
 
@@ -190,7 +188,6 @@ def test_layers_without_a_sign_go_to_the_next_that_has_one(abc: Graph) -> None:
     names = ["(Unnamed Layer* 0) [Shuffle]", "ONNXTRT_Broadcast_3", "b", "(Unnamed Layer* 3) [Shuffle]"]
     layers = [_layer(index, name) for index, name in enumerate(names)]
     assert _indices(map_layers(layers, abc)) == {"b": [0, 1, 2]}
-    assert [layer.is_anonymous for layer in layers] == [True, True, False, True]
 
 
 def test_a_nameless_node_goes_by_the_name_that_the_parser_gives_it(abc: Graph) -> None:

@@ -17,7 +17,6 @@ from overflow_fixer.graph import Graph
 
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)(?: \| .*?)?\](?=\[ONNX Layer: |[\x1e\x1f]|$)", re.DOTALL)
 _SUFFIX = re.compile(r"_\d+$")
-_ANONYMOUS = re.compile(r"\(Unnamed Layer\* \d+\)|ONNXTRT_")
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,6 @@ class NetworkLayer:
     kind: str
     metadata: str
     outputs: tuple[LayerTensor, ...]
-
-    @property
-    def is_anonymous(self) -> bool:
-        return _ANONYMOUS.match(self.name) is not None
 
 
 def read_layers(network: Any) -> tuple[NetworkLayer, ...]:

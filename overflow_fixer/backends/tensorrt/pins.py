@@ -39,9 +39,6 @@ class Pinning:
         left = tuple((label, layer) for label, layer in self.layers if layer.kind not in MOVEMENT)
         return replace(self, layers=left)
 
-    def names_of(self, label: str) -> tuple[str, ...]:
-        return tuple(layer.name for owner, layer in self.layers if owner == label)
-
 
 def choose_layers(
     graph: Graph, layers: Mapping[str, Sequence[NetworkLayer]], pinned: Sequence[str]
