@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from overflow_fixer.errors import FixError
 from overflow_fixer.graph import Graph
-from overflow_fixer.ranges.observers import open_observer
 from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.store import ScanKey, save_ranges
-from overflow_fixer.ranges.summaries import Summaries, no_summaries, summarize
-from overflow_fixer.records import Batch, CalibrationSet, RangeTable
+from overflow_fixer.ranges.walk import Observe, Walk
+from overflow_fixer.records import CalibrationSet, RangeTable
 
-Observe = Literal["reductions", "outputs"]
 OnProgress = Callable[[int, int], None]
 
 CHECKPOINT_SECONDS = 5.0
@@ -55,13 +50,13 @@ def collect_ranges(
     if store is not None and resume:
         scan.go_on_from(store)
     if scan.done == 0 or scan.done < key.batches_total:
-        _run(scan, _Walk(graph, scan.tensors, observe), calibration, progress, _Checkpoints(scan, store))
+        _run(scan, Walk(graph, scan.tensors, observe), calibration, progress, _Checkpoints(scan, store))
     return scan.table()
 
 
 def _run(
     scan: Scan,
-    walk: _Walk,
+    walk: Walk,
     calibration: CalibrationSet,
     progress: OnProgress | None,
     checkpoints: _Checkpoints,
@@ -79,32 +74,6 @@ def _run(
             checkpoints.write()
         raise
     checkpoints.write()
-
-
-class _Walk:
-    """Observes all tensors of a batch: constants by their value, read once, the rest by a run."""
-
-    def __init__(self, graph: Graph, tensors: Sequence[str], observe: Observe) -> None:
-        self._constants = no_summaries(len(tensors))
-        self._constant_rows = {name: row for row, name in enumerate(tensors) if name in graph.constants}
-        for name, row in self._constant_rows.items():
-            self._constants[row] = _summarize_constant(graph, name)
-        live = {name: row for row, name in enumerate(tensors) if name not in graph.constants}
-        self._live_rows = np.array(list(live.values()), np.int64)
-        self._observer = open_observer(graph, list(live), observe)
-
-    def observe(self, batch: Batch) -> Summaries:
-        seen: Summaries = self._constants.copy()
-        for name in self._constant_rows.keys() & batch.feeds.keys():  # fed in place of its default
-            seen[self._constant_rows[name]] = summarize(batch.feeds[name])
-        seen[self._live_rows] = self._observer.observe(batch)
-        return seen
-
-
-def _summarize_constant(graph: Graph, tensor: str) -> Summaries:
-    """In a function of its own, so that of large weights only one is in memory at a time."""
-    value = graph.read_constant(tensor)
-    return no_summaries(1)[0] if value is None else summarize(value)
 
 
 class _Checkpoints:

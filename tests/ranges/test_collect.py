@@ -289,7 +289,7 @@ def test_constants_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         sizes.append(values.size)
         return summarize(values)
 
-    monkeypatch.setattr("overflow_fixer.ranges.collect.summarize", counting)
+    monkeypatch.setattr("overflow_fixer.ranges.walk.summarize", counting)
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     weights = [numpy_helper.from_array(np.float32([2, 3]), "w")]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")], weights)
