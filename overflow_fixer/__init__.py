@@ -8,18 +8,29 @@ The stages are functions of their own, one type in and one out: `load_graph`, `o
 `collect_ranges`, `plan_precision`, `emit`, `open_runner`, `verify`. docs/python.md shows them.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.calibration import open_calibration
-from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import FixError
-from overflow_fixer.graph import load_graph
-from overflow_fixer.pipeline import fix
-from overflow_fixer.planning import plan_precision
-from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import FixReport, PlanPolicy, PrecisionPlan, RangeTable, Tolerance, Verification
-from overflow_fixer.verification import open_reference, verify
+if TYPE_CHECKING:
+    from overflow_fixer.backends.mixed_onnx.emit import emit, open_runner
+    from overflow_fixer.calibration import open_calibration
+    from overflow_fixer.config import FixConfig
+    from overflow_fixer.errors import FixError
+    from overflow_fixer.graph import load_graph
+    from overflow_fixer.pipeline import fix
+    from overflow_fixer.planning import plan_precision
+    from overflow_fixer.ranges import collect_ranges, merge_ranges
+    from overflow_fixer.records import (
+        FixReport,
+        PlanPolicy,
+        PrecisionPlan,
+        RangeTable,
+        Tolerance,
+        Verification,
+    )
+    from overflow_fixer.verification import open_reference, verify
 
 __all__ = [
     "FixConfig",
@@ -35,9 +46,31 @@ __all__ = [
     "emit",
     "fix",
     "load_graph",
+    "merge_ranges",
     "open_calibration",
     "open_reference",
     "open_runner",
     "plan_precision",
     "verify",
 ]
+
+_ROOMS = {
+    "backends.mixed_onnx": ("emit", "open_runner"),
+    "calibration": ("open_calibration",),
+    "config": ("FixConfig",),
+    "errors": ("FixError",),
+    "graph": ("load_graph",),
+    "pipeline": ("fix",),
+    "planning": ("plan_precision",),
+    "ranges": ("collect_ranges", "merge_ranges"),
+    "records": ("FixReport", "PlanPolicy", "PrecisionPlan", "RangeTable", "Tolerance", "Verification"),
+    "verification": ("open_reference", "verify"),
+}
+"""Where each name lives. A room is imported when a name of it is first asked for: a scan needs few."""
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{room}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import ConfigError
+from overflow_fixer.providers import Provider
 from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
 
 if sys.version_info >= (3, 11):
@@ -27,7 +28,9 @@ class ScanOptions(BaseModel):
 
     model_config = _FROZEN
 
-    observe: Literal["reductions", "outputs"] = "reductions"
+    observe: Literal["reductions", "outputs", "optimized"] = "reductions"
+    provider: Provider = "cpu"
+    small_values: Literal["needed", "all"] = "needed"
 
 
 class PlanOptions(BaseModel):

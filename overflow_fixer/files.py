@@ -6,9 +6,39 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
 
 from overflow_fixer.errors import OutputError
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """A file as it was at one time; it tells whether the file was written or replaced since."""
+
+    path: Path
+    identity: tuple[int, int, int] | None
+
+    @staticmethod
+    def of(path: Path) -> FileStamp:
+        return FileStamp(path, _identify(path))
+
+    def is_current(self) -> bool:
+        return self.identity is not None and self.identity == _identify(self.path)
+
+
+UTF8 = np.dtype(object, metadata={"vlen": str})
+"""What h5py writes as variable-length UTF-8 strings (h5py.string_dtype)."""
+
+
+def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"]) -> Any:
+    """An h5py.File. h5py is imported here: it takes 12 MB that a scan without such files can spare."""
+    import h5py
+
+    return h5py.File(source, mode)
 
 
 @contextmanager
@@ -62,6 +92,15 @@ def sha256_of(paths: Iterator[Path] | list[Path]) -> str:
             for chunk in iter(lambda: file.read(1 << 22), b""):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def _identify(path: Path) -> tuple[int, int, int] | None:
+    """Inode, size and time of the last write; None where there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_there(path: Path) -> bool:

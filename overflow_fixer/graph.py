@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
-from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.files import sha256_of
+from overflow_fixer.files import FileStamp, sha256_of
+from overflow_fixer.model_file import read_model
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.sessions import infer_types
+from overflow_fixer.weights import read_pieces, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -58,15 +59,17 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """An ONNX model, read once: functions inlined, external data left on disk.
+    """An ONNX model, read once: functions inlined, large weights left on disk.
 
+    In `model`, a large initializer is external data, in the model's own file where it lies there.
     `dtypes` maps a tensor to its onnx.TensorProto.DataType; what is not a tensor (sequences,
-    optionals) or could not be told is absent. `sha256` covers the model file and, where there are
-    any, its external data files in order of name.
+    optionals) or could not be told is absent. `data_files` are the files beside the model that hold
+    its external data, in order of name.
     """
 
     path: Path
-    sha256: str
+    data_files: tuple[Path, ...]
+    stamps: tuple[FileStamp, ...] = field(repr=False)
     model: onnx.ModelProto = field(repr=False)
     opset: int
     nodes: tuple[Node, ...] = field(repr=False)
@@ -78,6 +81,23 @@ class Graph:
     @property
     def folder(self) -> Path:
         return self.path.parent
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the model file and its data files, one after the other, in hexadecimal; takes a second a GB."""
+        self.check_unchanged()
+        found = sha256_of([self.path, *self.data_files])
+        self.check_unchanged()
+        return found
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError when a file was written anew since the model was loaded: weights are read late."""
+        changed = next((stamp.path for stamp in self.stamps if not stamp.is_current()), None)
+        if changed is not None:
+            raise ModelError(
+                f"{changed} changed while it was in use. Expected the file that was loaded, since its weights are read "
+                "when they are needed. Run again when nothing writes to it."
+            )
 
     @cached_property
     def initializers(self) -> Mapping[str, TensorProto]:
@@ -140,14 +160,28 @@ class Graph:
         Float types that numpy does not have (BF16) come as ml_dtypes arrays.
         """
         proto = self.constants.get(tensor)
-        return None if proto is None else onnx.numpy_helper.to_array(proto, base_dir=str(self.folder))
+        return None if proto is None else read_values(proto, self.folder)
+
+    def read_constant_pieces(self, tensor: str) -> Iterator[Array]:
+        """The same of a float constant piece by piece, flat; see weights.read_pieces."""
+        return read_pieces(self.constants[tensor], self.folder)
+
+    def external_tensors(self) -> Iterator[TensorProto]:
+        """Every tensor of the model, at any depth, whose data lies in another file than the model's."""
+        return (tensor for tensor in external_tensors(self.model) if not self.holds(tensor))
+
+    def holds(self, tensor: TensorProto) -> bool:
+        """Whether the data of an external tensor lies in the model's own file."""
+        return any(item.key == "location" and item.value == self.path.name for item in tensor.external_data)
 
 
 def load_graph(path: Path) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
-    model = _read_model(path)
+    stamp = FileStamp.of(path)
+    model = read_model(path)
     opset = _checked_opset(path, model)
-    data_files = check_external_data(path, model)
+    data_files = tuple(sorted(check_external_data(path, model) - {path.resolve()}))
+    stamps = (stamp, *map(FileStamp.of, data_files))
     has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
@@ -161,8 +195,7 @@ def load_graph(path: Path) -> Graph:
     unknown = [n for node in nodes for n in node.writes if n not in types or not _is_typed(types[n])]
     if unknown:
         dtypes.update(infer_types(model, path.parent, unknown))
-    sha256 = sha256_of([path, *sorted(data_files)])
-    return Graph(path, sha256, model, opset, nodes, dtypes, shapes, has_functions)
+    return Graph(path, data_files, stamps, model, opset, nodes, dtypes, shapes, has_functions)
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -207,28 +240,6 @@ def _check_length(path: Path, tensor: TensorProto, file: Path, offset: int, leng
             f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {file}, which has "
             f"{size}. Expected the whole external data file. It is probably truncated: copy it again."
         )
-
-
-def _read_model(path: Path) -> onnx.ModelProto:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read: {error.strerror or error}. Expected an ONNX model file. Check the path."
-        ) from error
-    try:
-        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
-    except DecodeError as error:
-        raise ModelError(
-            f"{path} ({len(data)} bytes) is not a whole ONNX model: {error}. Expected an .onnx file as an exporter "
-            "writes it. It is another kind of file, or a download or copy that was cut short."
-        ) from error
-    if not model.graph.node and not model.graph.output:
-        raise ModelError(
-            f"{path} ({len(data)} bytes) has no graph in it. Expected an ONNX model with nodes and outputs. It is "
-            "probably another kind of file, or empty."
-        )
-    return model
 
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:

@@ -11,15 +11,19 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 from onnx import TensorProto
+from onnx.helper import make_tensor_value_info
 
 from overflow_fixer.chunks import Chunks
+from overflow_fixer.copies import copy_shell
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph, Node, bodies
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.records import Array, Batch, RangeTable
-from overflow_fixer.sessions import mark_outputs, open_session, run_session
+from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.simulation import is_small_constant
 
 _NOT_COMPUTED = frozenset({"Constant", "Bernoulli", "Dropout"})
 _PARAMETERS = {"Resize": (1, 2), "Upsample": (1,)}
@@ -89,15 +93,17 @@ class _Probe:
 
         The number is the bytes that all of these take.
         """
-        model = onnx.ModelProto()
-        model.CopyFrom(self.graph.model)
-        del model.graph.output[:]
+        model = copy_shell(self.graph)
+        measured = set(owners.values())
+        last = max(node.index for node in measured)
         views: dict[str, str] = {}
-        for node in dict.fromkeys(owners.values()):
-            self._add_twin(model.graph, node, views)
+        for node in self.graph.nodes[: last + 1]:
+            model.graph.node.append(node.proto)
+            if node in measured:
+                self._add_twin(model.graph, node, views)
         made = {name for node in model.graph.node for name in node.output}
         asked = [*owners, *(twin for name in owners if (twin := self._named(name, "twin")) in made)]
-        mark_outputs(model, asked)
+        model.graph.output.extend(make_tensor_value_info(name, TensorProto.FLOAT, None) for name in asked)
         found = run_session(open_session(model, self.graph.folder, by_priority=True), asked, batch)
         values = dict(zip(asked, found, strict=True))
         pairs = {name: (values[name], values.get(self._named(name, "twin"))) for name in owners}
@@ -119,9 +125,17 @@ class _Probe:
 
     def _add_view(self, graph: onnx.GraphProto, name: str) -> str:
         half, view = self._named(name, "half"), self._named(name, "view")
+        if is_small_constant(self.graph, name):
+            graph.initializer.append(self._round_constant(name, view))
+            return view
         graph.node.append(onnx.helper.make_node("Cast", [name], [half], to=TensorProto.FLOAT16))
         graph.node.append(onnx.helper.make_node("Cast", [half], [view], to=TensorProto.FLOAT))
         return view
+
+    def _round_constant(self, name: str, view: str) -> TensorProto:
+        value = self.graph.read_constant(name)
+        assert value is not None
+        return onnx.numpy_helper.from_array(round_to_fp16(value).astype(np.float32), view)
 
     def _is_rounded(self, node: Node, slot: int) -> bool:
         name = node.inputs[slot]

@@ -11,7 +11,9 @@ import numpy as np
 
 from overflow_fixer.records import Array, TensorError
 
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS = 1 << 15
+"""What is worked out of so many stays in a core's cache."""
+
 _SAFE_EXPONENT = 400
 """Between 2^-400 and 2^400 no square, and no sum of a chunk of them, leaves float64's range."""
 
@@ -96,6 +98,10 @@ class ErrorMeter:
 
     def _add_chunk(self, reference: Array, candidate: Array, sums: _Sums) -> None:
         finite = np.isfinite(reference) & np.isfinite(candidate)
+        if finite.all():
+            self._counts["compared"] += reference.size
+            sums.add_finite(reference, candidate)
+            return
         self._counts.update(
             compared=int(np.count_nonzero(finite)),
             candidate_nan=int(np.count_nonzero(np.isnan(candidate))),
@@ -126,11 +132,10 @@ class _ScaledSum:
     total: float = 0.0
     exponent: int = 0
 
-    def add_products(self, one: Array, other: Array, exponent: int = 0) -> None:
-        """Add sum(one * other) x 2^exponent. Both are float64 [n] and finite."""
-        one, shift = _scale(one)
-        other, other_shift = _scale(other)
-        self.add(_ScaledSum(float(one @ other), shift + other_shift + exponent))
+    def add_products(self, one: _Scaled, other: _Scaled) -> None:
+        """Add sum(one * other)."""
+        product = float(np.einsum("i,i->", one.values, other.values))  # a BLAS would start threads for it
+        self.add(_ScaledSum(product, one.exponent + other.exponent))
 
     def add(self, term: _ScaledSum) -> None:
         if self.total and term.total:
@@ -162,19 +167,26 @@ class _Sums:
 
     def add_finite(self, reference: Array, candidate: Array) -> None:
         """Add elements: both float64 [n], n > 0, finite. An error over float64's range counts as inf."""
+        magnitude = np.abs(reference)
         with np.errstate(over="ignore"):
-            error, magnitude = np.abs(reference - candidate), np.abs(reference)
-            relative = error[magnitude > 0] / magnitude[magnitude > 0]
+            error = np.abs(reference - candidate)
+            relative = np.divide(error, magnitude, out=np.full_like(error, -math.inf), where=magnitude > 0)
             self.abs_error += float(error.sum())
-        self.max_abs_error = max(self.max_abs_error, float(error.max()))
-        self.max_abs_reference = max(self.max_abs_reference, float(magnitude.max()))
-        self.max_rel_error = max(self.max_rel_error, float(relative.max(initial=-math.inf)))
-        is_over = bool(np.isinf(error).any())
-        error = np.abs(reference / 2 - candidate / 2) if is_over else error
-        self.error.add_products(error, error, exponent=2 if is_over else 0)
-        self.reference.add_products(reference, reference)
-        self.candidate.add_products(candidate, candidate)
-        self.product.add_products(reference, candidate)
+        largest, largest_reference = float(error.max()), float(magnitude.max())
+        self.max_abs_error = max(self.max_abs_error, largest)
+        self.max_abs_reference = max(self.max_abs_reference, largest_reference)
+        self.max_rel_error = max(self.max_rel_error, float(relative.max()))
+        if math.isinf(largest):
+            halves = np.abs(reference / 2 - candidate / 2)
+            scaled_error = _scale(halves, float(halves.max()), exponent=1)
+        else:
+            scaled_error = _scale(error, largest)
+        scaled_reference = _scale(reference, largest_reference)
+        scaled_candidate = _scale(candidate, float(np.abs(candidate).max()))
+        self.error.add_products(scaled_error, scaled_error)
+        self.reference.add_products(scaled_reference, scaled_reference)
+        self.candidate.add_products(scaled_candidate, scaled_candidate)
+        self.product.add_products(scaled_reference, scaled_candidate)
 
     def add(self, other: _Sums) -> None:
         self.abs_error += other.abs_error
@@ -192,12 +204,20 @@ class _Sums:
         return min(1.0, max(-1.0, self.product.total * math.pow(2, shift) / norms))
 
 
-def _scale(values: Array) -> tuple[Array, int]:
-    """The values over 2^exponent, where their squares would leave float64's range; else as they are."""
-    _, exponent = math.frexp(float(np.abs(values).max()))
-    if abs(exponent) <= _SAFE_EXPONENT:
-        return values, 0
-    return np.ldexp(values, -exponent), exponent
+@dataclass(frozen=True)
+class _Scaled:
+    """Values [n] x 2^`exponent`."""
+
+    values: Array
+    exponent: int
+
+
+def _scale(values: Array, max_abs: float, exponent: int = 0) -> _Scaled:
+    """values x 2^exponent, brought near 1 where their squares would leave float64's range."""
+    _, shift = math.frexp(max_abs)
+    if abs(shift) <= _SAFE_EXPONENT:
+        return _Scaled(values, exponent)
+    return _Scaled(np.ldexp(values, -shift), exponent + shift)
 
 
 def _badness(judged: tuple[_BatchError, float]) -> tuple[int, float]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
+import onnxruntime
+
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
@@ -20,7 +22,8 @@ from overflow_fixer.flops import count_share
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import check_plan, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
-from overflow_fixer.ranges import collect_ranges, load_ranges
+from overflow_fixer.providers import choose_provider
+from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
 from overflow_fixer.records import (
     Artifact,
     CalibrationSet,
@@ -36,11 +39,17 @@ from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.trials import Bench, check_request
 
 _MOST_WARNINGS = 20
-_LIBRARIES = ("onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
+_LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
 
 
-def fix(config: FixConfig, progress: Progress = silent) -> FixReport:
+def fix(
+    config: FixConfig, progress: Progress = silent, *, over: OnOver = ignore_over, fresh: bool = False
+) -> FixReport:
     """Scan, plan, build, verify and repair one model; write everything to `config.folder`.
+
+    `over` is called with the tensors over the threshold as the scan finds them: see collect_ranges. A
+    scan that was stopped goes on; a finished one of something else is replaced; what else is where
+    the ranges belong is an error, unless `fresh` lets everything be replaced.
 
     Returns the report whether verification passed or not: see `FixReport.passed`. Raises a FixError
     for what cannot be done; what had been written by then stays valid.
@@ -54,7 +63,7 @@ def fix(config: FixConfig, progress: Progress = silent) -> FixReport:
     check_request(config, graph, BACKENDS[backend])
     make_folder(config.folder)
     with clock.time("scan"):
-        ranges = scan(config, graph, calibration, progress)
+        ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
     with clock.time("plan"):
         plan = plan_precision(graph, ranges, config.plan.policy())
     with Bench(config, graph, calibration, ranges, backend, progress) as bench:
@@ -94,15 +103,32 @@ def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
 
 
-def scan(config: FixConfig, graph: Graph, calibration: CalibrationSet, progress: Progress) -> RangeTable:
-    """Observe every tensor on every batch, into `ranges.h5` of the output folder."""
-    return collect_ranges(
+def scan(
+    config: FixConfig,
+    graph: Graph,
+    calibration: CalibrationSet,
+    progress: Progress,
+    over: OnOver = ignore_over,
+    existing: Existing = "keep",
+) -> RangeTable:
+    """Observe every tensor on every batch, into `ranges.h5` of the output folder.
+
+    Where the provider asked for does not load, the CPU runs the model, and the table says why.
+    """
+    chosen = choose_provider(config.scan.provider)
+    ranges = collect_ranges(
         graph,
         calibration,
         observe=config.scan.observe,
+        provider=chosen.provider,
+        small_values=config.scan.small_values,
         progress=lambda done, total: progress("scan", done, total),
+        over=over,
+        limit=config.plan.threshold,
         store=config.folder / "ranges.h5",
+        existing=existing,
     )
+    return replace(ranges, provider_lack=chosen.lack)
 
 
 @dataclass(frozen=True)
@@ -177,7 +203,7 @@ def _make_report(
         model=config.model,
         model_sha256=graph.sha256,
         tool_version=__version__,
-        versions={"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
+        versions=_find_versions(),
         backend=bench.backend_name,
         backend_reason=reason,
         calibration=bench.calibration.source,
@@ -200,6 +226,12 @@ def _make_report(
     )
 
 
+def _find_versions() -> dict[str, str]:
+    """The package onnxruntime comes in several distributions (onnxruntime-gpu), so it is asked itself."""
+    found = {name: version(name) for name in _LIBRARIES}
+    return {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__, **found}
+
+
 def _luck(result: _Result) -> Iterator[str]:
     """That a plain engine which passes proves little: measured, see docs/tensorrt.md."""
     is_engine = result.best.artifact.engine is not None
@@ -211,6 +243,8 @@ def _luck(result: _Result) -> Iterator[str]:
 
 
 def _warnings(ranges: RangeTable, fixed: Verification) -> Iterator[str]:
+    if ranges.provider_lack is not None:
+        yield ranges.provider_lack
     broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
     if broken:
         yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."

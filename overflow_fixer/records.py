@@ -84,7 +84,7 @@ class Range:
 
     `max_abs`, `min` and `max` are over every element that is not NaN, infinities included;
     `min_nonzero_abs` likewise, over the elements that are not zero. Each is NaN when no such
-    element was seen. Counts are totals over the batches (a constant is present in each).
+    element was seen. `min_nonzero_abs` is -inf where it was not taken: docs/numerics.md says where it is. Counts are totals over the batches (a constant is present in each).
     `over_fp16_count` counts |x| >= 65520, infinities included: what FP16 stores as infinity.
     `worst_batch` is the index of the first batch that holds `max_abs`, or -1 when there is none.
     """
@@ -122,6 +122,12 @@ class RangeTable:
     batch_max_abs: npt.NDArray[np.float32]
     not_observed: Mapping[str, str] = field(default_factory=dict)
     """Tensors that could not be observed, with the reason."""
+    observe: str = "reductions"
+    """How they were observed; see docs/scan.md. Values of "optimized" are those of other kernels."""
+    provider: str = "cpu"
+    """What ran the model: "cpu", "cuda" or "tensorrt"."""
+    provider_lack: str | None = None
+    """In a sentence, why that is not the provider that was asked for; None if it is."""
 
     @cached_property
     def by_tensor(self) -> Mapping[str, Range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,22 @@ import onnxruntime
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.formats import round_to_fp16
+from overflow_fixer.providers import (
+    EXECUTION_PROVIDERS,
+    Provider,
+    find_ordinary_ops,
+    has_plugins,
+    list_providers,
+    preload_libraries,
+)
 from overflow_fixer.records import Array, Batch
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
+_OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
+_STOP_SPINNING = "session.force_spinning_stop"
+"""Idle threads would spin on the cores that another session needs."""
+_RECORD_PLACES = "session.record_ep_graph_assignment_info"
 _ELEM_TYPES = {
     "float": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -31,32 +45,44 @@ _ELEM_TYPES = {
 
 
 def open_session(
-    model: onnx.ModelProto | Path, folder: Path, *, optimize: bool = False, by_priority: bool = False
+    model: onnx.ModelProto | Path,
+    folder: Path,
+    *,
+    optimize: bool = False,
+    by_priority: bool = False,
+    provider: Provider = "cpu",
 ) -> Any:
-    """Open a CPU session of a model in memory or in a file; external data is looked up in `folder`.
+    """Open a session of a model in memory or in a file; external data is looked up in `folder`.
 
     optimize: ONNX Runtime's default graph optimisation; off, each node is computed as it stands.
     by_priority: run each node as soon as it can be, so that a probe behind its producer frees it.
-    Raises ModelError with ONNX Runtime's own words when it refuses the model.
+    provider: what runs it, as providers.choose_provider gives it; a node that has no kernel there runs on
+    the CPU. Raises ModelError with ONNX Runtime's own words when it refuses the model, and where `provider`
+    does not load: another is never taken silently.
     """
-    options = onnxruntime.SessionOptions()
-    level = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.enable_mem_pattern = False
-    options.log_severity_level = 4
-    if by_priority:
-        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options = _session_options(optimize, by_priority, provider)
     if isinstance(model, onnx.ModelProto):
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
     source = str(model) if isinstance(model, Path) else _serialize(model)
-    try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises many unrelated types
-        raise ModelError(
-            f"ONNX Runtime {onnxruntime.__version__} refuses the model: {_first_line(error)}. Expected a model "
-            "that it can run on the CPU, since every value is taken from a real run. Run the model in ONNX "
-            "Runtime alone to see the same error; custom operators are not supported."
-        ) from error
+    if provider != "cpu":
+        preload_libraries()
+    providers = list_providers(provider, _ordinary_ops(model) if provider == "tensorrt" else ())
+    session = _create(source, options, provider, providers)
+    if EXECUTION_PROVIDERS[provider] not in session.get_providers():
+        raise ModelError(_refusal(provider, f"it opens without {EXECUTION_PROVIDERS[provider]}"))
+    return session
+
+
+def count_on_cpu(session: Any) -> Counter[str] | None:
+    """The operators of the nodes that a GPU's session runs on the CPU, with how many there are of each.
+
+    None where this ONNX Runtime is too old to tell.
+    """
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return None
+    cpu = EXECUTION_PROVIDERS["cpu"]
+    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == cpu]
+    return Counter(node.op_type for part in parts for node in part.get_nodes())
 
 
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch) -> list[Any]:
@@ -67,8 +93,21 @@ def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch) -> li
         raise ModelError(
             f"The model could not be run on batch {batch.name}: {_first_line(error)}. Expected every batch to run in "
             f"ONNX Runtime {onnxruntime.__version__}. Check that the batch has the shapes the model was made "
-            "for; if memory ran out, use a smaller batch."
+            f"for; if memory ran out, use a smaller batch{_or_the_cpu(session)}."
         ) from error
+
+
+def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
+    """Write the model as ONNX Runtime optimises it by default, large weights into a file beside `path`.
+
+    What stands there needs no further optimisation, and this processor. Raises ModelError as open_session.
+    """
+    options = _session_options(optimize=True, by_priority=False, provider="cpu")
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
+    options.add_session_config_entry(_OPTIMIZED_WEIGHTS, path.name + ".data")
+    options.add_session_config_entry(_OPTIMIZED_LEAST_BYTES, "1024")
+    _create(_serialize(model), options, "cpu", list_providers("cpu"))
 
 
 class SessionRunner:
@@ -94,13 +133,60 @@ def mark_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
 def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) -> dict[str, int]:
     """ONNX Runtime's own word on the element types of `tensors`; what is not a tensor is left out.
 
-    Serves where ONNX shape inference knows nothing (other domains' operators). Raises ModelError when ONNX Runtime refuses the model.
+    Serves where ONNX shape inference knows nothing (other domains' operators); plug-ins of TensorRT, which it alone
+    knows, need it here. Raises ModelError when ONNX Runtime refuses the model.
     """
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
     mark_outputs(marked, tensors)
-    types = {output.name: output.type for output in open_session(marked, folder).get_outputs()}
+    session = open_session(marked, folder, provider="tensorrt" if has_plugins(model.graph) else "cpu")
+    types = {output.name: output.type for output in session.get_outputs()}
     return {name: _ELEM_TYPES[kind] for name in tensors if (kind := types[name][7:-1]) in _ELEM_TYPES}
+
+
+def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> Any:
+    options = onnxruntime.SessionOptions()
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.enable_mem_pattern = False
+    options.log_severity_level = 4
+    options.add_session_config_entry(_STOP_SPINNING, "1")
+    if by_priority:
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    if provider != "cpu":
+        options.use_deterministic_compute = True
+        options.add_session_config_entry(_RECORD_PLACES, "1")
+    return options
+
+
+def _create(source: str | bytes, options: Any, provider: Provider, providers: list[Any]) -> Any:
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+    except Exception as error:  # onnxruntime raises many unrelated types
+        raise ModelError(_refusal(provider, _first_line(error))) from error
+
+
+def _ordinary_ops(model: onnx.ModelProto | Path) -> set[str]:
+    if isinstance(model, Path):
+        model = onnx.load(model, load_external_data=False)
+    return find_ordinary_ops(model.graph)
+
+
+def _refusal(provider: Provider, reason: str) -> str:
+    expected = "on the CPU" if provider == "cpu" else f"with its {EXECUTION_PROVIDERS[provider]}"
+    remedy = "Use --provider cpu if it is the GPU that cannot (docs/scan-gpu.md)"
+    if provider == "cpu":
+        remedy = (
+            "Run the model in ONNX Runtime alone to see the same error; custom operators are not supported"
+        )
+    return (
+        f"ONNX Runtime {onnxruntime.__version__} refuses the model: {reason}. Expected a model that it can run "
+        f"{expected}, since every value is taken from a real run. {remedy}."
+    )
+
+
+def _or_the_cpu(session: Any) -> str:
+    return "" if session.get_providers() == [EXECUTION_PROVIDERS["cpu"]] else ", or --provider cpu"
 
 
 def _feedable(array: Array) -> Any:

@@ -29,7 +29,7 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
-from overflow_fixer.verification import OpenRunner, open_reference, trace, verify
+from overflow_fixer.verification import CachedRunner, OpenRunner, open_reference, trace, verify
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.backend: Backend = BACKENDS[self.backend_name]
         self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
-        self._reference = open_reference(self.graph)
+        self._reference = CachedRunner(open_reference(self.graph))
         self.tolerance: Tolerance = self.config.verify.tolerance()
         _remove_abandoned(self.config.folder)
 

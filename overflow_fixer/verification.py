@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from overflow_fixer.chunks import Chunks
+from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import BackendError, CalibrationError
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
@@ -24,8 +26,9 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
-from overflow_fixer.references import copy_model
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
+
+_CACHE_BYTES = 64 << 20
 
 OpenRunner = Callable[[Sequence[str]], Runner]
 """Opens a runner whose outputs include the tensors named, besides the model's own."""
@@ -36,6 +39,38 @@ def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
     model = copy_model(graph)
     mark_outputs(model, extra_outputs)
     return SessionRunner(open_session(model, graph.folder))
+
+
+class CachedRunner:
+    """A Runner that keeps outputs for when the same feeds come again, as long as they all fit `limit_bytes`.
+
+    Outputs that do not fit any more, or are no arrays of numbers, are computed each time. What is kept is
+    handed out as it is, and cannot be written to.
+    """
+
+    def __init__(self, runner: Runner, limit_bytes: int = _CACHE_BYTES) -> None:
+        self.output_names = runner.output_names
+        self._runner = runner
+        self._left_bytes = limit_bytes
+        self._kept: dict[bytes, dict[str, Array]] = {}
+
+    def run(self, batch: Batch) -> dict[str, Array]:
+        key = _digest(batch)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        outputs = self._runner.run(batch)
+        if all(isinstance(value, np.ndarray) and value.dtype.kind != "O" for value in outputs.values()):
+            self._keep(key, outputs)
+        return outputs
+
+    def _keep(self, key: bytes, outputs: dict[str, Array]) -> None:
+        size_bytes = sum(array.nbytes for array in outputs.values())
+        if size_bytes <= self._left_bytes:
+            self._left_bytes -= size_bytes
+            self._kept[key] = outputs
+            for array in outputs.values():
+                array.flags.writeable = False
 
 
 def verify(
@@ -151,6 +186,15 @@ def find_worst_batch(verification: Verification, batches: Iterable[Batch]) -> Ba
         f"The batch {worst} is not in the calibration data any more. Expected the data that was verified on. It "
         "changed meanwhile; run again."
     )
+
+
+def _digest(batch: Batch) -> bytes:
+    """Of the names, types, shapes and values that are fed."""
+    found = hashlib.sha256()
+    for name, array in sorted(batch.feeds.items()):
+        found.update(repr((name, array.dtype.name, array.shape)).encode())
+        found.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes())
+    return found.digest()
 
 
 def _check_outputs(reference: Runner, candidate: Runner) -> None:

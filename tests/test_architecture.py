@@ -7,11 +7,11 @@ import overflow_fixer
 
 ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
-    {"errors", "formats", "progress"},
+    {"errors", "formats", "progress", "providers"},
     {"files", "records"},
-    {"sessions", "metrics", "chunks"},
+    {"sessions", "metrics", "chunks", "model_file", "weights"},
     {"graph"},
-    {"references"},
+    {"copies"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
     {"backends", "config", "flops", "losses", "planning", "verification"},
     {"reports", "repair", "trials"},

@@ -223,6 +223,7 @@ def test_chunks_meet_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = rng.normal(size=(1 << 20) + 3).astype(np.float32)
     candidate = reference.astype(np.float16).astype(np.float32)
     candidate[-1], candidate[1 << 20], candidate[(1 << 20) - 1] = 100, NAN, INF
+    monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", reference.size)
     whole = measure((reference, candidate))
     monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", 1 << 18)
     pieces = measure((reference, candidate))

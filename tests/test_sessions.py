@@ -5,12 +5,21 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.providers import PLUGIN_DOMAIN, Provider, find_lack
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import SessionRunner, infer_types, mark_outputs, open_session, run_session
+from overflow_fixer.sessions import (
+    SessionRunner,
+    count_on_cpu,
+    infer_types,
+    mark_outputs,
+    open_session,
+    run_session,
+)
 
 
 def _model(elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -62,3 +71,57 @@ def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
         run_session(
             open_session(_model(), tmp_path), None, Batch("night.npz", {"x": np.ones((2, 2), np.float32)})
         )
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this onnxruntime has CUDA"
+)
+@pytest.mark.filterwarnings("ignore:Specified provider")
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_session_never_takes_another_provider_than_it_was_told(
+    provider: Provider, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_model(), path)
+    for model in (_model(), path):
+        with pytest.raises(ModelError, match=r"opens without .*--provider cpu"):
+            open_session(model, tmp_path, provider=provider)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.skipif(find_lack("tensorrt") is None, reason="TensorRT's provider loads here")
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_types_of_plug_ins_are_asked_of_tensorrt_alone(tmp_path: Path) -> None:
+    model = _model()
+    model.graph.node[0].op_type, model.graph.node[0].domain = "CustomNeg_TRT", PLUGIN_DOMAIN
+    model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
+    with pytest.raises(ModelError, match=r"with its TensorrtExecutionProvider.*docs/scan-gpu\.md"):
+        infer_types(model, tmp_path, ["t"])
+
+
+def test_a_refused_model_is_not_tried_again_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = _model()
+    broken.graph.node[0].input[0] = "nowhere"
+    with pytest.raises(ModelError, match="nowhere"):
+        open_session(broken, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_batch_that_fails_on_the_cpu_is_not_advised_to_use_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        run_session(open_session(_model(), tmp_path), None, Batch("b", {"x": np.ones((2, 2), np.float32)}))
+    assert "smaller batch." in str(caught.value)
+    assert "--provider" not in str(caught.value)
+
+
+def test_what_runs_on_the_cpu_is_counted_by_operator() -> None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(
+        _model().SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    told = hasattr(session, "get_provider_graph_assignment_info")
+    assert count_on_cpu(session) == ({"Neg": 1, "Abs": 1} if told else None)

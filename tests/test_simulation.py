@@ -123,10 +123,10 @@ def test_weights_are_the_bits_that_ship(tmp_path: Path) -> None:
         }""",
     )
     typed = make_typed(path)
-    simulated = simulate(load_graph(typed.artifact.path))
-    assert list(simulated.graph.initializer) == list(typed.model.graph.initializer)
-    found = typed.run({"x": np.ones(2, np.float32)})
+    found = typed.run({"x": np.ones(2, np.float32)}, ["w", "c"])
     assert (found["y"].tolist(), found["z"].tolist()) == ([1, np.inf], [1, 0])
+    assert_same(found["w"], np.asarray([1, np.inf], np.float16))
+    assert_same(found["c"], np.asarray([1, 0], np.float16))
 
 
 def test_a_pinned_node_keeps_its_weights_whole(tmp_path: Path) -> None:
@@ -135,6 +135,131 @@ def test_a_pinned_node_keeps_its_weights_whole(tmp_path: Path) -> None:
     )
     found = make_typed(path, pinned=["a", "y"]).run({"x": np.asarray([1.0001], np.float32)})
     assert found["y"][0] == pytest.approx(1.0001, abs=1e-6)
+
+
+# ---------------------------------------------------------------- what needs no rounding
+
+
+def _ops(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+_MOVING = """g (float16[N] x, bool[N] k, float16[2,M] m) => (
+    float16[A] a, float16[B] b, float16[C] c, float16[D] d, float16[E] e, float16[F] f, float16[G] h,
+    float16[H] i, float16[I] j, float16[J] l, float16[K] n, float16[L] o
+) <float16 low = {0xD640}, float16 high = {0x7C00}, float16[1] pad = {0x3555}, int64[2] pads = {1, 2}> {
+    a = Relu(x) b = Neg(x) c = Abs(x) rev = Neg(b) d = Max(x, b) e = Min(x, a)
+    f = Where(k, x, b) h = Clip(x, low, high) i = Concat <axis: int = 0> (a, b)
+    flat = Reshape(m, minus) j = Identity(flat) p, q = Split <axis: int = 0> (m)
+    l = Squeeze(q) n = Pad(x, pads, pad) o = Transpose <perm: ints = [0]> (rev)
+}"""
+
+
+def test_what_is_moved_or_selected_equals_the_emulation_and_is_not_rounded(tmp_path: Path) -> None:
+    text = _MOVING
+    for bits in ("0xD640", "0x7C00", "0x3555"):
+        text = text.replace(bits, str(int(bits, 16)))
+    model = onnx.load(write_model(tmp_path, text))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray([-1]), "minus"))
+    path = save(tmp_path, model)
+    x = _all_halves()
+    feeds = {"x": x, "k": np.arange(x.size) % 3 == 0, "m": x.reshape(2, -1)}
+    tensors = [name for node in model.graph.node for name in node.output]
+    simulated = simulate(load_graph(path), tensors)
+    assert _ops(simulated).count("Cast") == 2 + len(tensors), "two inputs widened, and the outputs stored"
+    views = [f"{name}__wide" for name in tensors]
+    simulated.graph.output.extend(onnx.ValueInfoProto(name=view) for view in views)
+    session = open_plain(simulated, tmp_path)
+    expected = run_typed(path, feeds)
+    for name in tensors:
+        found, view = session.run([name, f"{name}__wide"], feeds)
+        assert_same(found, expected[name])
+        assert_same(view, expected[name].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = Clip(x)",
+        "y = Clip(x, , high)",
+        "a = Unsqueeze(x, ends) b = MaxPool <kernel_shape: ints = [1]> (a) y = Squeeze(b, ends)",
+    ],
+)
+def test_what_can_make_a_value_of_its_own_is_rounded(tmp_path: Path, text: str) -> None:
+    """The widest FP32 value stands in for a bound that is left out, and for a window of NaN."""
+    graph = "g (float16[N] x) => (float[N] z) <float16 high = {19456}> {"
+    model = onnx.load(write_model(tmp_path, f"{graph} {text} z = Cast <to: int = 1> (y) }}"))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray([0, 1]), "ends"))
+    path = save(tmp_path, model)
+    feeds = {"x": _all_halves()}
+    found = _run(path, feeds)["z"]
+    assert_same(found, run_typed(path, feeds)["z"])
+    assert np.isneginf(found).any()
+
+
+@pytest.mark.parametrize(
+    "node", ["Clip <min: float = 0.1, max: float = 1e5>", "Pad <pads: ints = [0, 1], value: float = 0.1>"]
+)
+def test_values_that_are_attributes_are_rounded(tmp_path: Path, node: str) -> None:
+    text = f"g (float16[N] x) => (float[M] z) {{ y = {node} (x) z = Cast <to: int = 1> (y) }}"
+    path = write_model(tmp_path, text, opset=9)
+    feeds = {"x": _all_halves()}
+    found = _run(path, feeds)["z"]
+    assert_same(found, run_typed(path, feeds)["z"])
+    assert np.float32(np.float16(0.1)) in found
+
+
+# ---------------------------------------------------------------- constants
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_small_constants_are_widened_once_and_add_up_as_others(tmp_path: Path, ir_version: int) -> None:
+    """ONNX Runtime packs a constant matrix, and adds up its products in another order then."""
+    rng = np.random.default_rng(0)
+    text = "g (float16[M,K] x) => (float16[M,N] y) { p = MatMul(x, w) y = Add(p, b) }"
+    model = onnx.load(write_model(tmp_path, text, ir_version=ir_version))
+    for name, shape in (("w", (800, 5)), ("b", (5,))):
+        value = numpy_helper.from_array(rng.normal(size=shape).astype(np.float16), name)
+        model.graph.initializer.append(value)
+        if ir_version == 3:
+            model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT16, shape))
+    path = save(tmp_path, model)
+    simulated = simulate(load_graph(path))
+    assert _ops(simulated) == ["Cast", "MatMul", "Cast", "Cast", "Add", "Cast"]
+    assert {tensor.data_type for tensor in simulated.graph.initializer} == {TensorProto.FLOAT}
+    feeds = {"x": rng.normal(size=(2000, 800)).astype(np.float16)}
+    assert_same(_run(path, feeds)["y"], run_typed(path, feeds)["y"])
+
+
+def test_large_constants_are_no_larger_in_the_model(tmp_path: Path) -> None:
+    """Weights are widened when they are read, and of a table only the rows that are looked up."""
+    rng = np.random.default_rng(0)
+    text = "g (int64[N] i) => (float16[N,M] y) { rows = Gather(table, i) y = MatMul(rows, w) }"
+    model = onnx.load(write_model(tmp_path, text))
+    for name, shape in (("table", (3000, 70)), ("w", (70, 70))):
+        model.graph.initializer.append(
+            numpy_helper.from_array(rng.normal(size=shape).astype(np.float16), name)
+        )
+    path = save(tmp_path, model)
+    simulated = simulate(load_graph(path))
+    assert {tensor.data_type for tensor in simulated.graph.initializer} == {TensorProto.FLOAT16}
+    assert sorted(n.input[0] for n in simulated.graph.node if n.op_type == "Cast") == ["rows", "w", "y__raw"]
+    feeds = {"i": np.asarray([0, 2999, 7, 7])}
+    assert_same(_run(path, feeds)["y"], run_typed(path, feeds)["y"])
+
+
+def test_a_cast_of_the_models_own_to_fp32_is_the_view(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path,
+        """g (float16[N] x) => (float[N] y, float[N] z, float16[N] v) {
+            y = Cast <to: int = 1> (x) a = Neg(x) z = Cast <to: int = 1> (a) v = Mul(x, a)
+        }""",
+    )
+    assert _ops(simulate(load_graph(path))) == ["Cast", "Neg", "Identity", "Mul", "Cast"]
+    feeds = {"x": _all_halves()}
+    found, expected = _run(path, feeds), run_typed(path, feeds)
+    for name in ("y", "z", "v"):
+        assert_same(found[name], expected[name])
 
 
 # ---------------------------------------------------------------- the samples

@@ -36,6 +36,7 @@ from overflow_fixer.records import (
     ShapeRange,
 )
 from overflow_fixer.trials import Bench, make_settings
+from overflow_fixer.verification import open_reference
 
 _ENGINE = Engine("8.6.1", "GPU", (9, 0), "weak", "obey", 4, 2, 2, 0, 0)
 _NODES = [
@@ -184,6 +185,26 @@ def test_a_plan_that_holds_passes_without_a_trace(workshop: Workshop) -> None:
     assert (found.first_wrong, found.trace, found.traced_in) == (None, (), "candidate")
     assert artifact.fp32_nodes == WIDE
     assert workshop.engines.traced == []
+
+
+def test_the_fp32_model_runs_each_batch_once_for_all_trials(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four batches; a trace, which there is none of here, opens the model anew."""
+    seen: list[str] = []
+
+    def open_counted(graph: Graph) -> Runner:
+        runner = open_reference(graph)
+        run = runner.run
+        monkeypatch.setattr(runner, "run", lambda batch: (seen.append(batch.name), run(batch))[1])
+        return runner
+
+    monkeypatch.setattr(trials, "open_reference", open_counted)
+    with workshop.open("onnx") as bench:
+        first, second = (bench.try_plan(workshop.plan(*WIDE))[1] for _ in range(2))
+    assert first == second
+    assert first.batch_count == 4
+    assert seen == ["batch_0", "batch_1", "batch_2", "batch_3"]
 
 
 def test_a_plan_that_fails_is_traced_by_a_simulation_of_its_precisions(workshop: Workshop) -> None:

@@ -20,7 +20,7 @@ from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, PrecisionPlan, Runner, Tolerance, Verification
-from overflow_fixer.verification import OpenRunner, judge, open_reference, trace, verify
+from overflow_fixer.verification import CachedRunner, OpenRunner, judge, open_reference, trace, verify
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 TOLERANCE = Tolerance()
@@ -192,6 +192,68 @@ def test_the_reference_is_the_model_run_as_it_stands(tmp_path: Path) -> None:
     inside = open_reference(graph, ["a", "y"]).run(batch)
     assert (inside["a"].tolist(), set(inside)) == ([2, 4], {"a", "y"})
     assert [output.name for output in graph.model.graph.output] == ["y"]
+
+
+# ---------------------------------------------------------------- outputs that are kept
+
+
+@dataclass
+class Counted:
+    """A runner that doubles x, and counts."""
+
+    runs: int = 0
+    output_names: tuple[str, ...] = ("y",)
+
+    def run(self, batch: Batch) -> dict[str, Any]:
+        self.runs += 1
+        return {"y": np.asarray(batch.feeds["x"]) * 2}
+
+
+def test_outputs_are_kept_for_the_same_values_whatever_the_batch_is_called() -> None:
+    counted = Counted()
+    runner = CachedRunner(counted)
+    for _ in range(3):
+        for start in (0, 1):
+            x = np.arange(start, start + 4, dtype=np.float32)
+            assert runner.run(Batch("same name", {"x": x}))["y"].tolist() == (x * 2).tolist()
+    assert counted.runs == 2
+    assert runner.output_names == ("y",)
+    for other in (x.astype(np.float64), x.reshape(2, 2), x.view(np.int32)):
+        assert runner.run(Batch("same name", {"x": other}))["y"].dtype == (other * 2).dtype
+    assert counted.runs == 5
+
+
+def test_what_does_not_fit_is_computed_again() -> None:
+    counted = Counted()
+    runner = CachedRunner(counted, limit_bytes=16)
+    for _ in range(3):
+        for start in (0, 1):
+            runner.run(Batch("b", {"x": floats(start, 0, 0, 0)}))
+    assert counted.runs == 1 + 3
+
+
+def test_what_is_kept_cannot_be_written_to() -> None:
+    runner = CachedRunner(Counted())
+    batch = Batch("b", {"x": floats(1)})
+    with pytest.raises(ValueError, match="read-only"):
+        runner.run(batch)["y"][0] = 5
+    assert runner.run(batch)["y"].tolist() == [2]
+
+
+def test_strings_count_by_their_text_and_sequences_are_not_kept() -> None:
+    @dataclass
+    class Listed(Counted):
+        def run(self, batch: Batch) -> dict[str, Any]:
+            self.runs += 1
+            return {"y": [batch.feeds["x"]]}
+
+    texts = [np.asarray(["a", letter], object) for letter in "bcb"]
+    counted, listed = Counted(), Listed()
+    counting, listing = CachedRunner(counted), CachedRunner(listed)
+    for text in texts:
+        counting.run(Batch("b", {"x": np.asarray([1.0]), "text": text}))
+        listing.run(Batch("b", {"x": np.asarray([1.0])}))
+    assert (counted.runs, listed.runs) == (2, 3)
 
 
 # ---------------------------------------------------------------- the first wrong tensor

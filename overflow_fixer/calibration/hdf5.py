@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.calibration.samples import Cut, name_samples, plan_cuts
 from overflow_fixer.calibration.source import Source, open_whole_files, reading
+from overflow_fixer.files import open_hdf5
 from overflow_fixer.records import Array, Feeds, InputSpec
 
 SUFFIXES: tuple[str, ...] = (".h5", ".hdf5")
@@ -25,7 +25,7 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
     """Datasets are named after inputs; `a/b` is dataset b of group a. Samples are read as slices."""
     if not listing.is_file:
         return open_whole_files(listing, partial(_read_batch, inputs))
-    with reading(listing.root, _EXPECTED), h5py.File(listing.root, "r") as file:
+    with reading(listing.root, _EXPECTED), open_hdf5(listing.root, "r") as file:
         shapes = {name: data.shape for name, data in _datasets(file, inputs).items()}
     cuts = plan_cuts(listing.root, shapes, inputs, options.batch_size)
     parts = name_samples(listing.root, cuts[inputs[0].name])
@@ -33,13 +33,13 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
 
 
 def _read_batch(inputs: Sequence[InputSpec], path: Path) -> Feeds:
-    with reading(path, _EXPECTED), h5py.File(path, "r") as file:
+    with reading(path, _EXPECTED), open_hdf5(path, "r") as file:
         return {name: np.asarray(data[()]) for name, data in _datasets(file, inputs).items()}
 
 
 def _read_samples(path: Path, inputs: Sequence[InputSpec], cuts: Mapping[str, Cut]) -> Iterator[Feeds]:
     for index in range(len(next(iter(cuts.values())).counts)):
-        with reading(path, _EXPECTED), h5py.File(path, "r") as file:
+        with reading(path, _EXPECTED), open_hdf5(path, "r") as file:
             datasets = _datasets(file, inputs)
             feeds = {name: _read_rows(datasets[name], cut, index) for name, cut in cuts.items()}
         yield feeds
@@ -57,7 +57,7 @@ def _datasets(file: Any, inputs: Sequence[InputSpec]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def visit(path: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
+        if hasattr(item, "shape"):
             found[names.get(path, path)] = _plain(path, item)
 
     file.visititems(visit)

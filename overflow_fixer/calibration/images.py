@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,17 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
 
 from overflow_fixer.calibration.check import describe_dims, dtype_name, expected_dtype, is_fixed, is_float
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
-from overflow_fixer.calibration.source import Part, Source, reading
+from overflow_fixer.calibration.source import Part, Source
 from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import Array, Dim, Feeds, InputSpec
 
 SUFFIXES: tuple[str, ...] = (".png", ".jpg", ".jpeg")
-_EXPECTED = "a whole PNG or JPEG image of a sane size"
 
 
 @dataclass(frozen=True)
@@ -163,6 +160,8 @@ def _read_all(groups: Sequence[tuple[Path, ...]], target: _Target, others: Feeds
 
 
 def _read_sample(path: Path, target: _Target) -> Array:
+    from overflow_fixer.calibration.pixels import read_pixels  # loads Pillow
+
     values = _normalize(read_pixels(path, target.options.channels, target.size), target.options)
     if target.options.layout == "NCHW":
         values = values.transpose(2, 0, 1)
@@ -173,28 +172,3 @@ def _normalize(pixels: npt.NDArray[np.float64], images: ImageOptions) -> npt.NDA
     """(x * scale - mean) / std, with channels on the last axis."""
     mean, std = np.asarray(images.mean, np.float64), np.asarray(images.std, np.float64)
     return np.asarray((pixels * images.scale - mean) / std)
-
-
-def read_pixels(path: Path, channels: str, size: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Decode, convert and resize one image: float64 [height, width, channel], values 0 to 255.
-
-    Raises CalibrationError for what is no whole image, or has more pixels than Pillow's guard against
-    decompression bombs allows (Image.MAX_IMAGE_PIXELS).
-    """
-    height, width = size
-    with reading(path, _EXPECTED), warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            upright = ImageOps.exif_transpose(image)
-            converted = _convert(upright, "L" if channels == "L" else "RGB")
-            resized = converted.resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(resized, np.float64).reshape(height, width, -1)
-    return pixels[:, :, ::-1] if channels == "BGR" else pixels
-
-
-def _convert(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit gray, which Pillow's own conversion would cut off at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "P":  # a palette with transparency; straight to RGB makes Pillow warn
-        image = image.convert("RGBA")
-    return image.convert(mode)

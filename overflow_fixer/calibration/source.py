@@ -63,7 +63,7 @@ def reading(path: Path, expected: str) -> Iterator[None]:
     """Turn whatever a library raises over an untrusted file into a CalibrationError that names it."""
     try:
         yield
-    except CalibrationError:
+    except (CalibrationError, MemoryError):
         raise
     except Exception as error:  # numpy, zipfile, zlib, h5py, json and Pillow raise many unrelated types
         raise CalibrationError(

@@ -11,12 +11,12 @@ from overflow_fixer import __version__
 from overflow_fixer.cli.build import build_command
 from overflow_fixer.cli.doctor import doctor_command
 from overflow_fixer.cli.fix import fix_command
-from overflow_fixer.cli.guard import run_guarded
+from overflow_fixer.cli.guard import EXIT_STOPPED, STOPPED, run_guarded
 from overflow_fixer.cli.plan import plan_command
 from overflow_fixer.cli.report import report_command
 from overflow_fixer.cli.scan import scan_command
 from overflow_fixer.cli.verify import verify_command
-from overflow_fixer.errors import FixError
+from overflow_fixer.errors import FixError, ModelError
 
 VERBS: dict[str, click.Command] = {
     "fix": fix_command,
@@ -27,9 +27,12 @@ VERBS: dict[str, click.Command] = {
     "report": report_command,
     "doctor": doctor_command,
 }
-_STOPPED = "fix-fp16: stopped. Files already written are whole; run the command again to go on."
 _EXIT_FAULT = 70
-_EXIT_INTERRUPTED = 130
+_OUT_OF_MEMORY = (
+    "memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer "
+    "samples a file, or --batch-size), or a machine with more memory. Files already written are whole; run the command "
+    "again to go on."
+)
 
 
 class _MainJobByDefault(click.Group):
@@ -56,7 +59,7 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run a command and exit: with the error's own code and one paragraph where it fails.
 
-    As a program (no `args`), guarded against a crash of TensorRT: see `guard`.
+    As a program (no `args`), guarded against a crash and a want of memory: see `guard`.
     """
     sys.exit(run_guarded(lambda: run(None)) if args is None else run(args))
 
@@ -79,9 +82,12 @@ def run(args: list[str] | None) -> int:
     except click.ClickException as error:
         click.echo(f"fix-fp16: {error.format_message()} See fix-fp16 --help for what is expected.", err=True)
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(_STOPPED, err=True)
-        code = _EXIT_INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as error:
+        click.echo(f"fix-fp16: {str(error.__cause__ or error) or STOPPED}", err=True)
+        code = EXIT_STOPPED
+    except MemoryError:
+        click.echo(f"fix-fp16: {_OUT_OF_MEMORY}", err=True)
+        code = ModelError.exit_code
     except Exception as error:
         if "--debug" in (args if args is not None else sys.argv):
             raise

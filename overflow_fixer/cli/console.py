@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NoReturn, Protocol
 
+import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
-from overflow_fixer.cli.guard import note_stage
-from overflow_fixer.progress import Progress
+from overflow_fixer.cli.guard import EXIT_STOPPED, note_stage
+from overflow_fixer.cli.interrupts import STOPPED_AT_ONCE, Interrupts
+from overflow_fixer.cli.progress_bars import ProgressBars
+from overflow_fixer.cli.progress_lines import ProgressLines
+from overflow_fixer.records import Range
 
 _PIPED_WIDTH = 120
+_STDERR = 2
+_PATIENT_STAGE = "scan"
+"""The stage in which a signal waits for the batch at hand."""
+
+
+class Display(Protocol):
+    """Draws the progress of one stage after another."""
+
+    def advance(self, stage: str, done: int, total: int) -> None: ...
+
+    def over(self, ranges: Sequence[Range]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ShownProgress:
+    """The callback that verbs give to the stages; `over` takes the tensors that a scan finds over the limit."""
+
+    def __init__(self, display: Display | None, interrupts: Interrupts) -> None:
+        self._display = display
+        self._interrupts = interrupts
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        note_stage(f"{stage} ({done} of {total} done)")
+        if stage == _PATIENT_STAGE:
+            self._interrupts.begin()
+            self._interrupts.check(done, total)
+        if self._display is not None:
+            self._display.advance(stage, done, total)
+        if stage != _PATIENT_STAGE or done == total:
+            self._interrupts.end()
+
+    def over(self, ranges: Sequence[Range]) -> None:
+        if self._display is not None:
+            self._display.over(ranges)
 
 
 def open_console() -> Console:
@@ -22,20 +63,33 @@ def open_console() -> Console:
 
 
 @contextmanager
-def show_progress(quiet: bool) -> Iterator[Progress]:
-    """A callback that draws a bar a stage with the time left; draws nothing when stderr is no terminal."""
+def show_progress(quiet: bool) -> Iterator[ShownProgress]:
+    """A callback that draws on stderr: bars on a terminal, few lines elsewhere, nothing when quiet.
+
+    While a scan runs, Ctrl-C and SIGTERM stop it after the batch at hand: see interrupts.
+    """
+    display = None if quiet else _open_display()
+    interrupts = Interrupts(lambda text: None if display is None else display.say(text), _end_process)
+    try:
+        yield ShownProgress(display, interrupts)
+    finally:
+        interrupts.end()
+        if display is not None:
+            display.close()
+
+
+def _open_display() -> Display:
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda stage, done, total: note_stage(stage)
-        return
-    columns = (TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+    return (
+        ProgressBars(console)
+        if console.is_terminal
+        else ProgressLines(lambda text: click.echo(text, err=True))
+    )
 
-        def advance(stage: str, done: int, total: int) -> None:
-            note_stage(stage)
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
 
-        yield advance
+def _end_process() -> NoReturn:
+    """End on the spot, past whatever draws on stderr, with the cursor that a bar hides."""
+    cursor = "\x1b[?25h" if os.isatty(_STDERR) else ""
+    with suppress(OSError):
+        os.write(_STDERR, f"{cursor}\nfix-fp16: {STOPPED_AT_ONCE}\n".encode())
+    os._exit(EXIT_STOPPED)

@@ -13,12 +13,14 @@ from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_installed, probe
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.errors import BackendError
+from overflow_fixer.providers import Provider, find_lack
 
 
 @click.command("doctor")
 def doctor_command() -> None:
     """Say what this machine can do: libraries, ONNX Runtime's providers, the GPU, TensorRT."""
-    for name, text in (*_libraries(), ("GPU", _describe_gpu()), ("TensorRT", _describe_tensorrt())):
+    told = (*_libraries(), *_providers(), ("GPU", _describe_gpu()), ("TensorRT", _describe_tensorrt()))
+    for name, text in told:
         click.echo(f"{name:<16} {text}")
 
 
@@ -29,6 +31,14 @@ def _libraries() -> Iterator[tuple[str, str]]:
         "onnxruntime",
         f"{onnxruntime.__version__}, providers {', '.join(onnxruntime.get_available_providers())}",
     )
+
+
+def _providers() -> Iterator[tuple[str, str]]:
+    """Each is tried, for one that onnxruntime lists need not load."""
+    asked: tuple[Provider, ...] = ("cuda", "tensorrt")
+    for provider in asked:
+        lack = find_lack(provider)
+        yield f"scan on {provider}", "works" if lack is None else f"no: {lack}"
 
 
 def _describe_gpu() -> str:

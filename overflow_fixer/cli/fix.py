@@ -17,13 +17,14 @@ from overflow_fixer.reports import closing_table, render_json
 
 @click.command("fix")
 @options.model_argument
+@click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")
 @options.calibration_options
 @options.plan_options
 @options.build_options
 @options.verify_options
 @options.repair_options
 @options.common_options
-def fix_command(quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any) -> int:
+def fix_command(fresh: bool, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any) -> int:
     """Scan, plan, build, verify and repair MODEL: the main job.
 
     Exit code: 0 fixed and verified, 1 built but verification failed, 2 usage or config, 3 model,
@@ -31,7 +32,7 @@ def fix_command(quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags:
     """
     config = options.settings(**flags)
     with show_progress(quiet or as_json) as progress:
-        report = fix(config, progress)
+        report = fix(config, progress, over=progress.over, fresh=fresh)
     if as_json:
         click.echo(render_json(report))
     elif not quiet:

@@ -1,44 +1,59 @@
-"""A command run in a child process, so that a crash of TensorRT ends with a sentence and not in silence.
+"""A command run in a child process, so that its sudden end comes with a sentence and not in silence.
 
-TensorRT 8.6 crashes the process while it parses some models, and where a part of cuDNN is missing. What
-was running is told by the child in a page of memory that both see.
+The kernel kills what takes more memory than there is. TensorRT 8.6 crashes the process while it parses
+some models, and where a part of cuDNN is missing. What was running is told by the child in a page of
+memory that both see.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import mmap
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import NoReturn
 
 import click
 
-from overflow_fixer.backends.tensorrt.capabilities import is_installed
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, ModelError
 
+EXIT_STOPPED = 130
+STOPPED = "stopped. Files already written are whole; run the command again to go on."
+_REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else ())
+"""Signals by which somebody asks a process to end."""
+SAME_SECONDS = 0.5
+"""Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAGE_BYTES = 256
 _page: mmap.mmap | None = None
 
 
 def run_guarded(command: Callable[[], int]) -> int:
-    """Run `command` and return its exit code, in a child where TensorRT is installed.
+    """Run `command` and return its exit code, on Linux in a child that does not outlive this process.
 
-    Forks before CUDA is touched, which does not survive a fork. A child that a signal killed gives the
-    backend's exit code and one paragraph on stderr.
+    Forks before CUDA is touched, which does not survive a fork. A child that a signal killed gives one
+    paragraph on stderr, and an exit code: the model's for a scan that was killed, 130 where it was
+    asked to end, else the backend's.
     """
     global _page
-    if os.name != "posix" or not is_installed():
+    if sys.platform != "linux":
         return command()
     _page = mmap.mmap(-1, _PAGE_BYTES)
     sys.stdout.flush()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
+        _die_with(parent)
+        _take_interrupts_once()
         _end_with(command)
-    return _wait(child)
+    return _tell_end(_wait(child))
 
 
 def note_stage(stage: str) -> None:
@@ -46,6 +61,13 @@ def note_stage(stage: str) -> None:
     if _page is not None:
         text = stage.encode()[: _PAGE_BYTES - 1]
         _page[: len(text) + 1] = text + b"\0"
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when `parent` ends, and end it here if that was meanwhile."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_STOPPED)
 
 
 def _end_with(command: Callable[[], int]) -> NoReturn:
@@ -62,30 +84,58 @@ def _end_with(command: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
+def _take_interrupts_once() -> None:
+    """Of two interrupts within half a second heed one: Ctrl-C reaches this process, and the parent hands it on."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
+    last = -math.inf
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > SAME_SECONDS:
+            last = time.monotonic()
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+
+
 def _wait(child: int) -> int:
-    # Ctrl-C reaches the child as well, which ends by itself
-    previous = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number)),
-    }
+    """The status with which `child` ended; what asks this process to end is handed to it."""
+    previous = {n: signal.signal(n, lambda number, _: os.kill(child, number)) for n in _REQUESTS}
     try:
-        _, status = os.waitpid(child, 0)
+        return os.waitpid(child, 0)[1]
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _tell_end(status: int) -> int:
+    """The exit code for a child's end; where a signal ended it, with a paragraph on stderr."""
     if not os.WIFSIGNALED(status):
         return os.WEXITSTATUS(status)
-    name = signal.Signals(os.WTERMSIG(status)).name
-    click.echo(f"fix-fp16: {_explain(name)}", err=True)
-    return BackendError.exit_code
-
-
-def _explain(signal_name: str) -> str:
     assert _page is not None
     stage = bytes(_page).split(b"\0")[0].decode(errors="replace") or "start"
+    number = signal.Signals(os.WTERMSIG(status))
+    click.echo(f"fix-fp16: {_explain(number, stage)}", err=True)
+    if number in _REQUESTS:
+        return EXIT_STOPPED
+    is_scan_killed = number == signal.SIGKILL and stage.startswith("scan")
+    return ModelError.exit_code if is_scan_killed else BackendError.exit_code
+
+
+def _explain(number: signal.Signals, stage: str) -> str:
+    if number in _REQUESTS:
+        return STOPPED
+    if number == signal.SIGKILL:
+        return (
+            f"It was killed (SIGKILL) during: {stage}; most likely by the kernel, for want of memory. Expected room for "
+            "the model, one batch and what is computed from it. Use a smaller batch (fewer samples a file, or "
+            "--batch-size), or a machine with more memory. Files already written are whole; run the command again to "
+            "go on."
+        )
     return (
-        f"A native library crashed or was killed ({signal_name}) during: {stage}. Expected TensorRT to build or refuse, "
-        "and enough memory. Some TensorRT versions crash on models that newer ones take, or where a library of theirs "
+        f"A native library crashed ({number.name}) during: {stage}. Expected TensorRT to build or refuse, "
+        "and ONNX Runtime to run. Some TensorRT versions crash on models that newer ones take, or where a library of theirs "
         "is missing: look at the lines above, try another TensorRT or another export of the model, or --backend onnx. "
         "Files already written are whole."
     )

@@ -24,6 +24,7 @@ _PLACES = {
     "exclude_nodes": ("plan",),
     "exclude_ops": ("plan",),
     "observe": ("scan",),
+    "provider": ("scan",),
     "backend": ("build",),
     "io_types": ("build",),
     "typing": ("build",),
@@ -93,7 +94,18 @@ def calibration_options(function: F) -> F:
     options = [
         click.option("--calib", type=str, help='Calibration data: a folder or file, or "random".'),
         click.option(
-            "--observe", type=click.Choice(["reductions", "outputs"]), help="How tensors are observed."
+            "--observe",
+            type=click.Choice(["reductions", "outputs", "optimized"]),
+            help="How tensors are observed.",
+        ),
+        click.option(
+            "--fast",
+            "observe",
+            flag_value="optimized",
+            help="Observe the optimised kernels: --observe optimized.",
+        ),
+        click.option(
+            "--provider", type=click.Choice(["cpu", "cuda", "tensorrt"]), help="What runs the scan [cpu]."
         ),
         click.option("--allow-nonfinite", is_flag=True, default=None, help="Accept NaN and Inf in the data."),
         click.option("--batch-size", type=int, help="Samples a batch, where a sample axis is cut."),

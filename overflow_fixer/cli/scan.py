@@ -1,7 +1,8 @@
-"""`fix-fp16 scan`: the ranges of every tensor, into ranges.h5."""
+"""`fix-fp16 scan`: the ranges of every tensor, into ranges.h5; or those of several scans, merged."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,37 +13,97 @@ from overflow_fixer.cli.console import show_progress
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import scan
+from overflow_fixer.ranges import Existing, merge_ranges
 from overflow_fixer.records import RangeTable
+
+_OF_MERGE = frozenset({"out"})
+_FILES = click.Path(path_type=Path)
 
 
 @click.command("scan")
-@options.model_argument
+@click.argument("paths", type=_FILES, nargs=-1, required=True, metavar="MODEL | --merge RANGES RANGES...")
+@click.option("--merge", is_flag=True, help="Join finished scans of parts of the data into OUT/ranges.h5.")
+@click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")
 @options.calibration_options
 @options.common_options
-def scan_command(quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any) -> None:
-    """Run MODEL on the calibration data and record every float tensor's range in OUT/ranges.h5."""
-    config = options.settings(**flags)
+def scan_command(
+    paths: tuple[Path, ...],
+    merge: bool,
+    fresh: bool,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+    debug: bool,
+    **flags: Any,
+) -> None:
+    """Run MODEL on the calibration data and record every float tensor's range in OUT/ranges.h5.
+
+    A scan that was stopped goes on after its last batch. With --merge, the ranges files of scans of
+    parts of the data become one, in the order given: docs/scan.md.
+    """
+    existing: Existing = "overwrite" if fresh else "keep"
+    if merge:
+        path = _check_merge(flags)
+        ranges = merge_ranges(paths, path, existing=existing)
+    else:
+        ranges, path = _scan(_check_one(paths), flags, existing, quiet or as_json)
+    if as_json:
+        click.echo(_to_json(ranges, path))
+    elif not quiet:
+        click.echo(_say(ranges, path))
+
+
+def _scan(model: Path, flags: dict[str, Any], existing: Existing, quiet: bool) -> tuple[RangeTable, Path]:
+    config = options.settings(model=model, **flags)
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     make_folder(config.folder)
-    with show_progress(quiet or as_json) as progress:
-        ranges = scan(config, graph, calibration, progress)
-    path = config.folder / "ranges.h5"
-    over = [r.tensor for r in ranges.ranges if r.over_fp16_count or r.nan_count]
-    if as_json:
-        click.echo(
-            options.to_json(
-                path=path, tensors=len(ranges.ranges), batches=len(ranges.batch_names), over_fp16=over
-            )
-        )
-    elif not quiet:
-        click.echo(
-            f"{path}: {len(ranges.ranges)} tensors over {len(ranges.batch_names)} batches; {_say_over(ranges, over)}"
-        )
+    with show_progress(quiet) as progress:
+        ranges = scan(config, graph, calibration, progress, progress.over, existing)
+    if ranges.provider_lack is not None:
+        click.echo(ranges.provider_lack, err=True)
+    return ranges, config.folder / "ranges.h5"
 
 
-def _say_over(ranges: RangeTable, over: list[str]) -> str:
+def _check_one(paths: tuple[Path, ...]) -> Path:
+    if len(paths) > 1:
+        raise click.UsageError(
+            f"{len(paths)} models were named, {paths[0]} first. Expected one, or --merge before ranges files."
+        )
+    return paths[0]
+
+
+def _check_merge(flags: dict[str, Any]) -> Path:
+    """The file that a merge writes. Nothing else of a scan applies to it."""
+    given = [name for name, value in flags.items() if value is not None and name not in _OF_MERGE]
+    if given or flags["out"] is None:
+        found = f"--{given[0].replace('_', '-')}" if given else "no --out"
+        raise click.UsageError(
+            f"--merge was given with {found}. Expected ranges files and --out DIR alone: the data and the settings are "
+            "those of the scans."
+        )
+    return Path(flags["out"]) / "ranges.h5"
+
+
+def _to_json(ranges: RangeTable, path: Path) -> str:
+    return options.to_json(
+        path=path,
+        tensors=len(ranges.ranges),
+        batches=len(ranges.batch_names),
+        over_fp16=_overflowing(ranges),
+        observe=ranges.observe,
+        provider=ranges.provider,
+    )
+
+
+def _say(ranges: RangeTable, path: Path) -> str:
+    over = _overflowing(ranges)
+    said = f"{path}: {len(ranges.ranges)} tensors over {len(ranges.batch_names)} batches"
     if not over:
-        return "none overflows in FP16"
+        return f"{said}; none overflows in FP16"
     worst = min((ranges.by_tensor[name] for name in over), key=lambda found: found.headroom)
-    return f"{len(over)} overflow in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"
+    return f"{said}; {len(over)} overflow in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"
+
+
+def _overflowing(ranges: RangeTable) -> list[str]:
+    return [found.tensor for found in ranges.ranges if found.over_fp16_count or found.nan_count]

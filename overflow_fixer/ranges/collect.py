@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from overflow_fixer.errors import FixError
+from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.graph import Graph
+from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.coverage import not_observed, observed_tensors
+from overflow_fixer.ranges.observers import Observe
+from overflow_fixer.ranges.over_limit import OnOver, OverLimit, ignore_over
+from overflow_fixer.ranges.recording import Part, Recording, ScanKey, no_batches
+from overflow_fixer.ranges.resumption import Existing, find_begun
 from overflow_fixer.ranges.scan import Scan
-from overflow_fixer.ranges.store import ScanKey, save_ranges
-from overflow_fixer.ranges.walk import Observe, Walk
-from overflow_fixer.records import CalibrationSet, RangeTable
+from overflow_fixer.ranges.small_values import SmallValues
+from overflow_fixer.ranges.store import save_recording
+from overflow_fixer.ranges.walk import Walk
+from overflow_fixer.records import CalibrationSet, PlanPolicy, RangeTable
 
 OnProgress = Callable[[int, int], None]
 
 CHECKPOINT_SECONDS = 5.0
+_CHECKPOINT_SHARE = 0.05
+"""Of the time, what checkpoints may take: those of a large scan are rarer."""
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def collect_ranges(
@@ -25,9 +41,13 @@ def collect_ranges(
     calibration: CalibrationSet,
     *,
     observe: Observe = "reductions",
-    progress: OnProgress | None = None,
+    provider: Provider = "cpu",
+    small_values: SmallValues = "needed",
+    progress: OnProgress = ignore_progress,
+    over: OnOver = ignore_over,
+    limit: float = PlanPolicy.threshold,
     store: Path | None = None,
-    resume: bool = True,
+    existing: Existing = "keep",
 ) -> RangeTable:
     """Run every batch and record the range of every float tensor of the main graph.
 
@@ -35,30 +55,68 @@ def collect_ranges(
     for bit; NaN and infinities are counted as records.Range says. FP16 and BF16 are taken as float,
     which is exact; a double's `batch_max_abs` is rounded to float32. `observe`: "outputs" marks the
     tensors literally and needs the memory of all of them; "reductions" gives the same from probes in
-    the graph, of which only scalars leave. Neither needs more memory for more batches.
+    the graph, of which only short vectors leave; "optimized" gives the values of ONNX Runtime's optimised
+    kernels, which differ in the last bits, and is faster where those are. None needs more memory for more
+    batches. `provider`, which must load here, runs the model: see providers.choose_provider.
+    `small_values`: "all" takes min_nonzero_abs of every tensor, at a cost; else see small_values.
 
-    `progress` is called with (batches done, batches in all) after each batch. With `store`, what is
-    done is written there every few seconds, at the end, and when the scan fails or is interrupted.
-    With `resume`, a scan in `store` of the same model, data and settings goes on after its last batch,
-    or is returned when finished: the result is the same, unless the model draws random numbers.
+    `progress` is called with (batches done, batches in all) at the start and after each batch, before
+    that `over` with the ranges so far of the tensors whose max |x| is newly over `limit`, or further
+    over it, or that show their first NaN. What either raises ends the scan, as a KeyboardInterrupt does.
 
-    Raises ModelError for a model or a batch that ONNX Runtime cannot run, CalibrationError when the
-    data gives another number of batches than it has, OutputError when `store` cannot be written.
+    With `store`, what is done is written there every few seconds, at the end, and when the scan fails
+    or is stopped. A scan in `store` of the same model, data, settings and versions goes on after its
+    last batch, or is returned when finished: the result is the same, unless the model draws random
+    numbers. `existing` says what may become of any other file there; see resumption.Existing.
+
+    Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold,
+    CalibrationError when the data gives another number of batches than it has, OutputError when
+    `store` cannot be written, PlanError when another file is in the way there.
     """
-    key = ScanKey(graph.sha256, calibration.fingerprint, observe, len(calibration))
-    scan = Scan(graph, calibration, key)
-    if store is not None and resume:
-        scan.go_on_from(store)
-    if scan.done == 0 or scan.done < key.batches_total:
-        _run(scan, Walk(graph, scan.tensors, observe), calibration, progress, _Checkpoints(scan, store))
-    return scan.table()
+    with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
+        hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
+        is_there = store is not None and os.path.exists(store)
+        settings = (observe, provider, small_values)
+        walk = None if is_there else Walk(graph, observed_tensors(graph), *settings)
+        key = hashing.result()
+    begun = None if store is None else find_begun(store, key, existing)
+    scan = Scan(_begin(graph, calibration, key, begun))
+    watch = OverLimit(limit, over)
+    watch.look(scan.recording)
+    progress(scan.done, scan.total)
+    if scan.done == 0 or scan.done < scan.total:
+        walk = walk or Walk(graph, scan.recording.tensors, *settings)
+        _run(scan, walk, calibration, progress, watch, _Checkpoints(scan, store))
+    return scan.recording.table()
+
+
+def _make_key(
+    graph: Graph,
+    calibration: CalibrationSet,
+    store: Path | None,
+    observe: str,
+    provider: str,
+    small_values: str,
+) -> ScanKey:
+    fingerprint = "" if store is None else calibration.fingerprint
+    return ScanKey(graph.sha256, fingerprint, observe, len(calibration), provider, small_values)
+
+
+def _begin(graph: Graph, calibration: CalibrationSet, key: ScanKey, begun: Recording | None) -> Recording:
+    """What there is to go on from; the data are told by the path that they have now."""
+    done = 0 if begun is None else len(begun.batch_names)
+    part = Part(calibration.source, calibration.synthetic, key.calibration_fingerprint, done)
+    if begun is not None:
+        return replace(begun, parts=(part,))
+    return no_batches(key, part, observed_tensors(graph), not_observed(graph))
 
 
 def _run(
     scan: Scan,
     walk: Walk,
     calibration: CalibrationSet,
-    progress: OnProgress | None,
+    progress: OnProgress,
+    watch: OverLimit,
     checkpoints: _Checkpoints,
 ) -> None:
     """Observe the batches that are not done yet."""
@@ -66,31 +124,47 @@ def _run(
         for batch in islice(calibration, scan.done, None):
             scan.add(batch.name, walk.observe(batch))
             checkpoints.write_if_due()
-            if progress is not None:
-                progress(scan.done, scan.key.batches_total)
+            watch.look(scan.recording)
+            progress(scan.done, scan.total)
         scan.check_complete()
-    except BaseException:
+    except Exception as error:
         with suppress(FixError):  # the first error is the one to tell
             checkpoints.write()
+        if isinstance(error, MemoryError):
+            raise _out_of_memory(scan) from error
+        raise
+    except BaseException:  # stopped: where what is done cannot be kept, that is the news
+        checkpoints.write()
         raise
     checkpoints.write()
 
 
+def _out_of_memory(scan: Scan) -> ModelError:
+    return ModelError(
+        f"Memory ran out over batch {scan.done + 1} of {scan.total}. Expected room for the model, one batch and what is "
+        "computed from it. Use a smaller batch (fewer samples a file, or --batch-size), or a machine with more memory."
+    )
+
+
 class _Checkpoints:
-    """Writes a scan to its store, on the way at most every CHECKPOINT_SECONDS, and only what is new."""
+    """Writes a scan to its store, only what is new, and on the way at most so often that it costs little."""
 
     def __init__(self, scan: Scan, store: Path | None) -> None:
         self._scan = scan
         self._store = store
         self._written = scan.done
         self._last = time.monotonic()
+        self._pause = CHECKPOINT_SECONDS
 
     def write_if_due(self) -> None:
-        if time.monotonic() - self._last >= CHECKPOINT_SECONDS:
+        if time.monotonic() - self._last >= self._pause:
             self.write()
 
     def write(self) -> None:
-        if self._store is not None and self._scan.done > self._written:
-            save_ranges(self._scan.table(), self._store, self._scan.key)
-            self._written = self._scan.done
-            self._last = time.monotonic()
+        if self._store is None or self._scan.done == self._written:
+            return
+        start = time.monotonic()
+        save_recording(self._scan.recording, self._store)
+        self._written = self._scan.done
+        self._last = time.monotonic()
+        self._pause = max(CHECKPOINT_SECONDS, (self._last - start) / _CHECKPOINT_SHARE)

@@ -1,4 +1,4 @@
-"""Many scalars joined into few vectors."""
+"""Many short vectors joined into few."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Gathering:
         self._count = 0
         self._open: list[str] = []
         self._joined: list[str] = []
-        self.scalars: list[str] = []
+        self.lengths: list[int] = []
 
-    def add(self, scalar: str) -> Iterator[NodeProto]:
-        """Take one more vector of one element; a node that joins is given when enough are there."""
-        self.scalars.append(scalar)
-        self._open.append(scalar)
+    def add(self, vector: str, length: int) -> Iterator[NodeProto]:
+        """Take one more vector of this length; a node that joins is given when enough are there."""
+        self.lengths.append(length)
+        self._open.append(vector)
         if len(self._open) == _FAN_IN:
             yield self._join_open()
 

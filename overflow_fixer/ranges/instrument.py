@@ -6,6 +6,7 @@ then runs there too, so that a tensor lives no longer than in a plain run; only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,14 +16,17 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, TensorProto
 
+from overflow_fixer.copies import copy_shell
 from overflow_fixer.graph import Graph, Node, all_names
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, shared_constants, widen
-from overflow_fixer.references import copy_shell
+from overflow_fixer.records import Dim
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"
+_MOST_ROWS = 64
+_MANY_ELEMENTS = 1 << 14
 
 _Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
@@ -30,40 +34,67 @@ _Behind = Mapping[str, Sequence[NodeProto]]
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """A model with probes, the vectors to fetch from it, and where in them each scalar is.
+    """A model with probes, the vectors to fetch from it, and where in them each number is.
 
-    `quick` is [tensor, QUICK] and `detailed` [tensor, DETAILED], each in the order of the tensors
-    given: positions in the vectors fetched, one behind the other.
+    `prefix` begins the name of every tensor that a probe writes, and of no other.
+
+    The vectors fetched, one behind the other, fall into segments: `starts` [segment] is where each
+    begins. `quick` [tensor, QUICK] and `detailed` [tensor, DETAILED] are numbers of segments, each in the
+    order of the tensors given; -1 for what a probe does not take.
     """
 
     model: onnx.ModelProto
+    prefix: str
     fetches: tuple[str, ...]
+    starts: npt.NDArray[np.int64]
     quick: npt.NDArray[np.int64]
     detailed: npt.NDArray[np.int64]
 
 
-def add_probes(graph: Graph, tensors: Sequence[str], detailed: Collection[str]) -> Probed:
+def add_probes(
+    graph: Graph,
+    tensors: Sequence[str],
+    detailed: Collection[str] = (),
+    small: Collection[str] = (),
+    in_rows: bool = True,
+) -> Probed:
     """The graph with a probe behind each of `tensors`, which are in graph order; some are detailed.
 
-    An output that has a probe is no output any more: nobody fetches it, and it would live to the end.
+    Those in `small` tell their smallest magnitude as well. `in_rows`: trust the shapes that the model
+    and shape inference tell, so far that a large tensor is reduced in rows. An output that has a probe is
+    no output any more: nobody fetches it, and it would live to the end.
     """
     prefix = _free_prefix(graph)
     probes = [
-        Probe(name, graph.dtypes[name], f"{prefix}{i}_", prefix, name in detailed)
+        Probe(
+            tensor=name,
+            dtype=graph.dtypes[name],
+            prefix=f"{prefix}{i}_",
+            shared=prefix,
+            opset=graph.opset,
+            rows=find_rows(graph.shapes.get(name)) if in_rows and name not in detailed else 1,
+            is_detailed=name in detailed,
+            takes_small=name in small,
+        )
         for i, name in enumerate(tensors)
     ]
-    gatherings = {kind: Gathering(f"{prefix}all_{kind}_") for kind in dict.fromkeys(_scalar_types(probes))}
-    behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
-    model = copy_shell(graph)
-    model.graph.node.extend(chain(shared_constants(prefix), _interleave(graph, behind)))
-    model.graph.output.extend(info for info in graph.model.graph.output if info.name not in behind)
+    model, gatherings = _attach(graph, probes, prefix)
     fetches = []
     for gathering in gatherings.values():
         nodes, outputs = gathering.finish()
         model.graph.node.extend(nodes)
         fetches += outputs
     mark_outputs(model, [*_updates(graph), *fetches])
-    return Probed(model, tuple(fetches), *_positions(probes, gatherings.values()))
+    return Probed(model, prefix, tuple(fetches), *_locate(probes, gatherings))
+
+
+def find_rows(dims: Sequence[Dim] | None) -> int:
+    """How many rows, at most 64, a tensor of these dimensions can always be cut into; 1 for a small one."""
+    known = math.prod(dim for dim in dims or () if isinstance(dim, int))
+    is_small = dims is not None and all(isinstance(dim, int) for dim in dims) and known < _MANY_ELEMENTS
+    if is_small or known < 1:
+        return 1
+    return next(rows for rows in range(_MOST_ROWS, 0, -1) if known % rows == 0)
 
 
 def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -82,27 +113,42 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
     return model, fetches
 
 
-def _scalar_types(probes: Iterable[Probe]) -> Iterator[int]:
-    return (kind for probe in probes for kind in probe.scalar_types)
+def _attach(
+    graph: Graph, probes: Sequence[Probe], prefix: str
+) -> tuple[onnx.ModelProto, dict[str, Gathering]]:
+    """The model with the probes behind their tensors, and what joins their vectors, by kind."""
+    kinds = dict.fromkeys(kind for probe in probes for _, kind, _ in probe.vectors)
+    gatherings = {kind: Gathering(f"{prefix}all_{kind}_") for kind in kinds}
+    behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
+    model = copy_shell(graph)
+    constants = shared_constants(prefix, sorted({probe.rows for probe in probes}))
+    model.graph.node.extend(chain(constants, _interleave(graph, behind)))
+    model.graph.output.extend(info for info in graph.model.graph.output if info.name not in behind)
+    return model, gatherings
 
 
-def _gather(probe: Probe, gatherings: Mapping[int, Gathering]) -> Iterator[NodeProto]:
-    for scalar, kind in zip(probe.scalars, probe.scalar_types, strict=True):
-        yield from gatherings[kind].add(scalar)
+def _gather(probe: Probe, gatherings: Mapping[str, Gathering]) -> Iterator[NodeProto]:
+    for vector, kind, length in probe.vectors:
+        yield from gatherings[kind].add(vector, length)
 
 
-def _positions(
-    probes: Iterable[Probe], gatherings: Iterable[Gathering]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Probed.quick and Probed.detailed."""
-    scalars = chain.from_iterable(gathering.scalars for gathering in gatherings)
-    position = {scalar: i for i, scalar in enumerate(scalars)}
-    quick = [[position[scalar] for scalar in probe.scalars] for probe in probes if not probe.is_detailed]
-    detailed = [[position[scalar] for scalar in probe.scalars] for probe in probes if probe.is_detailed]
-    return (
-        np.array(quick, np.int64).reshape(-1, len(QUICK)),
-        np.array(detailed, np.int64).reshape(-1, len(DETAILED)),
-    )
+def _locate(
+    probes: Iterable[Probe], gatherings: Mapping[str, Gathering]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Probed.starts, quick and detailed: each probe's vectors come in turn, kind by kind."""
+    lengths = [length for gathering in gatherings.values() for length in gathering.lengths]
+    starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0)
+    counts = [len(gathering.lengths) for gathering in gatherings.values()]
+    next_of = dict(zip(gatherings, np.cumsum([0, *counts]).tolist(), strict=False))
+    rows: dict[bool, list[list[int]]] = {False: [], True: []}
+    for probe in probes:
+        row = [-1] * len(DETAILED if probe.is_detailed else QUICK)
+        for slot, (_, kind, _) in enumerate(probe.vectors):
+            row[slot] = next_of[kind]
+            next_of[kind] += 1
+        rows[probe.is_detailed].append(row)
+    quick = np.array(rows[False], np.int64).reshape(-1, len(QUICK))
+    return starts.astype(np.int64), quick, np.array(rows[True], np.int64).reshape(-1, len(DETAILED))
 
 
 def _interleave(graph: Graph, behind: _Behind) -> Iterator[NodeProto]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
-import onnx
 
-from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph, Node, bodies
-from overflow_fixer.ranges.instrument import add_probes, mark_tensors
+from overflow_fixer.errors import ModelError
+from overflow_fixer.graph import Graph
+from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.derivations import derive, find_derivations
+from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.optimized import optimize_probed
+from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
+from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import open_session, run_session
 
-_RANDOM_OPS = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Sampling "
-    "BiasDropout BitmaskDropout BitmaskBiasDropout".split()
-)
+Observe = Literal["reductions", "outputs", "optimized"]
 
 
 class Observer(Protocol):
@@ -32,11 +34,11 @@ class Observer(Protocol):
 class OutputObserver:
     """Every tensor marked as an output and summarized by numpy: plain, and takes the memory of all."""
 
-    def __init__(self, graph: Graph, tensors: Sequence[str]) -> None:
+    def __init__(self, graph: Graph, tensors: Sequence[str], provider: Provider = "cpu") -> None:
         self._tensors = tensors
         self._written = tuple(name for name in tensors if name in graph.producers)
         model, self._fetches = mark_tensors(graph, self._written)
-        self._session = open_session(model, graph.folder)
+        self._session = open_session(model, graph.folder, provider=provider)
 
     def observe(self, batch: Batch) -> Summaries:
         fed = batch.feeds.keys() & set(self._tensors)
@@ -47,107 +49,108 @@ class OutputObserver:
 
 
 class ReductionObserver:
-    """Probes in the graph, of which only scalars leave.
+    """Probes in the graph, of which only short vectors leave.
 
-    A tensor that only holds another's values has no probe of its own. Each other starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
-    NaN), the tensor gets a detailed probe from then on and the batch is run again. Where a second run
-    of a batch could give other values, every probe is a detailed one from the start.
+    A tensor that only holds another's values, or whose extremes follow from another's, has no probe of its
+    own. Each other starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
+    NaN), the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
+    batch could give other values, every tensor has a detailed probe from the start. `small` are the tensors
+    whose smallest magnitude is taken.
     """
 
-    def __init__(self, graph: Graph, tensors: Sequence[str]) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: Graph, tensors: Sequence[str], small: Collection[str], provider: Provider = "cpu"
+    ) -> None:
+        self._graph, self._provider = graph, provider
         sources = find_sources(graph, tensors)
         self._tensors = tuple(dict.fromkeys(sources.values()))
+        self._small = frozenset(sources[name] for name in tensors if name in small)
         row_of = {name: row for row, name in enumerate(self._tensors)}
         self._rows = np.array([row_of[sources[name]] for name in tensors], np.int64)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
+        self._steps = [
+            (row_of[found.tensor], [row_of[name] for name in found.sources], found.step)
+            for found in find_derivations(graph, sources)
+            if found.tensor not in self._small
+        ]
+        self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
         self._open()
 
     def observe(self, batch: Batch) -> Summaries:
         while True:
-            vectors = run_session(self._session, self._fetches or None, batch)
-            seen, complete = self._read(vectors[: len(self._fetches)])
-            if complete.all():
+            seen, is_plain = self._read(self._run(batch))
+            if (is_plain | self._is_detailed).all():
                 return seen[self._rows]
-            self._is_detailed |= ~complete
+            self._is_detailed |= ~is_plain
             self._open()
 
     def _open(self) -> None:
         self._session: Any = None  # let go of the old one's weights before the new one reads them
-        detailed = frozenset(
-            name for name, is_detailed in zip(self._tensors, self._is_detailed, strict=True) if is_detailed
-        )
-        probed = add_probes(self._graph, self._tensors, detailed)
-        self._fetches, self._quick, self._detailed = probed.fetches, probed.quick, probed.detailed
-        self._session = open_session(probed.model, self._graph.folder, by_priority=True)
+        self._derived = [step for step in self._steps if not self._is_detailed[step[0]]]
+        self._is_probed = np.full(len(self._tensors), True)
+        self._is_probed[[row for row, _, _ in self._derived]] = False
+        probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
+        detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
+        self._probed = add_probes(self._graph, probed, detailed, self._small, self._in_rows)
+        self._session = self._open_probed(self._probed)
 
-    def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, npt.NDArray[np.bool_]]:
-        """The summaries [tensor with a probe], and for each whether it tells everything."""
-        scalars = np.concatenate([np.zeros(0), *vectors])
+    def _open_probed(self, probed: Probed) -> Any:
+        return open_session(probed.model, self._graph.folder, by_priority=True, provider=self._provider)
+
+    def _run(self, batch: Batch) -> Sequence[Array]:
+        """The vectors of the probes. Where shapes that the model tells are wrong, no tensor is cut into rows."""
+        fetches = self._probed.fetches
+        try:
+            return run_session(self._session, fetches or None, batch)[: len(fetches)]
+        except ModelError:
+            if not self._in_rows:
+                raise
+        self._in_rows = False
+        self._open()
+        return self._run(batch)
+
+    def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:
+        """The summaries [tensor with values of its own], and of which all values are plain (see readings)."""
+        quick, detailed, is_plain_quick = read_probes(self._probed, vectors)
+        is_quick = self._is_probed & ~self._is_detailed
         seen = no_summaries(len(self._tensors))
-        complete = self._is_detailed.copy()
-        seen[~self._is_detailed], complete[~self._is_detailed] = _read_quick(scalars[self._quick])
-        seen[self._is_detailed] = _read_detailed(scalars[self._detailed])
-        return seen, complete
+        seen[is_quick], seen[self._is_detailed] = quick, detailed
+        is_plain = seen["over_fp16_count"] + seen["nan_count"] == 0
+        is_plain[is_quick] = is_plain_quick
+        if self._derived:
+            self._derive(seen, is_plain)
+        return seen, is_plain
+
+    def _derive(self, seen: Summaries, is_plain: Flags) -> None:
+        """Fill in the derived tensors, in place."""
+        ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
+        counts = seen["element_count"].tolist()
+        derive(self._derived, ends, is_plain)
+        for row, sources, _ in self._derived:
+            counts[row] = sum(counts[source] for source in sources)
+        is_derived = ~self._is_probed
+        seen["element_count"] = counts
+        found = seen[is_derived]
+        least, most = ends[:, is_derived].astype(np.float64)
+        set_extremes(found, most, least, found["element_count"] > 0)
+        seen[is_derived] = found
 
 
-def open_observer(graph: Graph, tensors: Sequence[str], observe: str) -> Observer:
-    """The observer of the way named, "reductions" or "outputs", for tensors that are no constants."""
-    return (OutputObserver if observe == "outputs" else ReductionObserver)(graph, tensors)
+class OptimizedObserver(ReductionObserver):
+    """The same in a model that ONNX Runtime has optimised: as fast as inference, values off by rounding."""
+
+    def _open_probed(self, probed: Probed) -> Any:
+        with TemporaryDirectory() as work:
+            model = optimize_probed(probed.model, self._graph.folder, probed.prefix, Path(work))
+            return open_session(model, Path(work), by_priority=True)
 
 
-def is_repeatable(graph: Graph) -> bool:
-    """Whether a second run of the same batch is sure to give the same values."""
-    return not any(_changes(graph, proto) for node in graph.nodes for proto in _with_bodies(node))
-
-
-def _changes(graph: Graph, proto: onnx.NodeProto) -> bool:
-    """Whether a node draws random numbers, or writes into its inputs as BatchNormalization in training does."""
-    if proto.op_type == "BatchNormalization":
-        return sum(map(bool, proto.output)) > 1
-    if proto.op_type != "Dropout":
-        return proto.op_type in _RANDOM_OPS
-    if len(proto.input) < 3 or not proto.input[2]:
-        return False
-    training_mode = graph.read_constant(proto.input[2])
-    return training_mode is None or bool(training_mode)
-
-
-def _with_bodies(node: Node) -> Iterator[onnx.NodeProto]:
-    pending = [node.proto]
-    while pending:
-        proto = pending.pop()
-        yield proto
-        pending += [inner for body in bodies(proto) for inner in body.node]
-
-
-def _read_quick(values: npt.NDArray[np.float64]) -> tuple[Summaries, npt.NDArray[np.bool_]]:
-    """values: [tensor, QUICK]. The summaries, and whether each tells everything."""
-    most, least, l1, min_nonzero_abs, size = values.T
-    complete = np.isfinite(l1) & (most < FP16_OVERFLOW) & (least > -FP16_OVERFLOW)
-    seen = no_summaries(len(values))
-    seen["element_count"] = size
-    _set_magnitudes(seen, most, least, size > 0)
-    seen["min_nonzero_abs"] = np.where(min_nonzero_abs < FP16_OVERFLOW, min_nonzero_abs, np.nan)
-    return seen, complete
-
-
-def _read_detailed(values: npt.NDArray[np.float64]) -> Summaries:
-    """values: [tensor, DETAILED]."""
-    most, least, min_nonzero_abs, size, nan, below, finite = values.T
-    seen = no_summaries(len(values))
-    seen["element_count"], seen["nan_count"] = size, nan
-    seen["inf_count"], seen["over_fp16_count"] = size - nan - finite, size - nan - below
-    _set_magnitudes(seen, most, least, size > nan)
-    is_none = np.isinf(min_nonzero_abs) & (seen["inf_count"] == 0)
-    seen["min_nonzero_abs"] = np.where(is_none, np.nan, min_nonzero_abs)
-    return seen
-
-
-def _set_magnitudes(
-    seen: Summaries, most: npt.NDArray[Any], least: npt.NDArray[Any], present: npt.NDArray[np.bool_]
-) -> None:
-    """Set max_abs, min and max where an element is `present`; adding 0 turns -0 into 0."""
-    seen["max"] = np.where(present, most + 0.0, np.nan)
-    seen["min"] = np.where(present, least + 0.0, np.nan)
-    seen["max_abs"] = np.where(present, np.maximum(np.abs(most), np.abs(least)), np.nan)
+def open_observer(
+    graph: Graph, tensors: Sequence[str], observe: Observe, small: Collection[str], provider: Provider
+) -> Observer:
+    """The observer of the way named for tensors that are no constants. "optimized" is the CPU's alone."""
+    if observe == "outputs":
+        return OutputObserver(graph, tensors, provider)
+    if observe == "optimized" and provider == "cpu":
+        return OptimizedObserver(graph, tensors, small)
+    return ReductionObserver(graph, tensors, small, provider)

@@ -1,12 +1,13 @@
-"""The nodes of one probe: they reduce a float tensor to scalars, each a vector of one element.
+"""The nodes of one probe: they reduce a float tensor to a few short vectors.
 
-A *quick* probe takes QUICK and tells everything of a tensor whose L1 norm is finite and whose values
-lie within FP16's range. ONNX Runtime's ReduceMax and ReduceMin drop a NaN that is not the first
-element; the L1 norm cannot lose one, nor cancel. A *detailed* probe takes DETAILED and tells
-everything of any tensor, at several times the cost.
+A *quick* probe takes QUICK and tells everything of a tensor whose sum is not NaN and whose values lie
+within FP16's range. ONNX Runtime's ReduceMax and ReduceMin drop a NaN that is not the first element;
+a sum cannot lose one, whatever its order. (That it can be NaN or infinite for finite values costs a
+detailed probe, and no truth.) A *detailed* probe takes DETAILED and tells everything of any tensor, at
+several times the cost.
 
-Only operators that are the same from opset 9 on; reductions have no axes (an attribute, later an
-input) and run over the tensor made flat, so that any rank and an empty tensor are no special case.
+A large tensor is reduced in `rows` rows, for ONNX Runtime reduces rows in parallel and the whole of a
+tensor in one thread. Only operators that are the same from opset 9 on, but for the axes of reductions.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from onnx import NodeProto, TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
 
-QUICK = ("max", "min", "l1", "min_nonzero_abs", "size")
+QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
+"""The last of them only where small values are asked for."""
 DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite")
 
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
+_AXES_ARE_INPUTS = {"ReduceMax": 18, "ReduceMin": 18, "ReduceSum": 13}
+"""The opset from which on a reduction's axes are an input."""
 _TINY: dict[int, float] = {TensorProto.FLOAT: 2.0**-149, TensorProto.DOUBLE: 2.0**-1074}
 """The least magnitude that is not zero."""
 _CAST_TO: dict[int, onnx.AttributeProto] = {
     elem_type: onnx.helper.make_attribute("to", elem_type)
     for elem_type in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.BOOL, TensorProto.INT64)
 }
+_ROWS = onnx.helper.make_attribute("axes", [1])
 
 
 @dataclass(frozen=True)
@@ -36,24 +41,35 @@ class Probe:
     """The probe of `tensor`, of ONNX element type `dtype`, one of graph.FLOAT_TYPES.
 
     Its tensors are named `prefix` and a word, the constants that all probes share `shared` and a word.
+    `rows` must divide the number of elements. A detailed probe has one row.
     """
 
     tensor: str
     dtype: int
     prefix: str
     shared: str
+    opset: int
+    rows: int
     is_detailed: bool
+    takes_small: bool
 
     @property
-    def scalars(self) -> tuple[str, ...]:
-        """What is to be fetched: the names of QUICK or DETAILED."""
-        return tuple(self.prefix + word for word in (DETAILED if self.is_detailed else QUICK))
+    def words(self) -> tuple[str, ...]:
+        """What it takes: DETAILED, or QUICK with or without its last."""
+        return DETAILED if self.is_detailed else QUICK if self.takes_small else QUICK[:-1]
 
     @property
-    def scalar_types(self) -> tuple[int, ...]:
-        """The ONNX element type of each scalar: int64 for counts, else float or double."""
-        words = DETAILED if self.is_detailed else QUICK
-        return tuple(TensorProto.INT64 if word in _COUNTS else self._float for word in words)
+    def vectors(self) -> Iterator[tuple[str, str, int]]:
+        """What is to be fetched, in the order of `words`: its name, its kind and its first dimension.
+
+        Those of one kind can be joined. Sizes are [2], dimensions to be multiplied; all others are [n, 1]:
+        a number a row, to be reduced further.
+        """
+        for word in self.words:
+            if word == "size":
+                yield self.prefix + word, "sizes", 2
+            else:
+                yield self.prefix + word, "counts" if word in _COUNTS else f"values_{self._float}", self.rows
 
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor
@@ -61,16 +77,22 @@ class Probe:
             yield from widen(self.tensor, self.prefix)
             source = self.prefix + "wide"
         flat = self.prefix + "flat"
-        yield _node("Reshape", [source, self.shared + "flat"], flat)
+        yield _node("Reshape", [source, f"{self.shared}rows_{self.rows}"], flat)
         yield _node("Shape", [flat], self.prefix + "size")
         yield from self._detailed(flat) if self.is_detailed else self._quick(flat)
 
     def _quick(self, flat: str) -> Iterator[NodeProto]:
-        p = self.prefix
-        yield _node("ReduceMax", [flat], p + "max")
-        yield _node("ReduceMin", [flat], p + "min")
-        yield _node("ReduceL1", [flat], p + "l1")
-        yield from self._min_nonzero_in_range(flat)
+        for op_type in ("ReduceMax", "ReduceMin", "ReduceSum"):
+            yield from self._reduce(op_type, flat, op_type.removeprefix("Reduce").lower())
+        if self.takes_small:
+            yield from self._min_nonzero_in_range(flat)
+
+    def _reduce(self, op_type: str, source: str, word: str) -> Iterator[NodeProto]:
+        """[rows, n] to [rows, 1]. CUDA reduces an empty tensor only if it keeps the dimension."""
+        is_input = self.opset >= _AXES_ARE_INPUTS[op_type]
+        inputs = [source, self.shared + "axis"] if is_input else [source]
+        attributes = () if is_input else (_ROWS,)
+        yield NodeProto(op_type=op_type, input=inputs, output=[self.prefix + word], attribute=attributes)
 
     def _min_nonzero_in_range(self, flat: str) -> Iterator[NodeProto]:
         """The least of |x| with 65520 added to zeros: 65520 or more says that there was no other.
@@ -83,7 +105,7 @@ class Probe:
         yield _cast(p + "is_zero", p + "zero", self._float)
         yield _node("Mul", [p + "zero", self._constant("limit")], p + "raise")
         yield _node("Add", [p + "abs", p + "raise"], p + "raised")
-        yield _node("ReduceMin", [p + "raised"], p + "min_nonzero_abs")
+        yield from self._reduce("ReduceMin", p + "raised", "min_nonzero_abs")
 
     def _detailed(self, flat: str) -> Iterator[NodeProto]:
         p, inf = self.prefix, self._constant("inf")
@@ -116,9 +138,11 @@ class Probe:
         return f"{self.shared}{word}_{self._float}"
 
 
-def shared_constants(shared: str) -> Iterator[NodeProto]:
+def shared_constants(shared: str, rows: Sequence[int]) -> Iterator[NodeProto]:
     """The constants of all probes. Nodes, for in old models an initializer must be an input too."""
-    yield _constant(onnx.helper.make_tensor(shared + "flat", TensorProto.INT64, [1], [-1]))
+    shapes = {"axis": [1], **{f"rows_{count}": [count, -1] for count in rows}}
+    for word, shape in shapes.items():
+        yield _constant(onnx.helper.make_tensor(shared + word, TensorProto.INT64, [len(shape)], shape))
     for elem_type, tiny in _TINY.items():
         values = {"inf": float("inf"), "minus_inf": float("-inf"), "limit": FP16_OVERFLOW, "tiny": tiny}
         for word, value in values.items():

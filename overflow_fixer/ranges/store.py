@@ -1,79 +1,103 @@
-"""RangeTable to HDF5 and back. A file appears whole or not at all, finished or as a checkpoint.
+"""Recordings to HDF5 and back. A file appears whole or not at all, finished or as a checkpoint.
 
-Layout (format 1), one row a tensor: the datasets `tensor` (utf-8), `max_abs`, `min`, `max`,
+Layout (format 2), one row a tensor: the datasets `tensor` (utf-8), `max_abs`, `min`, `max`,
 `min_nonzero_abs` (float64), `element_count`, `nan_count`, `inf_count`, `over_fp16_count`,
 `worst_batch` (int64); the group `batches` with `name` (utf-8) and `max_abs` (float32 [tensor, batch]),
-the batches done; the group `not_observed` with `tensor` and `reason`; what the scan depends on in the
-file's attributes.
+the batches done; the group `parts`, one row a scan that was merged (a scan's own file has one), with
+`calibration`, `fingerprint`, `file` (utf-8), `synthetic` (bool) and `batch_count` (int64); the group
+`not_observed` with `tensor` and `reason`; what the scan depends on in the file's attributes.
 """
 
 from __future__ import annotations
 
+import glob
 import io
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import h5py
 import numpy as np
-import onnxruntime
 
-from overflow_fixer import __version__
 from overflow_fixer.errors import ModelError, PlanError
-from overflow_fixer.files import replace_file
+from overflow_fixer.files import UTF8, open_hdf5, replace_file
+from overflow_fixer.ranges.recording import FORMAT_VERSION, Part, Recording, ScanKey
 from overflow_fixer.ranges.summaries import SUMMARY, SUMMARY_FIELDS
-from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.records import RangeTable
 
-FORMAT_VERSION = 1
-_COLUMNS: dict[str, Any] = {name: SUMMARY[name] for name in SUMMARY_FIELDS} | {"worst_batch": np.int64}
+T = TypeVar("T")
+_PART_TYPES = {
+    "calibration": str,
+    "synthetic": bool,
+    "fingerprint": str,
+    "batch_count": np.int64,
+    "file": str,
+}
+_NEWER = ("provider", "small_values")
+"""What files of format 1 do not say."""
+_ABANDONED_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class ScanKey:
-    """What a scan depends on: two scans with equal keys give equal ranges, bit for bit."""
+class Header:
+    """What a ranges file of any format says of itself."""
 
-    model_sha256: str
-    calibration_fingerprint: str
-    observe: str
-    batches_total: int
-    tool_version: str = __version__
-    onnxruntime_version: str = onnxruntime.__version__
-    format_version: int = FORMAT_VERSION
+    key: ScanKey
+    batches_done: int
+    part_count: int
+
+    @property
+    def is_finished(self) -> bool:
+        return self.batches_done == self.key.batches_total
 
 
-def save_ranges(table: RangeTable, path: Path, key: ScanKey | None = None) -> None:
-    """Write a table to `path`, whole or not at all.
+def save_recording(recording: Recording, path: Path) -> None:
+    """Write a recording to `path`, whole or not at all.
 
-    `key` names what the scan depended on, and may say that more batches than the table has are to
-    come; without it, the file is a finished one that no scan goes on from. Raises OutputError where
+    The file is made in memory: HDF5 itself cannot recover from a full disk. Raises OutputError where
     `path` cannot be written, ModelError for a tensor name that HDF5 cannot hold.
     """
-    _check_names(table)
-    known = key or ScanKey(table.model_sha256, "", "", len(table.batch_names))
+    _check_names(recording)
     buffer = io.BytesIO()
-    with h5py.File(buffer, "w") as file:
-        _write(file, table, known)
+    with open_hdf5(buffer, "w") as file:
+        _write(file, recording)
     with replace_file(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
+    _remove_abandoned(path)
 
 
 def load_ranges(path: Path) -> RangeTable:
-    """Read the table of a finished scan.
+    """Read the table of a finished scan or of a merge.
 
     Raises PlanError for a file that is not there, not HDF5, of another layout, or unfinished.
     """
-    table, key = load_scan(path)
-    if len(table.batch_names) < key.batches_total:
+    recording = load_recording(path)
+    check_finished(recording, path)
+    return recording.table()
+
+
+def check_finished(recording: Recording, path: Path) -> None:
+    """Raise PlanError for the recording of a scan that was stopped."""
+    if not recording.is_finished:
         raise PlanError(
-            f"{path} holds {len(table.batch_names)} of {key.batches_total} batches: its scan was stopped. Expected "
-            "the ranges of all of them. Run the same scan again; it goes on where it stopped."
+            f"{path} holds {len(recording.batch_names)} of {recording.key.batches_total} batches: its scan was "
+            "stopped. Expected the ranges of all of them. Run the same scan again; it goes on where it stopped."
         )
-    return table
 
 
-def load_scan(path: Path) -> tuple[RangeTable, ScanKey]:
-    """Read a scan, finished or not. Raises PlanError for what is not one."""
+def load_recording(path: Path) -> Recording:
+    """Read a scan, finished or not. Raises PlanError for what is not one of this format."""
+    return _load(path, _read)
+
+
+def load_header(path: Path) -> Header:
+    """Read what a ranges file says of itself, of whatever format. Raises PlanError for what is no such file."""
+    return _load(path, _read_header)
+
+
+def _load(path: Path, read: Callable[[Any], T]) -> T:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -82,61 +106,108 @@ def load_scan(path: Path) -> tuple[RangeTable, ScanKey]:
             "the path, or scan the model first."
         ) from error
     try:
-        with h5py.File(io.BytesIO(data), "r") as file:
-            return _read(file)
+        with open_hdf5(io.BytesIO(data), "r") as file:
+            return read(file)
     except Exception as error:  # h5py raises many unrelated types for a foreign or damaged file
         raise PlanError(
             f"{path} ({len(data)} bytes) is not a ranges file of format {FORMAT_VERSION}: {error}. Expected the HDF5 "
-            "file that a scan by this version writes. Scan the model again."
+            "file that a scan by this version writes. Scan the model again, with --fresh where the file may be replaced."
         ) from error
 
 
-def _write(file: Any, table: RangeTable, key: ScanKey) -> None:
-    for field in fields(key):
-        file.attrs[field.name] = getattr(key, field.name)
-    file.attrs["calibration"] = table.calibration
-    file.attrs["synthetic"] = table.synthetic
-    file.attrs["batches_done"] = len(table.batch_names)
-    _write_strings(file, "tensor", [found.tensor for found in table.ranges])
-    for name, dtype in _COLUMNS.items():
-        file[name] = np.array([getattr(found, name) for found in table.ranges], dtype)
-    batches = file.create_group("batches")
-    _write_strings(batches, "name", table.batch_names)
-    packed = {"compression": "gzip", "compression_opts": 1} if table.batch_max_abs.size else {}
-    batches.create_dataset("max_abs", data=table.batch_max_abs, dtype=np.float32, **packed)
-    skipped = file.create_group("not_observed")
-    _write_strings(skipped, "tensor", list(table.not_observed))
-    _write_strings(skipped, "reason", list(table.not_observed.values()))
+def _write(file: Any, recording: Recording) -> None:
+    for field in fields(recording.key):
+        file.attrs[field.name] = getattr(recording.key, field.name)
+    file.attrs["calibration"], file.attrs["synthetic"] = recording.calibration, recording.synthetic
+    file.attrs["batches_done"] = len(recording.batch_names)
+    file.attrs["part_count"] = len(recording.parts)
+    _write_strings(file, "tensor", recording.tensors)
+    for name in SUMMARY_FIELDS:
+        file[name] = recording.totals[name]
+    file["worst_batch"] = recording.worst_batch
+    _write_strings(file, "batches/name", recording.batch_names)
+    file["batches/max_abs"] = recording.batch_max_abs
+    for name, kind in _PART_TYPES.items():
+        column = [getattr(part, name) for part in recording.parts]
+        if kind is str:
+            _write_strings(file, f"parts/{name}", column)
+        else:
+            file[f"parts/{name}"] = np.array(column, kind)
+    _write_strings(file, "not_observed/tensor", list(recording.not_observed))
+    _write_strings(file, "not_observed/reason", list(recording.not_observed.values()))
 
 
 def _write_strings(group: Any, name: str, values: Sequence[str]) -> None:
-    data = np.array(values, dtype=object)
-    group.create_dataset(name, data=data, dtype=h5py.string_dtype("utf-8"))
+    group.create_dataset(name, data=np.array(values, dtype=object), dtype=UTF8)
 
 
-def _read(file: Any) -> tuple[RangeTable, ScanKey]:
-    key = ScanKey(**{field.name: _attribute(file, field.name) for field in fields(ScanKey)})
-    if key.format_version != FORMAT_VERSION:
-        raise ValueError(f"it is of format {key.format_version}")
-    names = tuple(file["batches/name"].asstr()[:])
-    matrix = file["batches/max_abs"][:].astype(np.float32, copy=False)
-    ranges = tuple(_read_ranges(file))
-    if matrix.shape != (len(ranges), len(names)) or _attribute(file, "batches_done") != len(names):
-        raise ValueError(
-            f"{len(ranges)} tensors and {len(names)} batches, but values of shape {matrix.shape}"
-        )
-    skipped = dict(
-        zip(file["not_observed/tensor"].asstr()[:], file["not_observed/reason"].asstr()[:], strict=True)
+def _read_header(file: Any) -> Header:
+    given = [field for field in fields(ScanKey) if field.name not in _NEWER or field.name in file.attrs]
+    key = ScanKey(**{field.name: _attribute(file, field.name) for field in given})
+    return Header(key, _attribute(file, "batches_done"), int(file.attrs.get("part_count", 1)))
+
+
+def _read(file: Any) -> Recording:
+    header = _read_header(file)
+    if header.key.format_version != FORMAT_VERSION:
+        raise ValueError(f"it is of format {header.key.format_version}")
+    columns = {name: _column(file, name, SUMMARY[name]) for name in SUMMARY_FIELDS}
+    tensors = _strings(file, "tensor")
+    totals = np.empty(len(tensors), SUMMARY)
+    for name, column in columns.items():
+        totals[name] = _of_length(column, len(tensors), name)
+    recording = Recording(
+        key=header.key,
+        parts=_read_parts(file),
+        tensors=tensors,
+        not_observed=dict(
+            zip(_strings(file, "not_observed/tensor"), _strings(file, "not_observed/reason"), strict=True)
+        ),
+        totals=totals,
+        worst_batch=_of_length(_column(file, "worst_batch", np.int64), len(tensors), "worst_batch"),
+        batch_names=_strings(file, "batches/name"),
+        batch_max_abs=_column(file, "batches/max_abs", np.float32),
     )
-    calibration, synthetic = _attribute(file, "calibration"), bool(_attribute(file, "synthetic"))
-    table = RangeTable(key.model_sha256, calibration, synthetic, ranges, names, matrix, skipped)
-    return table, key
+    _check_counts(recording, header)
+    return recording
 
 
-def _read_ranges(file: Any) -> Iterator[Range]:
-    columns = [file[name][:].astype(dtype, casting="safe").tolist() for name, dtype in _COLUMNS.items()]
-    for tensor, *values in zip(file["tensor"].asstr()[:], *columns, strict=True):
-        yield Range(tensor, *values)
+def _read_parts(file: Any) -> tuple[Part, ...]:
+    columns = {
+        name: _strings(file, f"parts/{name}")
+        if kind is str
+        else _column(file, f"parts/{name}", kind).tolist()
+        for name, kind in _PART_TYPES.items()
+    }
+    return tuple(
+        Part(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
+    )
+
+
+def _check_counts(recording: Recording, header: Header) -> None:
+    """Raise ValueError for a file whose pieces do not fit each other."""
+    tensors, batches = len(recording.tensors), len(recording.batch_names)
+    shape = recording.batch_max_abs.shape
+    in_parts = sum(part.batch_count for part in recording.parts)
+    if shape != (tensors, batches) or header.batches_done != batches or in_parts != batches:
+        raise ValueError(
+            f"{tensors} tensors and {batches} batches, but values of shape {shape}, {header.batches_done} batches done "
+            f"and {in_parts} in its parts"
+        )
+
+
+def _strings(file: Any, name: str) -> tuple[str, ...]:
+    return tuple(file[name].asstr()[:])
+
+
+def _column(file: Any, name: str, dtype: Any) -> Any:
+    return file[name][()].astype(dtype, casting="safe")
+
+
+def _of_length(column: Any, length: int, name: str) -> Any:
+    if column.shape != (length,):
+        raise ValueError(f"{length} tensors, but {name} of shape {column.shape}")
+    return column
 
 
 def _attribute(file: Any, name: str) -> Any:
@@ -147,11 +218,18 @@ def _attribute(file: Any, name: str) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _check_names(table: RangeTable) -> None:
-    tensors = [found.tensor for found in table.ranges] + list(table.not_observed)
-    odd = next((name for name in tensors if "\0" in name), None)
+def _check_names(recording: Recording) -> None:
+    odd = next((name for name in (*recording.tensors, *recording.not_observed) if "\0" in name), None)
     if odd is not None:
         raise ModelError(
             f"The model has a tensor named {odd!r}, with a NUL character in it. Expected names of printable text, "
             "which is all that an HDF5 file can hold. Rename the tensor."
         )
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what writers left that were killed at it: temporary files that have stood for minutes."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - temporary.stat().st_mtime > _ABANDONED_SECONDS:
+                temporary.unlink()

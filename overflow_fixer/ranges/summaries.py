@@ -20,7 +20,8 @@ SUMMARY = np.dtype(
         ("over_fp16_count", np.int64),
     ]
 )
-"""The statistics of records.Range; NaN in a magnitude says that no such element was seen."""
+"""The statistics of records.Range; NaN in a magnitude says that no such element was seen, -inf in
+min_nonzero_abs that it was not taken."""
 SUMMARY_FIELDS: tuple[str, ...] = SUMMARY.names or ()
 Summaries = npt.NDArray[np.void]
 """An array of dtype SUMMARY, of any shape."""
@@ -32,6 +33,17 @@ _NOTHING = (np.nan, np.nan, np.nan, np.nan, 0, 0, 0, 0)
 def no_summaries(count: int) -> Summaries:
     """`count` summaries of nothing."""
     return np.full(count, np.array(_NOTHING, SUMMARY))
+
+
+def hide_small(summaries: Summaries, is_taken: npt.NDArray[np.bool_]) -> None:
+    """Keep min_nonzero_abs, in place, where it `is_taken` or follows from the signs; else it becomes -inf.
+
+    Both [tensor]. It follows where all values have one sign, or none is there but zeros.
+    """
+    least, most = summaries["min"], summaries["max"]
+    none = np.isnan(least) | ((least == 0) & (most == 0))
+    told = np.select([none, least > 0, most < 0], [np.nan, least, -most], -np.inf)
+    summaries["min_nonzero_abs"] = np.where(is_taken, summaries["min_nonzero_abs"], told)
 
 
 def summarize(values: Array) -> Summaries:

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 
 import numpy as np
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.ranges.observers import open_observer
-from overflow_fixer.ranges.summaries import Summaries, no_summaries, summarize
+from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.observers import Observe, open_observer
+from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
+from overflow_fixer.ranges.summaries import Summaries, hide_small, merge_summaries, no_summaries, summarize
 from overflow_fixer.records import Batch
-
-Observe = Literal["reductions", "outputs"]
 
 
 class Walk:
-    """Gives the summaries [tensor] of a batch; constants are read once."""
+    """Gives the summaries [tensor] of a batch; constants are read once, while the session opens."""
 
-    def __init__(self, graph: Graph, tensors: Sequence[str], observe: Observe) -> None:
-        self._constants = no_summaries(len(tensors))
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Sequence[str],
+        observe: Observe,
+        provider: Provider,
+        small_values: SmallValues,
+    ) -> None:
         self._constant_rows = {name: row for row, name in enumerate(tensors) if name in graph.constants}
-        for name, row in self._constant_rows.items():
-            self._constants[row] = _summarize_constant(graph, name)
         live = {name: row for row, name in enumerate(tensors) if name not in graph.constants}
         self._live_rows = np.array(list(live.values()), np.int64)
-        self._observer = open_observer(graph, list(live), observe)
+        small = find_small_valued(graph, small_values)
+        self._is_taken = np.array([name in small for name in live], np.bool_)
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(tensors))
+            self._observer = open_observer(graph, list(live), observe, small, provider)
+            self._constants = constants.result()
 
     def observe(self, batch: Batch) -> Summaries:
         seen: Summaries = self._constants.copy()
         for name in self._constant_rows.keys() & batch.feeds.keys():  # fed in place of its default
             seen[self._constant_rows[name]] = summarize(batch.feeds[name])
-        seen[self._live_rows] = self._observer.observe(batch)
+        found = self._observer.observe(batch)
+        hide_small(found, self._is_taken)
+        seen[self._live_rows] = found
         return seen
 
 
-def _summarize_constant(graph: Graph, tensor: str) -> Summaries:
-    """In a function of its own, so that of large weights only one is in memory at a time."""
-    value = graph.read_constant(tensor)
-    return no_summaries(1)[0] if value is None else summarize(value)
+def _summarize_constants(graph: Graph, rows: Mapping[str, int], count: int) -> Summaries:
+    """`count` summaries, those of the constants in their rows; of large ones a piece is read at a time."""
+    found = no_summaries(count)
+    for name, row in rows.items():
+        pieces = map(summarize, graph.read_constant_pieces(name))
+        found[row] = reduce(merge_summaries, pieces, no_summaries(1)[0])
+    return found

@@ -35,8 +35,9 @@ from overflow_fixer.reports.verdict import (
     judge,
     select_over_threshold,
 )
+from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.0"
+SCHEMA_VERSION = "2.1"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -184,6 +185,9 @@ def _describe_ranges(report: FixReport) -> Document:
     ranges = report.ranges
     return {
         "file": _find_file(report, "ranges.h5"),
+        "observe": ranges.observe,
+        "provider": ranges.provider,
+        "values": say_values(ranges.observe, ranges.provider),
         "threshold": encode_number(report.plan.threshold),
         "tensor_count": len(ranges.ranges),
         "over_threshold": [

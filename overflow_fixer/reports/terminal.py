@@ -36,6 +36,7 @@ from overflow_fixer.reports.wording import (
 
 TEXT_WIDTH = 100
 _MOST_TENSORS = 10
+_EXACT = (("reductions", "cpu"), ("outputs", "cpu"))
 _MOST_PIN_GROUPS = 15
 _MOST_ROWS = 10
 _KIND_WIDTH = 24
@@ -101,6 +102,8 @@ def _tensors(document: Document) -> Iterator[RenderableType]:
     if over:
         yield _tensor_table(over[:_MOST_TENSORS])
     yield from more(len(over) - _MOST_TENSORS, "tensor", "report.json")
+    if (ranges["observe"], ranges["provider"]) not in _EXACT:
+        yield note(f"values are {ranges['values']}", "yellow")
     if ranges["not_observed"]:
         count = say_plural(len(ranges["not_observed"]), "tensor")
         yield note(f"{count} could not be observed: see report.json", "yellow")

@@ -40,6 +40,15 @@ def shorten_middle(text: str, width: int) -> str:
     return f"{head}...{tail}"
 
 
+def say_values(observe: str, provider: str) -> str:
+    """Whose values a scan's are; how far those of other kernels are off is measured, see docs/scan.md."""
+    if provider != "cpu":
+        return f"of {provider.upper()} kernels in FP32, optimisation off"
+    if observe == "optimized":
+        return "of ONNX Runtime's optimised kernels on the CPU, not bit for bit those of single nodes"
+    return "exact, of each node as ONNX Runtime computes it on the CPU, optimisation off"
+
+
 def say_number(value: JsonNumber) -> str:
     """Six significant digits."""
     return _say(value, ".6g")

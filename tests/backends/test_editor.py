@@ -10,6 +10,7 @@ from onnx import helper
 from typed_models import save, write_model
 
 from overflow_fixer.backends.mixed_onnx.editor import Editor
+from overflow_fixer.copies import embed_weights
 from overflow_fixer.graph import load_graph
 
 CALIB_DATA = Path(__file__).resolve().parents[2] / "calib_data"
@@ -38,6 +39,7 @@ def _round_trip(path: Path) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     editor = Editor(graph)
     assert len(editor.nodes) == len(graph.nodes)
     closed = editor.close(editor.nodes, graph.initializers.values())
+    embed_weights(closed, graph)
     original = onnx.load(path, load_external_data=False)
     del original.graph.value_info[:]
     return closed, original

@@ -15,7 +15,7 @@ from recorded_networks import make_plan
 from overflow_fixer.backends.tensorrt.builder import Precision
 from overflow_fixer.backends.tensorrt.engine_file import fingerprint, read_artifact, sidecar_of, write_engine
 from overflow_fixer.errors import BackendError, OutputError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import (
     Artifact,
     BuildSettings,
@@ -172,10 +172,12 @@ def test_a_sidecar_that_lacks_a_part_is_refused(written: Written) -> None:
 
 
 def test_another_models_plans_or_settings_engine_is_refused(written: Written) -> None:
+    other_model = written.graph.path.with_name("other.onnx")
+    other_model.write_bytes(written.graph.path.read_bytes() + b"\x3a\x00")  # an empty graph, merged into it
     others: list[dict[str, Any]] = [
         {"plan": make_plan(written.graph, "square")},
         {"plan": replace(written.plan, clamps=(Clamp("w", 2.0, "a mask"),))},
-        {"graph": replace(written.graph, sha256="0" * 64)},
+        {"graph": load_graph(other_model)},
         {"settings": replace(SETTINGS, io_types="keep")},
     ]
     for other in others:

@@ -7,7 +7,7 @@ from calibration_specs import refusal, spec, walk
 from PIL import Image
 
 from overflow_fixer.calibration import ImageOptions
-from overflow_fixer.calibration.images import read_pixels
+from overflow_fixer.calibration.pixels import read_pixels
 
 RGB = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [10, 20, 30]]], np.uint8)
 X = spec("x", 1, 3, 2, 2)

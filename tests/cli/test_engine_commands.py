@@ -16,15 +16,10 @@ from onnx import TensorProto, helper
 from standin_gpu import StandInDriver, use_standin_gpu
 from working_tensorrt import working_tensorrt
 
-from overflow_fixer.cli import guard, main
+from overflow_fixer.cli import main
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
 MODEL, DATA = SAMPLE / "model.onnx", SAMPLE / "data"
-
-
-@pytest.fixture(autouse=True)
-def _unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "is_installed", lambda: False)
 
 
 def _run(*arguments: object) -> int:

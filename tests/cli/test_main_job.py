@@ -149,7 +149,9 @@ def test_ranges_of_another_model_are_not_reported_with_this_one(tmp_path: Path) 
     sample, other = SAMPLES / "conv_chain", SAMPLES / "needs_constraints"
     arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
     assert _run(*arguments, "-q") == 0
-    assert _run("scan", other / "model.onnx", "--calib", other / "data", "--out", tmp_path, "-q") == 0
+    scan = ("scan", other / "model.onnx", "--calib", other / "data", "--out", tmp_path, "-q")
+    assert _run(*scan) == 5
+    assert _run(*scan, "--fresh") == 0
     assert _run("verify", *arguments, "-q") == 5
 
 
@@ -190,7 +192,7 @@ def test_an_interrupt_and_a_fault_have_their_own_exit_codes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("overflow_fixer.cli.fix.fix", fail)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, Batch, Range, RangeTable
 
 
@@ -36,6 +38,27 @@ class MemoryBatches:
 
     def __len__(self) -> int:
         return len(self._feeds)
+
+
+class StoppingBatches(MemoryBatches):
+    """Data whose reading raises `error` before the batch of index `stop`."""
+
+    stop = 99
+    error: type[BaseException] = KeyboardInterrupt
+
+    def __iter__(self) -> Iterator[Batch]:
+        for i, batch in enumerate(super().__iter__()):
+            if i == self.stop:
+                raise self.error
+            yield batch
+
+
+def stop_before(batch: int, graph: Graph, data: StoppingBatches, store: Path, **options: Any) -> None:
+    """A scan that ends by data.error after `batch` batches."""
+    data.stop = batch
+    with pytest.raises(data.error):
+        collect_ranges(graph, data, store=store, **options)
+    data.stop = 99
 
 
 def value_info(name: str, elem_type: int = TensorProto.FLOAT, dims: Any = None) -> onnx.ValueInfoProto:

@@ -25,14 +25,23 @@ from scan_cases import (
 from overflow_fixer.errors import CalibrationError, ModelError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges.observers import Observe
+from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.summaries import summarize
 from overflow_fixer.records import Array, RangeTable
 
+WAYS: tuple[Observe, ...] = ("reductions", "outputs")
+
 
 def scan_both_ways(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
-    """Scan by reductions and by outputs, and hold them against each other."""
-    table = collect_ranges(graph, MemoryBatches(feeds))
-    assert_same_table(table, collect_ranges(graph, MemoryBatches(feeds), observe="outputs"))
+    """Scan by reductions and by outputs, and hold them against each other; small values of all tensors."""
+    wanted: tuple[SmallValues, ...] = ("needed", "all")
+    for small_values in wanted:
+        table, marked = (
+            collect_ranges(graph, MemoryBatches(feeds), observe=way, small_values=small_values)
+            for way in WAYS
+        )
+        assert_same_table(table, marked)
     return table
 
 
@@ -258,11 +267,11 @@ def tiny(path: Path) -> Graph:
     return save_model(path, nodes, [value_info("x", dims=["N"])], [value_info("y")], weights)
 
 
-def test_progress_is_told_after_each_batch(tmp_path: Path) -> None:
+def test_progress_is_told_at_the_start_and_after_each_batch(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     data = MemoryBatches([{"x": normal(4)}] * 3)
     collect_ranges(tiny(tmp_path / "m.onnx"), data, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("observe", ["reductions", "outputs"])

@@ -1,15 +1,16 @@
 """Instrumenting adds nodes in the right places, takes no name, and leaves the model as it was."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from scan_cases import save_model, value_info
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.ranges.instrument import add_probes, mark_tensors
-from overflow_fixer.ranges.probes import DETAILED, QUICK
+from overflow_fixer.ranges.instrument import add_probes, find_rows, mark_tensors
+from overflow_fixer.ranges.readings import read_probes
 from overflow_fixer.records import Batch
 from overflow_fixer.sessions import open_session, run_session
 
@@ -96,37 +97,49 @@ def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
     )
     tensors = ["x", "t", "d", "h"]
     feeds = {"x": np.array([-2, 0, 7], np.float32)}
-    for detailed, positions, names in (((), "quick", QUICK), (set(tensors), "detailed", DETAILED)):
-        probed = add_probes(graph, tensors, detailed)
+    for detailed in (set(), set(tensors)):
+        probed = add_probes(graph, tensors, detailed, tensors)
         session = open_session(probed.model, graph.folder, by_priority=True)
-        scalars = np.concatenate(run_session(session, probed.fetches, Batch("b", feeds)))
-        found = scalars[getattr(probed, positions)]
-        assert found[:, names.index("max")].tolist() == [7, 2, 2, 2]
-        assert found[:, names.index("min")].tolist() == [-2, -7, -7, -7]
-        assert found[:, names.index("min_nonzero_abs")].tolist() == [2, 2, 2, 2]
-        assert found[:, names.index("size")].tolist() == [3, 3, 3, 3]
+        quick, full, is_plain = read_probes(probed, run_session(session, probed.fetches, Batch("b", feeds)))
+        assert (len(quick), len(full)) == ((0, 4) if detailed else (4, 0))
+        assert is_plain.all()
+        found = full if detailed else quick
+        assert found["max"].tolist() == [7, 2, 2, 2]
+        assert found["min"].tolist() == [-2, -7, -7, -7]
+        assert found["min_nonzero_abs"].tolist() == [2, 2, 2, 2]
+        assert found["element_count"].tolist() == [3, 3, 3, 3]
 
 
-def test_an_old_model_whose_initializers_are_inputs(tmp_path: Path) -> None:
-    """Up to IR version 3 an initializer must be an input too, so no probe may bring one."""
-    weight = numpy_helper.from_array(np.float32([2]), "w")
-    inputs = [value_info("x", dims=[1]), value_info("w", dims=[1])]
-    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
-    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], [weight], opset=9, ir_version=3)
-    probed = add_probes(graph, ["x", "y"], ())
-    assert [tensor.name for tensor in probed.model.graph.initializer] == ["w"]
-    session = open_session(probed.model, graph.folder, by_priority=True)
-    scalars = np.concatenate(run_session(session, probed.fetches, Batch("b", {"x": np.float32([3])})))
-    assert scalars[probed.quick[:, 0]].tolist() == [3, 6]
+@pytest.mark.parametrize(
+    ("dims", "rows"),
+    [
+        (None, 1),
+        ((), 1),
+        ((3, 4), 1),
+        ((128, 128), 64),
+        ((1, 1000, 100), 50),
+        ((None, 12, "s", "s"), 12),
+        (("n", None), 1),
+        (("n", 0), 1),
+        ((7, 1009, 13), 13),
+        ((1, 65537), 1),
+    ],
+)
+def test_rows_always_divide_the_number_of_elements(dims: Any, rows: int) -> None:
+    assert find_rows(dims) == rows
 
 
-def test_bf16_is_fetched_as_float(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16)]
-    graph = save_model(
-        tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("b", TensorProto.BFLOAT16)]
-    )
-    model, fetches = mark_tensors(graph, ["b"])
-    session = open_session(model, graph.folder)
-    found = run_session(session, fetches, Batch("b", {"x": np.float32([1.001, -3])}))[0]
-    assert found.dtype == np.float32
-    assert found.tolist() == [1, -3]
+def test_large_tensors_are_reduced_in_rows_in_every_opset_alike(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 96, 100)).astype(np.float32)
+    for opset in (9, 13, 18):
+        nodes = [helper.make_node("Tanh", ["x"], ["y"])]
+        inputs = [value_info("x", dims=["n", 96, 100])]
+        graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], opset=opset, ir_version=4)
+        probed = add_probes(graph, ["x", "y"], (), ["x"])
+        session = open_session(probed.model, graph.folder, by_priority=True)
+        vectors = run_session(session, probed.fetches, Batch("b", {"x": values}))
+        quick, _, _ = read_probes(probed, vectors)
+        assert sum(map(len, vectors)) > 6 * 60
+        assert (quick["max"][0], quick["min"][0]) == (values.max(), values.min())
+        assert quick["min_nonzero_abs"][0] == np.abs(values).min()
+        assert quick["element_count"].tolist() == [values.size] * 2

@@ -17,7 +17,7 @@ from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.errors import BackendError, FixError
 from overflow_fixer.graph import Graph, external_tensors, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
-from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
+from overflow_fixer.sessions import SessionRunner, open_session
 from overflow_fixer.simulation import simulate
 
 _SHA256 = "overflow_fixer.model_sha256"
@@ -65,8 +65,7 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
 
 def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
     """The artifact as FP16 hardware would run it: every FP16 tensor rounded, node by node."""
-    simulated = simulate(load_graph(artifact.path))
-    mark_outputs(simulated, extra_outputs)
+    simulated = simulate(load_graph(artifact.path), extra_outputs)
     return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
 
 

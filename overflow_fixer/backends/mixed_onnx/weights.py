@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
+from overflow_fixer.copies import embed_weights
 from overflow_fixer.files import replace_file
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph, external_tensors
@@ -30,15 +31,16 @@ def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], pa
     the whole would not fit one protobuf message. Each is read, rounded and written before the next.
     """
     model = typed.model
-    outside = list(external_tensors(model))
-    if not outside and _size_bytes(graph, typed) <= _EMBED_LIMIT_BYTES:
+    external = list(external_tensors(model))
+    if all(map(graph.holds, external)) and _size_bytes(graph, typed) <= _EMBED_LIMIT_BYTES:
+        embed_weights(model, graph)
         for tensor in _fp16_initializers(typed):
             tensor.raw_data = _rounded_bytes(graph, typed.sources[tensor.name], clamps)
         _write_message(model, path)
         return (path,)
     data_path = path.with_name(path.name + ".data")
     with replace_file(data_path) as temporary, temporary.open("wb") as file:
-        for tensor in outside:
+        for tensor in external:
             load_external_data_for_tensor(tensor, str(graph.folder))
             _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
         for tensor in model.graph.initializer:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from overflow_fixer.copies import embed_weights
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
 from overflow_fixer.records import Clamp
@@ -24,6 +25,7 @@ def find_source(graph: Graph, clamps: Sequence[Clamp]) -> Path | bytes:
         return graph.path
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
+    embed_weights(model, graph)
     _clamp(model, graph, {clamp.tensor: clamp for clamp in clamps})
     try:
         return bytes(model.SerializeToString())

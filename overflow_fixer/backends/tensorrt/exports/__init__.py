@@ -21,7 +21,7 @@ from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
 from overflow_fixer.backends.tensorrt.source import find_source
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
-from overflow_fixer.graph import Graph, external_tensors
+from overflow_fixer.graph import Graph
 from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan
 
 
@@ -139,7 +139,7 @@ def _engine_path(export: Export) -> Path:
 
 def _write_model(export: Export, content: bytes) -> Path:
     """Write the model with its constants clamped or functions inlined: trtexec reads it from a file."""
-    outside = next(external_tensors(export.graph.model), None)
+    outside = next(export.graph.external_tensors(), None)
     if outside is not None:
         raise BackendError(
             f"trtexec would need {export.graph.path} with its constants clamped or its functions inlined, but the data "

@@ -1,0 +1,120 @@
+"""Ctrl-C and SIGTERM while a scan runs: the first waits for the batch at hand, a second does not.
+
+ONNX Runtime does not return to Python within a batch, so that a Python signal handler alone would
+answer only after it. A thread is woken by the signal itself (signal.set_wakeup_fd).
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from overflow_fixer.cli.guard import SAME_SECONDS
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LEAVING_SECONDS = 2.0
+"""What a second signal leaves Python to end by itself, before the process is ended."""
+_WAKE_UPS = 20
+
+STOPPING = "stopping after the batch at hand; Ctrl-C once more stops at once"
+STOPPED_AT_ONCE = (
+    "stopped at once. ranges.h5 in the output folder is whole and holds the batches up to the last "
+    "checkpoint, if there was one; run the same command again to go on."
+)
+
+
+class Stopped(KeyboardInterrupt):
+    """A scan was asked to stop, and did so after a batch."""
+
+
+class Interrupts:
+    """Takes the signals between `begin` and `end`, of the main thread; elsewhere it does nothing.
+
+    Both callbacks are called from another thread: `tell` with what the first signal does, `end_process`
+    where a second one finds the main thread busy in ONNX Runtime. What was ignored stays ignored.
+    """
+
+    def __init__(self, tell: Callable[[str], None], end_process: Callable[[], None]) -> None:
+        self._tell = tell
+        self._end_process = end_process
+        self._asked = threading.Event()
+        self._hurry = threading.Event()
+        self._leaving = threading.Event()
+        self._previous: dict[int, Any] = {}
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+
+    def begin(self) -> None:
+        if self._sockets is not None or threading.current_thread() is not threading.main_thread():
+            return
+        ours, theirs = self._sockets = socket.socketpair()
+        theirs.setblocking(False)
+        self._previous_wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._take)
+        threading.Thread(target=self._watch, args=(ours,), daemon=True).start()
+
+    def end(self) -> None:
+        if self._sockets is None:
+            return
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_wakeup)
+        self._sockets[1].close()  # ends the thread
+        self._sockets = None
+        self._leaving.set()
+
+    def check(self, done: int, total: int) -> None:
+        """Raise Stopped if a signal came: to be called between two batches."""
+        if self._asked.is_set():
+            what = (
+                "ranges.h5 in the output folder holds them" if done else "there is nothing to go on from yet"
+            )
+            raise Stopped(
+                f"stopped after {done} of {total} batches; {what}. Run the same command again to go on."
+            )
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        """The handler of Python, which the main thread runs when it is not in ONNX Runtime."""
+        if self._hurry.is_set():
+            self._leaving.set()
+            raise KeyboardInterrupt(STOPPED_AT_ONCE)
+
+    def _watch(self, signals: socket.socket) -> None:
+        last = -SAME_SECONDS
+        with signals:
+            while signals.recv(1):
+                if time.monotonic() - last < SAME_SECONDS:
+                    continue
+                self._answer()
+                last = time.monotonic()
+
+    def _answer(self) -> None:
+        if not self._asked.is_set():
+            self._asked.set()
+            self._tell(STOPPING)
+        elif not self._hurry.is_set():
+            self._hurry.set()
+            if not self._wake_main_thread():
+                self._end_process()
+        else:
+            self._end_process()
+
+    def _wake_main_thread(self) -> bool:
+        """Have Python's handler run again, and say whether it did; a wake-up is lost just before a system call."""
+        main_thread, number = threading.main_thread().ident, next(iter(self._previous))
+        for _ in range(_WAKE_UPS):
+            if sys.platform == "win32" or main_thread is None:
+                _thread.interrupt_main(number)
+            else:
+                signal.pthread_kill(main_thread, number)
+            if self._leaving.wait(_LEAVING_SECONDS / _WAKE_UPS):
+                return True
+        return False

@@ -1,0 +1,39 @@
+"""Copies of a model that may be changed freely and share its weights: those stay where they lie on disk."""
+
+from __future__ import annotations
+
+import onnx
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from overflow_fixer.graph import Graph, external_tensors
+
+_COPIED_FIELDS = ("input", "sparse_initializer", "value_info", "quantization_annotation", "initializer")
+
+
+def copy_model(graph: Graph) -> onnx.ModelProto:
+    """The model as it runs. Raises ModelError when its file changed since it was loaded."""
+    model = copy_shell(graph)
+    model.graph.node.extend(graph.model.graph.node)
+    model.graph.output.extend(graph.model.graph.output)
+    return model
+
+
+def copy_shell(graph: Graph) -> onnx.ModelProto:
+    """The same without nodes and outputs."""
+    graph.check_unchanged()
+    source = graph.model
+    model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
+    model.graph.name = source.graph.name or "graph"
+    for field in _COPIED_FIELDS:
+        getattr(model.graph, field).extend(getattr(source.graph, field))
+    return model
+
+
+def embed_weights(model: onnx.ModelProto, graph: Graph) -> None:
+    """Put what lies in the graph's own file back into the message, in place. Raises ModelError as copy_model does."""
+    graph.check_unchanged()
+    for tensor in external_tensors(model):
+        if graph.holds(tensor):
+            load_external_data_for_tensor(tensor, str(graph.folder))
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")

@@ -1,0 +1,163 @@
+"""A model file read without its large weights: each becomes a reference to its bytes in the very file.
+
+The file is walked by the lengths of the protobuf wire format, so that no weight is read or copied;
+ONNX Runtime takes such references as external data.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from overflow_fixer.errors import ModelError
+
+LEAST_BYTES = 16384
+"""Smaller weights stay in the message: rules and shape inference look into those."""
+_GRAPH, _INITIALIZER = 7, 5
+_DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 2, 4, 9, 10
+"""Numbers of fields: ModelProto.graph, GraphProto.initializer and those of TensorProto (onnx.proto)."""
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_TYPED = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
+"""Lists that are packed as the bytes of raw_data are, for tensors of this type."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One field of a message: its number, where it begins, and where its content lies."""
+
+    number: int
+    wire: int
+    begin: int
+    offset: int
+    end: int
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The model in the file, its large weights as external data that lies in the file itself.
+
+    Weights in Constant nodes and in bodies are read as they are. Raises ModelError for a file that
+    cannot be read or is no ONNX model.
+    """
+    try:
+        with path.open("rb") as file:
+            data = _read_without_weights(file.fileno(), path.name)
+            model: onnx.ModelProto = onnx.ModelProto.FromString(file.read() if data is None else data)
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read: {error.strerror or error}. Expected an ONNX model file. Check the path."
+        ) from error
+    except DecodeError as error:
+        raise ModelError(
+            f"{path} ({path.stat().st_size} bytes) is not a whole ONNX model: {error}. Expected an .onnx file as an "
+            "exporter writes it. It is another kind of file, or a download or copy that was cut short."
+        ) from error
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(
+            f"{path} ({path.stat().st_size} bytes) has no graph in it. Expected an ONNX model with nodes and outputs. "
+            "It is probably another kind of file, or empty."
+        )
+    return model
+
+
+def _read_without_weights(descriptor: int, location: str) -> bytes | None:
+    """The message with references; None where it is not laid out as a model is, for protobuf to say why."""
+    try:
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as image:
+            return b"".join(_refer_all(image, location))
+    except (ValueError, IndexError):
+        return None
+
+
+def _refer_all(image: mmap.mmap, location: str) -> Iterator[bytes]:
+    """The model's fields: as they are, but for the graph's large initializers."""
+    for field in _walk(image, 0, len(image)):
+        if field.number == _GRAPH and field.wire == _LENGTH:
+            yield _message(_GRAPH, b"".join(_refer_initializers(image, field, location)))
+        else:
+            yield image[field.begin : field.end]
+
+
+def _refer_initializers(image: mmap.mmap, graph: _Field, location: str) -> Iterator[bytes]:
+    start = graph.offset
+    for field in _walk(image, graph.offset, graph.end):
+        if field.number == _INITIALIZER and field.end - field.offset >= LEAST_BYTES:
+            reference = _refer(image, field, location)
+            if reference is not None:
+                yield image[start : field.begin]
+                yield _message(_INITIALIZER, reference)
+                start = field.end
+    yield image[start : graph.end]
+
+
+def _refer(image: mmap.mmap, tensor: _Field, location: str) -> bytes | None:
+    """The tensor with a reference in place of its data; None where that is small or in another form."""
+    fields = list(_walk(image, tensor.offset, tensor.end))
+    large = [field for field in fields if field.end - field.offset >= LEAST_BYTES]
+    rest = b"".join(image[field.begin : field.end] for field in fields if field not in large)
+    referred = TensorProto.FromString(rest)
+    if len(large) != 1 or not _is_plain(large[0], referred):
+        return None
+    referred.data_location = TensorProto.EXTERNAL
+    entries = {"location": location, "offset": large[0].offset, "length": large[0].end - large[0].offset}
+    for key, value in entries.items():
+        referred.external_data.add(key=key, value=str(value))
+    return bytes(referred.SerializeToString())
+
+
+def _is_plain(data: _Field, tensor: TensorProto) -> bool:
+    """Whether the field holds all of the tensor's data as the bytes of its elements, one after the other."""
+    others = (tensor.raw_data, tensor.float_data, tensor.double_data, tensor.external_data)
+    if data.wire != _LENGTH or any(len(other) for other in others):
+        return False
+    return data.number == _RAW_DATA or _TYPED.get(data.number) == tensor.data_type
+
+
+def _message(number: int, content: bytes) -> bytes:
+    """A field that holds a message."""
+    return _varint(number << 3 | _LENGTH) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+def _walk(image: mmap.mmap, at: int, end: int) -> Iterator[_Field]:
+    """The fields of a message. Raises ValueError or IndexError for bytes that are none."""
+    while at < end:
+        begin = at
+        key, at = _read_varint(image, at)
+        wire, length = key & 7, 0
+        if wire == _LENGTH:
+            length, at = _read_varint(image, at)
+        elif wire == _VARINT:
+            _, after = _read_varint(image, at)
+            length = after - at
+        elif wire in (_FIXED64, _FIXED32):
+            length = 8 if wire == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at + length > end:
+            raise ValueError("a field ends behind its message")
+        yield _Field(key >> 3, wire, begin, at, at + length)
+        at += length
+
+
+def _read_varint(image: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = image[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -1,0 +1,80 @@
+"""What the vectors that probes leave say of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.ranges.instrument import Probed
+from overflow_fixer.ranges.summaries import Summaries, no_summaries
+from overflow_fixer.records import Array
+
+Flags = npt.NDArray[np.bool_]
+
+
+def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Summaries, Flags]:
+    """The summaries of the tensors with a quick and with a detailed probe, and which of the first are plain.
+
+    All values of a plain tensor are finite and within FP16's range; of another, a quick probe does not
+    tell all.
+    """
+    values = np.concatenate([np.zeros(0), *(vector.reshape(-1) for vector in vectors)])
+    most, least, total = (_reduce(ufunc, values, probed) for ufunc in (np.maximum, np.minimum, np.add))
+    quick, detailed = probed.quick.T, probed.detailed.T
+    small = np.where(quick[4] < 0, np.nan, least[quick[4]])
+    count = _count(values, probed.starts[quick[3]])
+    found, is_plain = _read_quick(most[quick[0]], least[quick[1]], total[quick[2]], count, small)
+    numbers = most[detailed]
+    numbers[3] = _count(values, probed.starts[detailed[3]])
+    return found, _read_detailed(numbers), is_plain
+
+
+def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:
+    """Each segment of the vectors to one number."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(ufunc.reduceat(values, probed.starts)) if len(probed.starts) else values
+
+
+def _count(values: Array, sizes: npt.NDArray[np.int64]) -> Array:
+    """The number of elements, from the places of the two dimensions of what was reduced."""
+    return np.asarray(values[sizes] * values[sizes + 1])
+
+
+def _read_quick(
+    most: Array, least: Array, total: Array, count: Array, small: Array
+) -> tuple[Summaries, Flags]:
+    is_empty = count == 0
+    is_plain = is_empty | (~np.isnan(total) & (most < FP16_OVERFLOW) & (least > -FP16_OVERFLOW))
+    found = no_summaries(len(count))
+    found["element_count"] = count
+    set_extremes(found, most, least, ~is_empty)
+    found["min_nonzero_abs"] = np.where(~is_empty & (small < FP16_OVERFLOW), small, np.nan)
+    return found, is_plain
+
+
+def _read_detailed(values: Array) -> Summaries:
+    """values: [DETAILED, tensor]. Of an empty tensor nothing but the size is looked at.
+
+    CUDA gives the largest float in place of infinity where it reduces nothing else.
+    """
+    size = values[3]
+    most, least, min_nonzero_abs, _, nan, below, finite = np.where(size > 0, values, 0)
+    found = no_summaries(len(size))
+    found["element_count"], found["nan_count"] = size, nan
+    found["inf_count"], found["over_fp16_count"] = size - nan - finite, size - nan - below
+    most, least = (np.where(finite > 0, end, np.copysign(np.inf, end)) for end in (most, least))
+    set_extremes(found, most, least, size > nan)
+    has_nonzero = (size > nan) & ((most != 0) | (least != 0))
+    only_inf = np.where(finite > 0, min_nonzero_abs, np.inf)
+    found["min_nonzero_abs"] = np.where(has_nonzero, only_inf, np.nan)
+    return found
+
+
+def set_extremes(found: Summaries, most: Array, least: Array, is_present: Flags) -> None:
+    """Set max_abs, min and max where an element `is_present`; adding 0 turns -0 into 0."""
+    found["max"] = np.where(is_present, most + 0.0, np.nan)
+    found["min"] = np.where(is_present, least + 0.0, np.nan)
+    found["max_abs"] = np.where(is_present, np.maximum(np.abs(most), np.abs(least)), np.nan)

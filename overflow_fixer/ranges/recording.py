@@ -1,0 +1,164 @@
+"""What a scan has recorded, in columns: the state of a scan, the content of a ranges file, a part of a merge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from overflow_fixer import __version__
+from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, merge_summaries, no_summaries
+from overflow_fixer.records import Range, RangeTable
+
+FORMAT_VERSION = 2
+
+
+@dataclass(frozen=True)
+class ScanKey:
+    """What a scan depends on: two scans with equal keys give equal ranges, bit for bit."""
+
+    model_sha256: str
+    calibration_fingerprint: str
+    observe: str
+    batches_total: int
+    provider: str = "cpu"
+    small_values: str = "needed"
+    tool_version: str = __version__
+    onnxruntime_version: str = onnxruntime.__version__
+    format_version: int = FORMAT_VERSION
+
+
+_WORDS = {
+    "model_sha256": "the model's sha256",
+    "calibration_fingerprint": "the calibration data's fingerprint",
+    "observe": "the setting observe",
+    "batches_total": "the number of batches",
+    "provider": "the provider",
+    "small_values": "the setting small_values",
+    "tool_version": "overflow_fixer's version",
+    "onnxruntime_version": "ONNX Runtime's version",
+    "format_version": "the file's format",
+}
+_SHOWN_CHARACTERS = 12
+
+
+def list_differences(
+    first: ScanKey, second: ScanKey, places: tuple[object, object], ignored: Sequence[str] = ()
+) -> list[str]:
+    """What differs between two keys, in words with both values and where each is; hashes are shortened."""
+    values = [(f.name, getattr(first, f.name), getattr(second, f.name)) for f in fields(ScanKey)]
+    return [
+        f"{_WORDS[name]} ({_shorten(one)} {places[0]}, {_shorten(other)} {places[1]})"
+        for name, one, other in values
+        if one != other and name not in ignored
+    ]
+
+
+def _shorten(value: object) -> str:
+    text = str(value) or "none"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One scan of one data set: what a merge is made of. Its batches stand together, in their order.
+
+    `file` is the ranges file that the part was merged from, as it was named then; "" for a scan's own.
+    """
+
+    calibration: str
+    synthetic: bool
+    fingerprint: str
+    batch_count: int
+    file: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The ranges of the batches in `batch_names`. Replaced whole, so that it is never half new.
+
+    `totals` are the summaries [tensor] over all batches, `worst_batch` int64 [tensor] as records.Range
+    has it, `batch_max_abs` float32 [tensor, batch]. Batches are named as their own part names them.
+    """
+
+    key: ScanKey
+    parts: tuple[Part, ...]
+    tensors: tuple[str, ...]
+    not_observed: Mapping[str, str]
+    totals: Summaries
+    worst_batch: npt.NDArray[np.int64]
+    batch_names: tuple[str, ...]
+    batch_max_abs: npt.NDArray[np.float32]
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.batch_names) == self.key.batches_total
+
+    @property
+    def calibration(self) -> str:
+        """The calibration data of every part, each told once."""
+        return ", ".join(dict.fromkeys(part.calibration for part in self.parts))
+
+    @property
+    def synthetic(self) -> bool:
+        return any(part.synthetic for part in self.parts)
+
+    def ranges(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> tuple[Range, ...]:
+        """The ranges of the tensors at `rows`; all of them if none are given."""
+        indices = np.arange(len(self.tensors))[rows]
+        columns = {name: self.totals[name][rows].tolist() for name in SUMMARY_FIELDS}
+        columns |= {"tensor": [self.tensors[row] for row in indices]}
+        columns |= {"worst_batch": self.worst_batch[rows].tolist()}
+        return tuple(
+            Range(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
+        )
+
+    def table(self) -> RangeTable:
+        """The same as what the stages behind the scan take. A batch's name is unique where parts are merged."""
+        return RangeTable(
+            model_sha256=self.key.model_sha256,
+            calibration=self.calibration,
+            synthetic=self.synthetic,
+            ranges=self.ranges(),
+            batch_names=tuple(_tell_batches(self.parts, self.batch_names)),
+            batch_max_abs=self.batch_max_abs,
+            not_observed=self.not_observed,
+            observe=self.key.observe,
+            provider=self.key.provider,
+        )
+
+
+def no_batches(
+    key: ScanKey, part: Part, tensors: tuple[str, ...], not_observed: Mapping[str, str]
+) -> Recording:
+    """The recording that a scan begins with."""
+    count = len(tensors)
+    worst_batch, max_abs = np.full(count, -1, np.int64), np.empty((count, 0), np.float32)
+    return Recording(key, (part,), tensors, not_observed, no_summaries(count), worst_batch, (), max_abs)
+
+
+def fold(
+    totals: Summaries,
+    worst_batch: npt.NDArray[np.int64],
+    more: Summaries,
+    more_worst_batch: npt.NDArray[np.int64] | int,
+) -> tuple[Summaries, npt.NDArray[np.int64]]:
+    """Totals [tensor] with those of later batches. Associative and exact; of equal maxima the first is kept."""
+    before, now = totals["max_abs"], more["max_abs"]
+    is_worse = (now > before) | (np.isnan(before) & ~np.isnan(now))
+    return merge_summaries(totals, more), np.where(is_worse, more_worst_batch, worst_batch)
+
+
+def _tell_batches(parts: Sequence[Part], names: Sequence[str]) -> Iterator[str]:
+    """The batches' names, with their part where several parts have a batch of that name."""
+    if len(parts) == 1:
+        yield from names
+        return
+    count = Counter(names)
+    owners = [(i, part) for i, part in enumerate(parts, start=1) for _ in range(part.batch_count)]
+    for name, (i, part) in zip(names, owners, strict=True):
+        yield name if count[name] == 1 else f"part {i} ({part.calibration}): {name}"

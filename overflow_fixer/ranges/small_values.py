@@ -1,0 +1,51 @@
+"""The tensors of which the smallest magnitude matters, and is taken.
+
+To take it costs more than everything else that a scan takes, and of most tensors it tells nothing: one
+element near zero among millions is no danger. It matters where a small value becomes a large one, and
+where a tensor may be a mask, all of whose elements are 0 or one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from overflow_fixer.graph import Graph, Node
+
+_ENLARGING = frozenset({("Div", 1), ("Mod", 1), ("Log", 0), ("Reciprocal", 0), ("Pow", 0)})
+"""Operators and the input whose small values they make large."""
+_SWITCHES = frozenset("Hardmax OneHot Sign Floor Ceil Round".split())
+"""Operators whose outputs are few numbers whatever comes in."""
+_SIMPLE = frozenset(
+    "Abs Add Cast Clip Concat Div Dropout Expand Flatten Gather GatherElements GatherND Identity Max Min Mul Neg "
+    "Pad Relu Reshape Slice Split Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
+)
+"""Operators that make a mask of masks and constants."""
+
+
+SmallValues = Literal["needed", "all"]
+
+
+def find_small_valued(graph: Graph, wanted: SmallValues = "needed") -> frozenset[str]:
+    """The tensors whose smallest magnitude that is not zero is to be taken, of those that are not constant."""
+    if wanted == "all":
+        return frozenset(graph.tensors)
+    found = {node.inputs[slot] for node in graph.nodes for slot in _enlarged(node)}
+    return frozenset(found | set(_find_masks(graph)))
+
+
+def _enlarged(node: Node) -> Iterator[int]:
+    return (slot for slot in range(len(node.inputs)) if (node.op_type, slot) in _ENLARGING)
+
+
+def _find_masks(graph: Graph) -> Iterator[str]:
+    """What is made of inputs, of what is not float, and of switches, by simple operators alone."""
+    masks = {spec.name for spec in graph.inputs if graph.is_float(spec.name)}
+    for node in graph.nodes:
+        live = [name for name in node.reads if name not in graph.constants]
+        is_simple = node.op_type in _SIMPLE and all(
+            name in masks or not graph.is_float(name) for name in live
+        )
+        if is_simple or node.op_type in _SWITCHES:
+            masks.update(name for name in node.writes if graph.is_float(name))
+    yield from masks

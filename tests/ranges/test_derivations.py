@@ -1,0 +1,113 @@
+"""Extremes that follow from others', held against real runs; and what must not be derived."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+from scan_cases import run_marked, save_model, value_info
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.ranges.derivations import Derivation, derive, find_derivations
+from overflow_fixer.ranges.sources import find_sources
+
+node = helper.make_node
+DERIVED = {
+    "Relu": node("Relu", ["x"], ["y"]),
+    "LeakyRelu": node("LeakyRelu", ["x"], ["y"]),
+    "LeakyRelu steep": node("LeakyRelu", ["x"], ["y"], alpha=3.7),
+    "Neg": node("Neg", ["x"], ["y"]),
+    "Add": node("Add", ["x", "third"], ["y"]),
+    "Add first": node("Add", ["third", "x"], ["y"]),
+    "Sub": node("Sub", ["x", "third"], ["y"]),
+    "Sub from": node("Sub", ["third", "x"], ["y"]),
+    "Mul": node("Mul", ["x", "third"], ["y"]),
+    "Mul negative": node("Mul", ["x", "minus"], ["y"]),
+    "Mul zero": node("Mul", ["zero", "x"], ["y"]),
+    "Div": node("Div", ["x", "third"], ["y"]),
+    "Div negative": node("Div", ["x", "minus"], ["y"]),
+    "Concat": node("Concat", ["x", "z"], ["y"], axis=0),
+}
+NOT_DERIVED = {
+    "Sigmoid": node("Sigmoid", ["x"], ["y"]),
+    "Sqrt": node("Sqrt", ["x"], ["y"]),
+    "Abs": node("Abs", ["x"], ["y"]),
+    "LeakyRelu falling": node("LeakyRelu", ["x"], ["y"], alpha=-0.5),
+    "Div by it": node("Div", ["third", "x"], ["y"]),
+    "Div by zero": node("Div", ["x", "zero"], ["y"]),
+    "Add of many": node("Add", ["x", "many"], ["y"]),
+    "Add of infinity": node("Add", ["x", "infinite"], ["y"]),
+    "Add of live": node("Add", ["x", "z"], ["y"]),
+    "Add of a default": node("Add", ["x", "default"], ["y"]),
+    "Concat with a constant": node("Concat", ["x", "many"], ["y"], axis=0),
+}
+CONSTANTS = {
+    "third": np.float32(1 / 3),
+    "minus": np.float32([[-1.7e-3]]),
+    "zero": np.float32([0]),
+    "many": np.float32([1, 2]),
+    "infinite": np.float32(np.inf),
+    "default": np.float32([1]),
+}
+
+
+def graph_of(path: Path, made: NodeProto) -> Graph:
+    inputs = [value_info("x", dims=["n"]), value_info("z", dims=["m"]), value_info("default", dims=[1])]
+    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in CONSTANTS.items()]
+    return save_model(path, [made], inputs, [value_info("y")], weights)
+
+
+def derivations(graph: Graph) -> list[Derivation]:
+    return list(find_derivations(graph, find_sources(graph, ["x", "z", "y"])))
+
+
+@pytest.mark.parametrize("name", DERIVED)
+@settings(max_examples=25, deadline=None)
+@given(
+    x=st.lists(st.floats(-7e4, 7e4, width=32), min_size=1, max_size=40),
+    z=st.lists(st.floats(-7e4, 7e4, width=32), max_size=3),
+)
+def test_extremes_are_those_of_a_run(
+    name: str, x: list[float], z: list[float], tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.mktemp("derivations") / "m.onnx"
+    graph = graph_of(path, DERIVED[name])
+    (found,) = derivations(graph)
+    rows = {"x": 0, "z": 1, "y": 2}
+    feeds = {"x": np.float32(x), "z": np.float32(z)}
+    ends = np.float32(
+        [[np.min(feeds[t], initial=np.inf) for t in "xz"], [np.max(feeds[t], initial=-np.inf) for t in "xz"]]
+    )
+    ends = np.column_stack([np.where(np.isinf(ends), np.nan, ends), np.full((2, 1), np.nan, np.float32)])
+    is_plain = np.append(~(np.abs(ends[:, :2]) >= 65520).any(axis=0), True)
+    derive([(2, [rows[source] for source in found.sources], found.step)], ends, is_plain)
+    y = run_marked(path, ["y"], {**feeds, "default": np.float32([1])})["y"]
+    if is_plain[2]:
+        np.testing.assert_array_equal(ends[:, 2], [y.min(), y.max()], strict=False)
+        assert np.abs(y).max() < 65520
+    else:
+        assert max(map(abs, (*x, *z, *y.ravel().tolist()))) >= 65520
+
+
+@pytest.mark.parametrize("name", NOT_DERIVED)
+def test_what_is_not_exact_is_not_derived(tmp_path: Path, name: str) -> None:
+    graph = graph_of(tmp_path / "m.onnx", NOT_DERIVED[name])
+    assert derivations(graph) == []
+
+
+def test_other_types_than_float_are_not_derived(tmp_path: Path) -> None:
+    made = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), node("Relu", ["h"], ["y"])]
+    outputs = [value_info("y", TensorProto.FLOAT16)]
+    graph = save_model(tmp_path / "m.onnx", made, [value_info("x", dims=["n"])], outputs)
+    assert list(find_derivations(graph, find_sources(graph, ["x", "h", "y"]))) == []
+
+
+def test_what_overflows_or_turns_to_nan_is_not_plain() -> None:
+    ends = np.float32([[-1, np.nan, np.nan], [1, np.nan, np.nan]])
+    is_plain = np.array([True, True, True])
+    steps = [(1, [0], lambda values: values * np.float32(7e4)), (2, [0], lambda values: np.sqrt(values))]
+    derive(steps, ends, is_plain)
+    assert is_plain.tolist() == [True, False, False]

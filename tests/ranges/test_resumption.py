@@ -1,0 +1,214 @@
+"""A stopped scan goes on, and nothing else that is in its place is replaced without a word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from scan_cases import MemoryBatches, StoppingBatches, assert_same_table, stop_before
+
+from overflow_fixer.errors import PlanError
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.ranges import collect, collect_ranges, load_ranges, merge_ranges
+from overflow_fixer.ranges.store import load_recording
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "ranges.h5"
+
+
+@pytest.mark.parametrize("done", [1, 2, 3, 4])
+@pytest.mark.parametrize("observe", ["reductions", "outputs"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_stopped_scan_goes_on_to_the_same_result(
+    small_graph: Graph,
+    five_batches: StoppingBatches,
+    store: Path,
+    runs: list[str],
+    done: int,
+    observe: Any,
+    error: type[BaseException],
+) -> None:
+    whole = collect_ranges(small_graph, five_batches, observe=observe)
+    five_batches.error = error
+    stop_before(done, small_graph, five_batches, store, observe=observe)
+    assert len(load_recording(store).batch_names) == done
+    with pytest.raises(PlanError, match=f"{done} of 5 batches"):
+        load_ranges(store)
+    runs.clear()
+    told: list[tuple[int, int]] = []
+    five_batches.source = "moved"
+    table = collect_ranges(
+        small_graph, five_batches, observe=observe, store=store, progress=lambda *counts: told.append(counts)
+    )
+    assert runs == [f"batch{i}" for i in range(done, 5)]
+    assert told == [(i, 5) for i in range(done, 6)]
+    assert table.calibration == "moved"
+    assert_same_table(replace(table, calibration="memory"), whole)
+    assert_same_table(load_ranges(store), table)
+
+
+def test_a_finished_scan_is_taken_as_it_is(
+    small_graph: Graph, five_batches: MemoryBatches, store: Path, runs: list[str]
+) -> None:
+    whole = collect_ranges(small_graph, five_batches, store=store)
+    runs.clear()
+    before = store.stat().st_mtime_ns
+    for existing in ("keep", "renew"):
+        assert_same_table(collect_ranges(small_graph, five_batches, store=store, existing=existing), whole)
+    assert (runs, store.stat().st_mtime_ns) == ([], before)
+    assert_same_table(collect_ranges(small_graph, five_batches, store=store, existing="overwrite"), whole)
+    assert len(runs) == 5
+
+
+CHANGES = {
+    "model": "the model's sha256 (",
+    "data": "the calibration data's fingerprint (data there, other now)",
+    "no fingerprint": "perhaps the calibration data, which have no fingerprint",
+    "count": "the number of batches (5 there, 4 now)",
+    "observe": "the setting observe (reductions there, outputs now)",
+    "tool": "overflow_fixer's version (0.0.0 there,",
+    "ONNX Runtime": "ONNX Runtime's version (0.0.0 there,",
+    "format": "the file's format (1 there, 2 now)",
+}
+
+
+def make_change(
+    change: str, graph: Graph, data: StoppingBatches, store: Path
+) -> tuple[Graph, dict[str, Any]]:
+    """The graph and the options of a scan that differs from the one in `store` in this."""
+    attributes = {"tool": "tool_version", "ONNX Runtime": "onnxruntime_version", "format": "format_version"}
+    if change in attributes:
+        with h5py.File(store, "r+") as file:
+            file.attrs[attributes[change]] = 1 if change == "format" else "0.0.0"
+    elif change in ("data", "no fingerprint"):
+        data.fingerprint = "other" if change == "data" else ""
+    elif change == "count":
+        data._feeds = data._feeds[:4]
+    elif change == "model":
+        other = graph.path.with_name("other.onnx")
+        other.write_bytes(graph.path.read_bytes().replace(b"Exp", b"Abs"))
+        graph = load_graph(other)
+    return graph, {"observe": "outputs"} if change == "observe" else {}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("existing", ["keep", "renew"])
+def test_an_unfinished_scan_of_something_else_is_refused_with_what_changed(
+    small_graph: Graph,
+    five_batches: StoppingBatches,
+    store: Path,
+    runs: list[str],
+    change: str,
+    existing: Any,
+) -> None:
+    stop_before(3, small_graph, five_batches, store)
+    graph, options = make_change(change, small_graph, five_batches, store)
+    before = store.read_bytes()
+    runs.clear()
+    with pytest.raises(PlanError) as refused:
+        collect_ranges(graph, five_batches, store=store, existing=existing, **options)
+    said = str(refused.value)
+    assert "holds an unfinished scan (3 of 5 batches), and this one differs in " in said
+    assert CHANGES[change] in said
+    assert said.count("there,") == (change != "no fingerprint") + (change == "no fingerprint")
+    assert "--fresh" in said
+    assert (runs, store.read_bytes()) == ([], before)
+    table = collect_ranges(graph, five_batches, store=store, existing="overwrite", **options)
+    assert runs == [f"batch{i}" for i in range(len(five_batches))]
+    assert_same_table(load_ranges(store), table)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_finished_scan_of_something_else_is_refused_or_renewed(
+    small_graph: Graph, five_batches: StoppingBatches, store: Path, runs: list[str], change: str
+) -> None:
+    collect_ranges(small_graph, five_batches, store=store)
+    graph, options = make_change(change, small_graph, five_batches, store)
+    with pytest.raises(PlanError, match="holds a finished scan of 5 batches, and this one differs in"):
+        collect_ranges(graph, five_batches, store=store, **options)
+    runs.clear()
+    table = collect_ranges(graph, five_batches, store=store, existing="renew", **options)
+    assert runs == [f"batch{i}" for i in range(len(five_batches))]
+    assert_same_table(load_ranges(store), table)
+
+
+@pytest.mark.parametrize("existing", ["keep", "renew"])
+def test_a_file_of_something_else_is_never_replaced_silently(
+    small_graph: Graph, five_batches: MemoryBatches, store: Path, existing: Any
+) -> None:
+    collect_ranges(small_graph, five_batches, store=store)
+    whole = store.read_bytes()
+    with h5py.File(store.with_name("foreign.h5"), "w") as file:
+        file["weights"] = [1.0]
+    for content in (b"", b"notes", whole[:-1], store.with_name("foreign.h5").read_bytes()):
+        store.write_bytes(content)
+        with pytest.raises(PlanError, match="is not a ranges file"):
+            collect_ranges(small_graph, five_batches, store=store, existing=existing)
+        assert store.read_bytes() == content
+    table = collect_ranges(small_graph, five_batches, store=store, existing="overwrite")
+    assert_same_table(load_ranges(store), table)
+
+
+def test_a_merge_is_never_replaced_by_a_scan(
+    small_graph: Graph, five_batches: MemoryBatches, store: Path, tmp_path: Path
+) -> None:
+    others = MemoryBatches([{"x": five_batches._feeds[0]["x"] + 1}], "other data")
+    files = [tmp_path / "a.h5", tmp_path / "b.h5"]
+    for file, data in zip(files, (five_batches, others), strict=True):
+        collect_ranges(small_graph, data, store=file)
+    merge_ranges(files, store)
+    for existing in ("keep", "renew"):
+        with pytest.raises(PlanError, match=r"holds a merge of 2 scans \(6 batches\).*Go on from the merge"):
+            collect_ranges(small_graph, five_batches, store=store, existing=existing)
+    merge_ranges(files, store)
+    with pytest.raises(PlanError, match="holds a merge of 2 scans"):
+        merge_ranges(files[::-1], store)
+    merge_ranges(files[::-1], store, existing="overwrite")
+    assert load_ranges(store).batch_names[0] == "part 1 (memory): batch0"
+
+
+def test_checkpoints_are_left_on_the_way(
+    small_graph: Graph, five_batches: MemoryBatches, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def look(done: int, total: int) -> None:
+        seen.append(len(load_recording(store).batch_names) if store.exists() else 0)
+
+    monkeypatch.setattr(collect, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(collect, "_CHECKPOINT_SHARE", 1e9)
+    collect_ranges(small_graph, five_batches, store=store, progress=look)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    monkeypatch.setattr(collect, "CHECKPOINT_SECONDS", 1e9)
+    store.unlink()
+    seen.clear()
+    collect_ranges(small_graph, five_batches, store=store, progress=look)
+    assert seen == [0] * 6
+    assert len(load_ranges(store).batch_names) == 5
+
+
+def test_slow_checkpoints_are_rare(
+    small_graph: Graph, five_batches: MemoryBatches, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of one second, and batches of three: the next is due twenty seconds after it."""
+    now, writes = [0.0], []
+    write = collect.save_recording
+
+    def write_slowly(recording: Any, path: Path) -> None:
+        writes.append(len(recording.batch_names))
+        now[0] += 1
+        write(recording, path)
+
+    def tick(done: int, total: int) -> None:
+        now[0] += 3
+
+    monkeypatch.setattr(collect, "save_recording", write_slowly)
+    monkeypatch.setattr(collect.time, "monotonic", lambda: now[0])
+    data = MemoryBatches(list(five_batches._feeds) * 4)
+    collect_ranges(small_graph, data, store=store, progress=tick)
+    assert writes == [3, 10, 17, 20]

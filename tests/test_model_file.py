@@ -1,0 +1,160 @@
+"""Models read without their weights: what is left out lies where the reference says, and nothing else is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.model_file import LEAST_BYTES, read_model
+from overflow_fixer.weights import PIECE_BYTES, read_pieces, read_values
+
+COUNT = LEAST_BYTES // 4
+VALUES = np.random.default_rng(0).normal(size=COUNT).astype(np.float32)
+
+
+def typed(name: str, elem_type: int, values: np.ndarray) -> TensorProto:
+    """A tensor with its values in a list of their type, not in raw_data."""
+    return helper.make_tensor(name, elem_type, values.shape, values.ravel())
+
+
+def model_of(initializers: list[TensorProto]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"], name="n")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+        initializers,
+        doc_string="kept",
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], producer_name="test")
+    helper.set_model_props(model, {"key": "value"})
+    return model
+
+
+FORMS = {
+    "raw": numpy_helper.from_array(VALUES, "w"),
+    "floats": typed("w", TensorProto.FLOAT, VALUES),
+    "doubles": typed("w", TensorProto.DOUBLE, VALUES.astype(np.float64)),
+    "raw FP16": numpy_helper.from_array(np.tile(VALUES, 2).astype(np.float16), "w"),
+    "raw int64": numpy_helper.from_array(np.arange(COUNT), "w"),
+    "matrix": numpy_helper.from_array(VALUES.reshape(64, -1), "w"),
+    "documented": TensorProto(
+        name="w",
+        data_type=TensorProto.FLOAT,
+        dims=[COUNT],
+        raw_data=VALUES.tobytes(),
+        doc_string="of the tensor",
+    ),
+}
+IN_THE_MESSAGE = {
+    "small": numpy_helper.from_array(VALUES[1:], "w"),
+    "int64 list": typed("w", TensorProto.INT64, np.arange(COUNT)),
+    "FP16 list": typed("w", TensorProto.FLOAT16, np.tile(VALUES, 2).astype(np.float16)),
+    "complex list": typed("w", TensorProto.COMPLEX64, np.tile(VALUES, 2).astype(np.complex64)),
+    "strings": helper.make_tensor("w", TensorProto.STRING, [1], [b"x" * LEAST_BYTES]),
+    "long name": TensorProto(name="w" * LEAST_BYTES, data_type=TensorProto.FLOAT, dims=[1], float_data=[1]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_weight_becomes_a_reference_into_the_file(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "a model.onnx"
+    onnx.save(model_of([numpy_helper.from_array(VALUES[:3], "small"), FORMS[form]]), path)
+    read = read_model(path)
+    small, large = read.graph.initializer
+    assert read.ByteSize() < 1000
+    assert (small.data_location, large.data_location) == (TensorProto.DEFAULT, TensorProto.EXTERNAL)
+    expected = numpy_helper.to_array(FORMS[form])
+    np.testing.assert_array_equal(read_values(large, tmp_path), expected, strict=True)
+    pieces = [piece.copy() for piece in read_pieces(large, tmp_path)]
+    np.testing.assert_array_equal(np.concatenate(pieces), expected.ravel(), strict=True)
+
+
+@pytest.mark.parametrize("form", [*FORMS, *IN_THE_MESSAGE])
+def test_all_else_is_what_protobuf_reads(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model_of([(FORMS | IN_THE_MESSAGE)[form], numpy_helper.from_array(VALUES[:2], "last")]), path)
+    read, expected = read_model(path), onnx.load(path)
+    assert (read.graph.initializer[0].data_location == TensorProto.EXTERNAL) == (form in FORMS)
+    assert read.graph.initializer[0].doc_string == expected.graph.initializer[0].doc_string
+    for tensor, whole in zip(read.graph.initializer, expected.graph.initializer, strict=True):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(whole)
+    assert read == expected
+
+
+def test_a_tensor_that_already_lies_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    saving = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    onnx.save(model_of([FORMS["raw"]]), path, **saving)
+    assert read_model(path) == onnx.load(path, load_external_data=False)
+
+
+def test_data_in_two_forms_is_left_to_protobuf(tmp_path: Path) -> None:
+    twice = numpy_helper.from_array(VALUES, "w")
+    twice.float_data.extend([1.0])
+    path = tmp_path / "m.onnx"
+    onnx.save(model_of([twice]), path)
+    assert read_model(path) == onnx.load(path)
+
+
+def test_pieces_of_a_weight_larger_than_one(tmp_path: Path) -> None:
+    values = np.arange(PIECE_BYTES // 4 * 2 + 17, dtype=np.float32)
+    onnx.save(model_of([numpy_helper.from_array(values, "w")]), tmp_path / "m.onnx")
+    (tensor,) = read_model(tmp_path / "m.onnx").graph.initializer
+    pieces = [piece.copy() for piece in read_pieces(tensor, tmp_path)]
+    assert [piece.nbytes for piece in pieces] == [PIECE_BYTES, PIECE_BYTES, 68]
+    np.testing.assert_array_equal(np.concatenate(pieces), values)
+
+
+def test_a_file_that_ends_within_a_weight_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model_of([FORMS["raw"]]), path)
+    (tensor,) = read_model(path).graph.initializer
+    path.write_bytes(path.read_bytes()[: COUNT * 2])
+    with pytest.raises(ModelError, match="ends within the data of tensor 'w'"):
+        list(read_pieces(tensor, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a model", bytes(range(256)) * 40, b"\x3a\xff\xff\xff\xff\x7f", b"\x3a"]
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"is not a whole ONNX model|has no graph in it"):
+        read_model(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_model(tmp_path / "nowhere.onnx")
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_model(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    end=st.integers(0, 1 << 16),
+    damage=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),
+)
+def test_a_truncated_or_damaged_model_never_crashes(
+    end: int, damage: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "m.onnx"
+    content = bytearray(model_of([FORMS["raw"], FORMS["floats"]]).SerializeToString())
+    for place, value in damage:
+        content[place % len(content)] = value
+    path.write_bytes(content[: end % len(content)])
+    try:
+        read = read_model(path)
+    except ModelError:
+        return
+    assert isinstance(read, onnx.ModelProto)
