@@ -7,8 +7,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from overflow_fixer import __version__
+
 _PACKAGES = (
-    "overflow-fixer onnxruntime onnx onnx-graphsurgeon numpy polygraphy nvidia-modelopt onnxconverter-common torch"
+    "onnxruntime onnx onnx-graphsurgeon numpy polygraphy nvidia-modelopt onnxconverter-common torch"
 ).split()
 
 
@@ -21,7 +23,7 @@ def describe_machine() -> str:
 
 
 def describe_versions() -> str:
-    found = {name: _version(name) for name in _PACKAGES}
+    found = {"overflow_fixer": __version__} | {name: _version(name) for name in _PACKAGES}
     libraries = ", ".join(f"{name} {number}" for name, number in found.items())
     return f"Python {platform.python_version()}, {libraries}"
 

@@ -12,10 +12,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.scans import SCANS, Numbers
+from benchmarks.scans import ONE_SHOT, SCANS, Numbers
 from benchmarks.stages import STAGES
 
-TASKS = SCANS | STAGES
+TASKS = SCANS | ONE_SHOT | STAGES
+OUT_OF_MEMORY = "over the memory limit"
+_OUT_OF_MEMORY_WORDS = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,30 @@ def measure(task: str, model: Path, data: Path) -> Measurement:
     batches = sorted(data.glob("*.npz"))
     try:
         run = TASKS[task]()
+    except ModuleNotFoundError as error:
+        return Measurement(failure=f"not installed ({error})")
     except ImportError as error:
-        return Measurement(failure=f"not installed ({error})".replace("\n", " "))
+        return Measurement(failure=f"does not import ({error})".replace("\n", " "))
     imported = peak_resident_bytes()
     start = time.perf_counter()
     try:
         numbers = run(model, batches)
     except Exception as error:
-        text = str(error).strip() or "no message"
-        return Measurement(failure=f"failed: {type(error).__name__}: {text.splitlines()[0][:100]}")
+        return Measurement(failure=describe(error))
     return Measurement(time.perf_counter() - start, peak_resident_bytes(), imported, numbers)
+
+
+def describe(error: Exception) -> str:
+    """A few words on what ended a task."""
+    text = str(error).strip() or "no message"
+    if isinstance(error, MemoryError) or is_out_of_memory(text):
+        return OUT_OF_MEMORY
+    return f"failed: {type(error).__name__}: {text.splitlines()[0][:100]}"
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether a message of C++ or of ONNX Runtime says that memory ran out."""
+    return any(words in text for words in _OUT_OF_MEMORY_WORDS)
 
 
 def peak_resident_bytes() -> int:

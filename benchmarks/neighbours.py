@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _IDLE_SHARE = 0.9
+_LOOK_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ def others_share(before: CpuTimes, after: CpuTimes) -> float:
 
 
 def wait_for_idle(patience_seconds: float) -> None:
-    """Return after a second in which the cores were idle, or when patience ends."""
+    """Return after a moment in which the cores were idle, or when patience ends."""
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline:
         before = read_cpu_times()
-        time.sleep(1)
+        time.sleep(_LOOK_SECONDS)
         after = read_cpu_times()
         if after.busy - before.busy <= (1 - _IDLE_SHARE) * (after.total - before.total):
             return

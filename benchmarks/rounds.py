@@ -1,4 +1,4 @@
-"""Tasks run in rounds, each task in a fresh process, all of a round before the next."""
+"""Jobs run in rounds, each in a fresh process, all of a round before the next."""
 
 from __future__ import annotations
 
@@ -7,16 +7,29 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.measure import Measurement
+from benchmarks.measure import OUT_OF_MEMORY, Measurement, is_out_of_memory
 from benchmarks.neighbours import others_share, read_cpu_times, wait_for_idle
 
 ROOT = Path(__file__).resolve().parents[1]
+ALL, FEW = "data", "few"
+"""The folders of batches beside a model: all of them, and the first few again."""
 Runs = dict[str, list[Measurement]]
 """The measurements of each task, one a round; fewer where the task failed and was left out then."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task, and the folder beside the model with the batches that it gets."""
+
+    task: str
+    batches: str = ALL
+
+
+JobRuns = Mapping[Job, list[Measurement]]
 
 
 @dataclass(frozen=True)
@@ -28,43 +41,49 @@ class Limits:
     patience_seconds: float
 
 
-def run_rounds(model: Path, tasks: Sequence[str], rounds: int, limits: Limits) -> Runs:
-    """Measure every task once a round, in another order each round. A task that fails is not tried again."""
-    runs: Runs = {task: [] for task in tasks}
+def run_rounds(model: Path, jobs: Sequence[Job], rounds: int, limits: Limits) -> JobRuns:
+    """Measure every job once a round, in another order each round. A job that fails is not tried again."""
+    runs: dict[Job, list[Measurement]] = {job: [] for job in jobs}
     for index in range(rounds):
-        order = list(tasks)
+        order = list(jobs)
         random.Random(index).shuffle(order)
-        for task in order:
-            if not any(found.failure for found in runs[task]):
-                runs[task].append(_run_in_quiet(task, model, limits))
-                print(f"  round {index + 1} {task}: {_say(runs[task][-1])}", file=sys.stderr, flush=True)
+        for job in order:
+            if not any(found.failure for found in runs[job]):
+                runs[job].append(_run_in_quiet(job, model, limits))
+                print(f"  round {index + 1} {_say(job, runs[job][-1])}", file=sys.stderr, flush=True)
     return runs
 
 
-def _run_in_quiet(task: str, model: Path, limits: Limits) -> Measurement:
+def select(runs: JobRuns, tasks: Iterable[str], batches: str = ALL) -> Runs:
+    """The runs of these tasks on one folder of batches, by task."""
+    return {task: runs[Job(task, batches)] for task in tasks}
+
+
+def _run_in_quiet(job: Job, model: Path, limits: Limits) -> Measurement:
     wait_for_idle(limits.patience_seconds)
     before = read_cpu_times()
-    found = run_task(task, model, limits)
+    found = run_job(job, model, limits)
     return replace(found, others_share=others_share(before, read_cpu_times()))
 
 
-def run_task(task: str, model: Path, limits: Limits) -> Measurement:
-    """Measure a task in a process of its own, which is killed when it is over time."""
+def run_job(job: Job, model: Path, limits: Limits) -> Measurement:
+    """Measure a job in a process of its own, which is killed when it is over time."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        arguments = [task, str(model), str(model.parent / "data"), str(result), str(limits.memory_gb)]
+        data = model.parent / job.batches
+        arguments = [job.task, str(model), str(data), str(result), str(limits.memory_gb)]
         try:
             done = _python("benchmarks.measure", arguments, limits.seconds)
         except subprocess.TimeoutExpired:
             return Measurement(failure=f"over {limits.seconds:g} s")
-        if not result.exists():
-            return Measurement(failure=f"died with code {done.returncode}: {_last_line(done.stderr)}")
-        return Measurement(**json.loads(result.read_text()))
+        if result.exists():
+            return Measurement(**json.loads(result.read_text()))
+        return Measurement(failure=_describe_death(done))
 
 
-def prepare(name: str, folder: Path, batches: int, typed: bool = False) -> Path:
+def prepare(name: str, folder: Path, batches: int, few: int = 0, typed: bool = False) -> Path:
     """Write a model and its batches, in another process so that this one stays small."""
-    arguments = [name, str(folder), str(batches), *(["--typed"] if typed else [])]
+    arguments = [name, str(folder), str(batches), "--few", str(few), *(["--typed"] if typed else [])]
     done = _python("benchmarks.prepare", arguments, None)
     if done.returncode:
         raise SystemExit(f"The model {name} could not be made: {done.stderr}")
@@ -76,11 +95,15 @@ def _python(module: str, arguments: list[str], seconds: float | None) -> subproc
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
 
 
-def _say(found: Measurement) -> str:
-    return (
-        found.failure
-        or f"{found.seconds:.2f} s, {found.peak_bytes / 2**20:.0f} MiB, others {found.others_share:.0%}"
-    )
+def _describe_death(done: subprocess.CompletedProcess[str]) -> str:
+    if is_out_of_memory(done.stderr):
+        return OUT_OF_MEMORY
+    return f"died with code {done.returncode}: {_last_line(done.stderr)}"
+
+
+def _say(job: Job, found: Measurement) -> str:
+    cost = f"{found.seconds:.2f} s, {found.peak_bytes / 2**20:.0f} MiB, others {found.others_share:.0%}"
+    return f"{job.task} on {job.batches}: {found.failure or cost}"
 
 
 def _last_line(text: str) -> str:

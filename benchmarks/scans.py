@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,14 +52,12 @@ def open_by_hand() -> Task:
 
 def open_overflow_fixer() -> Task:
     """overflow_fixer.collect_ranges, as it comes."""
-    from overflow_fixer import collect_ranges, load_graph, open_calibration
+    return _ranges_scan("reductions")
 
-    def scan(model: Path, batches: Sequence[Path]) -> Numbers:
-        graph = load_graph(model)
-        ranges = collect_ranges(graph, open_calibration(batches[0].parent, graph.inputs))
-        return {found.tensor: found.max_abs for found in ranges.ranges}
 
-    return scan
+def open_overflow_fixer_fast() -> Task:
+    """The same of the tensors of optimised kernels."""
+    return _ranges_scan("optimized")
 
 
 def open_polygraphy() -> Task:
@@ -73,6 +71,29 @@ def open_polygraphy() -> Task:
         marked = ModifyOutputs(OnnxFromPath(str(model)), outputs=constants.MARK_ALL)
         with OnnxrtRunner(SessionFromOnnx(BytesFromOnnx(marked))) as runner:
             return _fold(runner.infer(feeds) for feeds in _read(batches))
+
+    return scan
+
+
+def open_polygraphy_cli() -> Task:
+    """`polygraphy run` with every tensor marked and saved as JSON, then max|x| of what the file holds.
+
+    The tool runs in this process, so that its imports are left out as those of all others are.
+    """
+    _import_what_polygraphy_imports_late()
+    from polygraphy.comparator import RunResults
+    from polygraphy.tools import main
+
+    def scan(model: Path, batches: Sequence[Path]) -> Numbers:
+        with tempfile.TemporaryDirectory(dir=model.parent) as folder:
+            loader, outputs = Path(folder) / "data_loader.py", Path(folder) / "outputs.json"
+            loader.write_text(_DATA_LOADER.format(batches=[str(batch) for batch in batches]))
+            arguments = ["run", str(model), "--onnxrt", "--onnx-outputs", "mark", "all"]
+            arguments += ["--data-loader-script", str(loader), "--save-outputs", str(outputs)]
+            if status := main(arguments):
+                raise RuntimeError(f"polygraphy run ended with {status}")
+            ((_, iterations),) = RunResults.load(str(outputs)).items()
+            return _fold(iterations)
 
     return scan
 
@@ -115,11 +136,23 @@ SCANS: dict[str, Opener] = {
     "plain": open_plain,
     "plain, optimisation off": open_plain_unoptimized,
     "overflow_fixer": open_overflow_fixer,
+    "overflow_fixer --fast": open_overflow_fixer_fast,
     "by hand": open_by_hand,
     "ONNX Runtime MinMaxCalibrater": open_min_max_calibrater,
     "Polygraphy API": open_polygraphy,
     "ModelOpt AutoCast's runner": open_modelopt,
 }
+ONE_SHOT: dict[str, Opener] = {"Polygraphy CLI": open_polygraphy_cli}
+"""Scans that hold every tensor of every batch, and take so long that they get few batches."""
+
+_DATA_LOADER = """
+import numpy as np
+
+def load_data():
+    for batch in {batches}:
+        with np.load(batch) as arrays:
+            yield dict(arrays)
+"""
 
 
 def _import_what_polygraphy_imports_late() -> None:
@@ -127,6 +160,17 @@ def _import_what_polygraphy_imports_late() -> None:
     late = "onnx onnxruntime onnx_graphsurgeon polygraphy.backend.onnx polygraphy.backend.onnxrt"
     for module in (*late.split(), "polygraphy.comparator"):
         import_module(module)
+
+
+def _ranges_scan(observe: Literal["reductions", "optimized"]) -> Task:
+    from overflow_fixer import collect_ranges, load_graph, open_calibration
+
+    def scan(model: Path, batches: Sequence[Path]) -> Numbers:
+        graph = load_graph(model)
+        ranges = collect_ranges(graph, open_calibration(batches[0].parent, graph.inputs), observe=observe)
+        return {found.tensor: found.max_abs for found in ranges.ranges}
+
+    return scan
 
 
 def _plain_inference(optimize: bool) -> Task:

@@ -7,26 +7,36 @@ from statistics import median
 
 from benchmarks.measure import Measurement
 from benchmarks.rounds import Runs
+from benchmarks.scans import Numbers
 
-DEFAULT, UNOPTIMIZED, EXACT, VERIFICATION = (
-    "plain",
-    "plain, optimisation off",
-    "by hand",
-    "verification",
-)
-_STAGES = ("load", "scan", "plan", "emit", "simulate")
+DEFAULT, UNOPTIMIZED, EXACT = "plain", "plain, optimisation off", "by hand"
+VERIFICATION, SPLIT = "verification", "scan split"
+_STAGES = ("load", "scan", "instrument", "plan", "emit", "simulate")
+_STAGE_HEADS = ("load", "scan", "of which instrument", "plan", "emit", "simulate")
+_PARTS = ("load", "instrument", "open", "run", "other")
 _MIB = 2**20
 
 
-def scan_table(runs: Runs) -> str:
-    """Time and peak memory of each scan against plain inference, and how many of its values are exact."""
+def scan_table(runs: Runs, few_runs: Runs, few: int) -> str:
+    """Time and peak memory of each scan against plain inference, and how many of its values are exact.
+
+    `few_runs`, on the first `few` batches alone, come below, held against the plain inference among them.
+    """
     head = ["", "seconds", "× plain", "× plain, off", "peak MiB", "× plain", "× plain, off", "imports MiB"]
-    rows = [
-        [task, *_cost(found, runs), _exact(found, runs[EXACT])]
-        for task, found in runs.items()
-        if task != VERIFICATION
-    ]
+    rows = [*_scan_rows(runs, ""), *_scan_rows(few_runs, _suffix(few))]
     return _markdown([*head, "values equal"], rows)
+
+
+def summary_table(by_model: Mapping[str, Runs], few_by_model: Mapping[str, Runs], few: int) -> str:
+    """Time and peak memory of each way to scan on each model, as ratios to plain inference."""
+    rows = [*_ratio_rows(by_model, ""), *_ratio_rows(few_by_model, _suffix(few))]
+    return _markdown(["seconds, MiB × plain", *by_model], rows)
+
+
+def split_table(runs_by_model: Mapping[str, Runs]) -> str:
+    """Seconds of each part of our scan."""
+    rows = [[name, *_part_cells(runs[SPLIT])] for name, runs in runs_by_model.items()]
+    return _markdown(["model", *_PARTS, "sum"], rows)
 
 
 def verification_table(runs_by_model: Mapping[str, Runs]) -> str:
@@ -42,7 +52,14 @@ def size_table(runs_by_nodes: Mapping[int, Runs], stages: str, peers: Sequence[s
         [f"{nodes:,}", *_stage_cells(runs[stages]), *(_seconds(runs[peer]) for peer in peers)]
         for nodes, runs in runs_by_nodes.items()
     ]
-    return _markdown(["nodes", *_STAGES, "**load + emit**", *peers], rows)
+    return _markdown(["nodes", *_STAGE_HEADS, "**load + emit**", *peers], rows)
+
+
+def count_table(runs_by_count: Mapping[int, Runs], tasks: Sequence[str]) -> str:
+    """Peak memory of each task by number of batches."""
+    head = ["peak MiB", *(f"{count:,} batch{'es' * (count > 1)}" for count in runs_by_count)]
+    rows = [[task, *(_peak(runs[task]) for runs in runs_by_count.values())] for task in tasks]
+    return _markdown(head, rows)
 
 
 def disturbance(all_runs: Iterable[Runs]) -> str:
@@ -67,16 +84,44 @@ def count_equal(found: Mapping[str, float], exact: Mapping[str, float]) -> tuple
     return len(exact) - len(off), max(errors, default=0.0)
 
 
+def _suffix(few: int) -> str:
+    return f", {few} batch{'es' * (few > 1)}"
+
+
+def _ratio_rows(by_model: Mapping[str, Runs], suffix: str) -> list[list[str]]:
+    tasks = next(iter(by_model.values()))
+    return [[f"{task}{suffix}", *(_ratio_cell(task, runs) for runs in by_model.values())] for task in tasks]
+
+
+def _ratio_cell(task: str, runs: Runs) -> str:
+    """Both medians; what they are ratios of in plain inference's own row; what went wrong where it did."""
+    found = runs[task]
+    good = [one for one in found if not one.failure]
+    if not good:
+        return _failure(found)
+    if task == DEFAULT:
+        seconds, peak = median(one.seconds for one in good), median(one.peak_bytes for one in good)
+        return f"{seconds:.2f} s, {peak / _MIB:.0f} MiB"
+    pairs = [ratios(found, runs[DEFAULT], field) for field in ("seconds", "peak_bytes")]
+    return ", ".join(f"{median(values):.2f}" for values in pairs if values)
+
+
+def _scan_rows(runs: Runs, suffix: str) -> list[list[str]]:
+    return [
+        [f"{task}{suffix}", *_cost(found, runs), _exact(found, runs[EXACT])] for task, found in runs.items()
+    ]
+
+
 def _cost(found: Sequence[Measurement], runs: Runs) -> list[str]:
     good = [one for one in found if not one.failure]
     if not good:
         return [_failure(found), *[""] * 6]
     cells = [f"{median(one.seconds for one in good):.2f}"]
-    cells += [_ratio(ratios(found, runs[floor], "seconds")) for floor in (DEFAULT, UNOPTIMIZED)]
+    floors = [runs.get(floor, []) for floor in (DEFAULT, UNOPTIMIZED)]
+    cells += [_ratio(ratios(found, floor, "seconds")) for floor in floors]
     cells.append(f"{median(one.peak_bytes for one in good) / _MIB:.0f}")
     cells += [
-        f"{median(values):.2f}" if (values := ratios(found, runs[floor], "peak_bytes")) else ""
-        for floor in (DEFAULT, UNOPTIMIZED)
+        f"{median(values):.2f}" if (values := ratios(found, floor, "peak_bytes")) else "" for floor in floors
     ]
     return [*cells, f"{median(one.imported_bytes for one in good) / _MIB:.0f}"]
 
@@ -102,9 +147,26 @@ def _stage_cells(found: Sequence[Measurement]) -> list[str]:
     good = [one.numbers for one in found if not one.failure]
     if not good:
         return [_failure(found), *[""] * len(_STAGES)]
-    medians = {stage: median(numbers[stage] for numbers in good) for stage in _STAGES}
+    medians = _medians(good, _STAGES)
     cells = [f"{seconds:.2f}" for seconds in medians.values()]
     return [*cells, f"**{medians['load'] + medians['emit']:.2f}**"]
+
+
+def _part_cells(found: Sequence[Measurement]) -> list[str]:
+    good = [one.numbers for one in found if not one.failure]
+    if not good:
+        return [_failure(found), *[""] * len(_PARTS)]
+    seconds = _medians(good, _PARTS).values()
+    return [*(f"{value:.2f}" for value in seconds), f"{sum(seconds):.2f}"]
+
+
+def _medians(found: Sequence[Numbers], names: Sequence[str]) -> Numbers:
+    return {name: median(numbers[name] for numbers in found) for name in names}
+
+
+def _peak(found: Sequence[Measurement]) -> str:
+    good = [one.peak_bytes for one in found if not one.failure]
+    return f"{median(good) / _MIB:.0f}" if good else _failure(found)
 
 
 def _seconds(found: Sequence[Measurement]) -> str:

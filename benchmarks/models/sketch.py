@@ -30,6 +30,14 @@ class Sketch:
         self._nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, **attributes))
         return output
 
+    def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
+        """Cut a tensor into parts of these sizes and return their names."""
+        lengths = self.constant(list(sizes), np.int64)
+        name = self._name("Split")
+        parts = [f"{name}_output_{index}" for index in range(len(sizes))]
+        self._nodes.append(helper.make_node("Split", [x, lengths], parts, name=name, axis=axis))
+        return parts
+
     def constant(self, value: Any, dtype: npt.DTypeLike = np.float32) -> str:
         return self.add("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
 
@@ -63,11 +71,18 @@ class Sketch:
 
 
 def add_conv(
-    sketch: Sketch, x: str, channels: tuple[int, int], kernel: int, stride: int = 1, gain: float = 1.0
+    sketch: Sketch,
+    x: str,
+    channels: tuple[int, int],
+    kernel: int,
+    stride: int = 1,
+    gain: float = 1.0,
+    group: int = 1,
 ) -> str:
     """A convolution from channels[0] to channels[1] with bias, its weights He-scaled times `gain`."""
-    fan_in = channels[0] * kernel * kernel
-    weight = sketch.weight(channels[1], channels[0], kernel, kernel, std=gain * (2.0 / fan_in) ** 0.5)
+    per_group = channels[0] // group
+    deviation = gain * (2.0 / (per_group * kernel * kernel)) ** 0.5
+    weight = sketch.weight(channels[1], per_group, kernel, kernel, std=deviation)
     return sketch.add(
         "Conv",
         x,
@@ -76,4 +91,16 @@ def add_conv(
         kernel_shape=[kernel, kernel],
         strides=[stride, stride],
         pads=[kernel // 2] * 4,
+        group=group,
     )
+
+
+def add_silu(sketch: Sketch, x: str) -> str:
+    return sketch.add("Mul", x, sketch.add("Sigmoid", x))
+
+
+def add_silu_conv(
+    sketch: Sketch, x: str, channels: tuple[int, int], kernel: int = 1, stride: int = 1, group: int = 1
+) -> str:
+    """A convolution and SiLU."""
+    return add_silu(sketch, add_conv(sketch, x, channels, kernel, stride, group=group))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
-from benchmarks.models.sketch import Sketch, add_conv
+from benchmarks.models.sketch import Sketch, add_conv, add_silu
 
 _GROUPS = 4
 _EPSILON = 1e-5
 
 
-def build_unet(size: int = 256, width: int = 16, levels: int = 4) -> onnx.ModelProto:
+def build_unet(size: int = 512, width: int = 16, levels: int = 4) -> onnx.ModelProto:
     """Input "image" float32 [1, 3, size, size], output "classes" float32 [1, 2, size, size]."""
     sketch = Sketch(seed=7)
     x, channels, skips = "image", 3, []
@@ -39,7 +39,7 @@ def _add_upsample(sketch: Sketch, x: str, channels: int) -> str:
 def _add_block(sketch: Sketch, x: str, channels: tuple[int, int], size: int) -> str:
     for pair in (channels, (channels[1], channels[1])):
         x = _add_group_norm(sketch, add_conv(sketch, x, pair, 3), channels[1], size)
-        x = sketch.add("Mul", x, sketch.add("Sigmoid", x))
+        x = add_silu(sketch, x)
     return x
 
 
