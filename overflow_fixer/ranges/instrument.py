@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from overflow_fixer.sessions import mark_outputs
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"
 _MOST_ROWS = 64
-_MANY_ELEMENTS = 1 << 14
+_MANY_ELEMENTS = 1 << 18
 
 _Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
@@ -40,13 +41,15 @@ class Probed:
 
     The vectors fetched, one behind the other, fall into segments: `starts` [segment] is where each
     begins. `quick` [tensor, QUICK] and `detailed` [tensor, DETAILED] are numbers of segments, each in the
-    order of the tensors given; -1 for what a probe does not take.
+    order of the tensors given; -1 for what a probe does not take. `counts` [tensor with a quick probe] are
+    the numbers of elements, NaN where the probe tells them.
     """
 
     model: onnx.ModelProto
     prefix: str
     fetches: tuple[str, ...]
     starts: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.float64]
     quick: npt.NDArray[np.int64]
     detailed: npt.NDArray[np.int64]
 
@@ -56,28 +59,38 @@ def add_probes(
     tensors: Sequence[str],
     detailed: Collection[str] = (),
     small: Collection[str] = (),
+    unguarded: Collection[str] = (),
+    shapes: Mapping[str, Sequence[Dim]] = MappingProxyType({}),
     in_rows: bool = True,
 ) -> Probed:
     """The graph with a probe behind each of `tensors`, which are in graph order; some are detailed.
 
-    Those in `small` tell their smallest magnitude as well. `in_rows`: trust the shapes that the model
-    and shape inference tell, so far that a large tensor is reduced in rows. An output that has a probe is
-    no output any more: nobody fetches it, and it would live to the end.
+    Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN.
+    `shapes` are those that can be relied on; of others the probe tells the size. `in_rows`: reduce large
+    tensors in rows. An output that has a probe is no output any more: nobody fetches it, and it would live to
+    the end.
     """
     prefix = _free_prefix(graph)
-    probes = [
-        Probe(
-            tensor=name,
-            dtype=graph.dtypes[name],
-            prefix=f"{prefix}{i}_",
-            shared=prefix,
-            opset=graph.opset,
-            rows=find_rows(graph.shapes.get(name)) if in_rows and name not in detailed else 1,
-            is_detailed=name in detailed,
-            takes_small=name in small,
+    probes: list[Probe] = []
+    for i, name in enumerate(tensors):
+        dims = shapes.get(name)
+        is_detailed, count = name in detailed, count_elements(dims)
+        rows = find_rows(dims) if in_rows and not is_detailed else 1
+        is_flat = is_detailed or rows > 1 or not dims or count is None
+        wanted = {"sum": name not in unguarded, "size": count is None, "min_nonzero_abs": name in small}
+        probes.append(
+            Probe(
+                tensor=name,
+                dtype=graph.dtypes[name],
+                prefix=f"{prefix}{i}_",
+                shared=prefix,
+                opset=graph.opset,
+                rows=rows,
+                rank=None if is_flat else len(dims or ()),
+                is_detailed=is_detailed,
+                takes=frozenset(word for word, is_wanted in wanted.items() if is_wanted),
+            )
         )
-        for i, name in enumerate(tensors)
-    ]
     model, gatherings = _attach(graph, probes, prefix)
     fetches = []
     for gathering in gatherings.values():
@@ -85,14 +98,23 @@ def add_probes(
         model.graph.node.extend(nodes)
         fetches += outputs
     mark_outputs(model, [*_updates(graph), *fetches])
-    return Probed(model, prefix, tuple(fetches), *_locate(probes, gatherings))
+    starts, quick, full = _locate(probes, gatherings)
+    known = [count_elements(shapes.get(name)) for name in tensors if name not in detailed]
+    counts = np.array([np.nan if count is None else count for count in known], np.float64)
+    return Probed(model, prefix, tuple(fetches), starts, counts, quick, full)
+
+
+def count_elements(dims: Sequence[Dim] | None) -> int | None:
+    """How many elements a tensor of these dimensions has; None where one of them is not known."""
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        return None
+    return math.prod(dim for dim in dims if isinstance(dim, int))
 
 
 def find_rows(dims: Sequence[Dim] | None) -> int:
     """How many rows, at most 64, a tensor of these dimensions can always be cut into; 1 for a small one."""
-    known = math.prod(dim for dim in dims or () if isinstance(dim, int))
-    is_small = dims is not None and all(isinstance(dim, int) for dim in dims) and known < _MANY_ELEMENTS
-    if is_small or known < 1:
+    count, known = count_elements(dims), math.prod(dim for dim in dims or () if isinstance(dim, int))
+    if known < 1 or (count is not None and count < _MANY_ELEMENTS):
         return 1
     return next(rows for rows in range(_MOST_ROWS, 0, -1) if known % rows == 0)
 
@@ -143,8 +165,9 @@ def _locate(
     rows: dict[bool, list[list[int]]] = {False: [], True: []}
     for probe in probes:
         row = [-1] * len(DETAILED if probe.is_detailed else QUICK)
-        for slot, (_, kind, _) in enumerate(probe.vectors):
-            row[slot] = next_of[kind]
+        words = DETAILED if probe.is_detailed else QUICK
+        for word, (_, kind, _) in zip(probe.words, probe.vectors, strict=True):
+            row[words.index(word)] = next_of[kind]
             next_of[kind] += 1
         rows[probe.is_detailed].append(row)
     quick = np.array(rows[False], np.int64).reshape(-1, len(QUICK))

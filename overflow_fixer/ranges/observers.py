@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.derivations import derive, find_derivations
-from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.guards import find_covers
+from overflow_fixer.ranges.instrument import Probed, add_probes, count_elements, mark_tensors
 from overflow_fixer.ranges.optimized import optimize_probed
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
-from overflow_fixer.records import Array, Batch
+from overflow_fixer.records import Array, Batch, Dim
 from overflow_fixer.sessions import open_session, run_session
 
 Observe = Literal["reductions", "outputs", "optimized"]
@@ -62,10 +62,10 @@ class ReductionObserver:
         self, graph: Graph, tensors: Sequence[str], small: Collection[str], provider: Provider = "cpu"
     ) -> None:
         self._graph, self._provider = graph, provider
-        sources = find_sources(graph, tensors)
+        self._sources = sources = find_sources(graph, tensors)
         self._tensors = tuple(dict.fromkeys(sources.values()))
         self._small = frozenset(sources[name] for name in tensors if name in small)
-        row_of = {name: row for row, name in enumerate(self._tensors)}
+        self._row_of = row_of = {name: row for row, name in enumerate(self._tensors)}
         self._rows = np.array([row_of[sources[name]] for name in tensors], np.int64)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
         self._steps = [
@@ -73,6 +73,8 @@ class ReductionObserver:
             for found in find_derivations(graph, sources)
             if found.tensor not in self._small
         ]
+        # what the model itself records of inner shapes is not relied on
+        self._shapes: Mapping[str, Sequence[Dim]] = infer_shapes_for(graph, {})
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
         self._open()
 
@@ -91,32 +93,41 @@ class ReductionObserver:
         self._is_probed[[row for row, _, _ in self._derived]] = False
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
-        self._probed = add_probes(self._graph, probed, detailed, self._small, self._in_rows)
+        covers = self._find_covers(frozenset(probed) - detailed)
+        self._probed = add_probes(
+            self._graph, probed, detailed, self._small, covers, self._shapes, self._in_rows
+        )
+        self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
+
+    def _find_covers(self, quick: Collection[str]) -> dict[str, str]:
+        """The tensors of a quick probe that need no guard, with what shows their NaN."""
+        known = {name: count_elements(dims) for name, dims in self._shapes.items()}
+        counts = {name: count for name, count in known.items() if count is not None}
+        probed = [name for row, name in enumerate(self._tensors) if self._is_probed[row]]
+        covers = find_covers(self._graph, self._sources, probed, counts)
+        return {name: cover for name, cover in covers.items() if name in quick}
 
     def _open_probed(self, probed: Probed) -> Any:
         return open_session(probed.model, self._graph.folder, by_priority=True, provider=self._provider)
 
     def _run(self, batch: Batch) -> Sequence[Array]:
-        """The vectors of the probes. Where shapes that the model tells are wrong, no tensor is cut into rows."""
+        """The vectors of the probes."""
         fetches = self._probed.fetches
-        try:
-            return run_session(self._session, fetches or None, batch)[: len(fetches)]
-        except ModelError:
-            if not self._in_rows:
-                raise
-        self._in_rows = False
-        self._open()
-        return self._run(batch)
+        return run_session(self._session, fetches or None, batch)[: len(fetches)]
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:
         """The summaries [tensor with values of its own], and of which all values are plain (see readings)."""
-        quick, detailed, is_plain_quick = read_probes(self._probed, vectors)
+        quick, detailed, is_in_range, may_be_nan = read_probes(self._probed, vectors)
         is_quick = self._is_probed & ~self._is_detailed
         seen = no_summaries(len(self._tensors))
         seen[is_quick], seen[self._is_detailed] = quick, detailed
-        is_plain = seen["over_fp16_count"] + seen["nan_count"] == 0
-        is_plain[is_quick] = is_plain_quick
+        has_nan = seen["nan_count"] > 0
+        has_nan[is_quick] = may_be_nan
+        for row, cover in self._covers:  # from the last on, since a cover may have one
+            has_nan[row] = has_nan[cover]
+        is_plain = ~has_nan & (seen["over_fp16_count"] == 0)
+        is_plain[is_quick] &= is_in_range
         if self._derived:
             self._derive(seen, is_plain)
         return seen, is_plain

@@ -21,7 +21,7 @@ from onnx import NodeProto, TensorProto
 from overflow_fixer.formats import FP16_OVERFLOW
 
 QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
-"""The last of them only where small values are asked for."""
+"""Each probe takes the first two, and of the others what is asked for."""
 DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite")
 
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
@@ -41,7 +41,9 @@ class Probe:
     """The probe of `tensor`, of ONNX element type `dtype`, one of graph.FLOAT_TYPES.
 
     Its tensors are named `prefix` and a word, the constants that all probes share `shared` and a word.
-    `rows` must divide the number of elements. A detailed probe has one row.
+    `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
+    number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
+    takes besides the first two; a detailed probe takes everything, in one row.
     """
 
     tensor: str
@@ -50,45 +52,57 @@ class Probe:
     shared: str
     opset: int
     rows: int
+    rank: int | None
     is_detailed: bool
-    takes_small: bool
+    takes: frozenset[str]
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it takes: DETAILED, or QUICK with or without its last."""
-        return DETAILED if self.is_detailed else QUICK if self.takes_small else QUICK[:-1]
+        """What it takes, in order."""
+        if self.is_detailed:
+            return DETAILED
+        return tuple(word for word in QUICK if word in ("max", "min") or word in self.takes)
 
     @property
     def vectors(self) -> Iterator[tuple[str, str, int]]:
         """What is to be fetched, in the order of `words`: its name, its kind and its first dimension.
 
-        Those of one kind can be joined. Sizes are [2], dimensions to be multiplied; all others are [n, 1]:
-        a number a row, to be reduced further.
+        Those of one kind can be joined. Sizes are [2], dimensions to be multiplied; all others hold a number
+        a row, to be reduced further, in as many dimensions as what was reduced.
         """
         for word in self.words:
             if word == "size":
                 yield self.prefix + word, "sizes", 2
             else:
-                yield self.prefix + word, "counts" if word in _COUNTS else f"values_{self._float}", self.rows
+                rank = 2 if self.rank is None else self.rank
+                kind = "counts" if word in _COUNTS else f"values_{self._float}_{rank}"
+                yield self.prefix + word, kind, self.rows
 
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor
         if self.dtype != self._float:
             yield from widen(self.tensor, self.prefix)
             source = self.prefix + "wide"
-        flat = self.prefix + "flat"
-        yield _node("Reshape", [source, f"{self.shared}rows_{self.rows}"], flat)
-        yield _node("Shape", [flat], self.prefix + "size")
-        yield from self._detailed(flat) if self.is_detailed else self._quick(flat)
+        if self.rank is None:
+            yield _node("Reshape", [source, f"{self.shared}rows_{self.rows}"], self.prefix + "flat")
+            source = self.prefix + "flat"
+        if "size" in self.words:
+            yield _node("Shape", [source], self.prefix + "size")
+        yield from self._detailed(source) if self.is_detailed else self._quick(source)
 
     def _quick(self, flat: str) -> Iterator[NodeProto]:
-        for op_type in ("ReduceMax", "ReduceMin", "ReduceSum"):
-            yield from self._reduce(op_type, flat, op_type.removeprefix("Reduce").lower())
-        if self.takes_small:
+        yield from self._reduce("ReduceMax", flat, "max")
+        yield from self._reduce("ReduceMin", flat, "min")
+        if "sum" in self.takes:
+            yield from self._reduce("ReduceSum", flat, "sum")
+        if "min_nonzero_abs" in self.takes:
             yield from self._min_nonzero_in_range(flat)
 
     def _reduce(self, op_type: str, source: str, word: str) -> Iterator[NodeProto]:
-        """[rows, n] to [rows, 1]. CUDA reduces an empty tensor only if it keeps the dimension."""
+        """[rows, n] to [rows, 1], or all to one. CUDA reduces an empty tensor only if it keeps dimensions."""
+        if self.rank is not None:
+            yield _node(op_type, [source], self.prefix + word)
+            return
         is_input = self.opset >= _AXES_ARE_INPUTS[op_type]
         inputs = [source, self.shared + "axis"] if is_input else [source]
         attributes = () if is_input else (_ROWS,)

@@ -15,21 +15,20 @@ from overflow_fixer.records import Array
 Flags = npt.NDArray[np.bool_]
 
 
-def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Summaries, Flags]:
-    """The summaries of the tensors with a quick and with a detailed probe, and which of the first are plain.
-
-    All values of a plain tensor are finite and within FP16's range; of another, a quick probe does not
-    tell all.
+def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Summaries, Flags, Flags]:
+    """The summaries of the tensors with a quick and with a detailed probe; of the first, which lie within
+    FP16's range (as far as they are not NaN), and which may hold a NaN by their own guard.
     """
     values = np.concatenate([np.zeros(0), *(vector.reshape(-1) for vector in vectors)])
     most, least, total = (_reduce(ufunc, values, probed) for ufunc in (np.maximum, np.minimum, np.add))
     quick, detailed = probed.quick.T, probed.detailed.T
     small = np.where(quick[4] < 0, np.nan, least[quick[4]])
-    count = _count(values, probed.starts[quick[3]])
-    found, is_plain = _read_quick(most[quick[0]], least[quick[1]], total[quick[2]], count, small)
+    has_nan = np.isnan(np.where(quick[2] < 0, 0, total[quick[2]]))
+    count = np.where(quick[3] < 0, probed.counts, _count(values, probed.starts[quick[3]]))
+    found, is_in_range = _read_quick(most[quick[0]], least[quick[1]], count, small)
     numbers = most[detailed]
     numbers[3] = _count(values, probed.starts[detailed[3]])
-    return found, _read_detailed(numbers), is_plain
+    return found, _read_detailed(numbers), is_in_range, has_nan
 
 
 def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:
@@ -40,19 +39,17 @@ def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:
 
 def _count(values: Array, sizes: npt.NDArray[np.int64]) -> Array:
     """The number of elements, from the places of the two dimensions of what was reduced."""
-    return np.asarray(values[sizes] * values[sizes + 1])
+    return np.asarray(values[sizes] * np.append(values, 0)[sizes + 1])
 
 
-def _read_quick(
-    most: Array, least: Array, total: Array, count: Array, small: Array
-) -> tuple[Summaries, Flags]:
+def _read_quick(most: Array, least: Array, count: Array, small: Array) -> tuple[Summaries, Flags]:
     is_empty = count == 0
-    is_plain = is_empty | (~np.isnan(total) & (most < FP16_OVERFLOW) & (least > -FP16_OVERFLOW))
+    is_in_range = is_empty | ((most < FP16_OVERFLOW) & (least > -FP16_OVERFLOW))
     found = no_summaries(len(count))
     found["element_count"] = count
     set_extremes(found, most, least, ~is_empty)
     found["min_nonzero_abs"] = np.where(~is_empty & (small < FP16_OVERFLOW), small, np.nan)
-    return found, is_plain
+    return found, is_in_range
 
 
 def _read_detailed(values: Array) -> Summaries:

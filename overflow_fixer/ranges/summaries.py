@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,10 +56,11 @@ def summarize(values: Array) -> Summaries:
     are in them, -0 is told as 0. Works in small chunks: a memory map is never held whole.
     """
     flat = values.reshape(-1)
-    found: Summaries = np.array(_NOTHING, SUMMARY)
-    for start in range(0, flat.size, _CHUNK_ELEMENTS):
-        found = merge_summaries(found, _summarize_chunk(flat[start : start + _CHUNK_ELEMENTS]))
-    return found
+    if not flat.size:
+        return np.array(_NOTHING, SUMMARY)
+    starts = range(0, flat.size, _CHUNK_ELEMENTS)
+    chunks = (_summarize_chunk(flat[start : start + _CHUNK_ELEMENTS]) for start in starts)
+    return reduce(merge_summaries, chunks)
 
 
 def merge_summaries(first: Summaries, second: Summaries) -> Summaries:

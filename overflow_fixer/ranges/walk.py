@@ -51,6 +51,7 @@ def _summarize_constants(graph: Graph, rows: Mapping[str, int], count: int) -> S
     """`count` summaries, those of the constants in their rows; of large ones a piece is read at a time."""
     found = no_summaries(count)
     for name, row in rows.items():
-        pieces = map(summarize, graph.read_constant_pieces(name))
-        found[row] = reduce(merge_summaries, pieces, no_summaries(1)[0])
+        pieces = list(map(summarize, graph.read_constant_pieces(name)))
+        if pieces:
+            found[row] = reduce(merge_summaries, pieces)
     return found

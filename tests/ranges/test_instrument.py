@@ -97,12 +97,14 @@ def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
     )
     tensors = ["x", "t", "d", "h"]
     feeds = {"x": np.array([-2, 0, 7], np.float32)}
-    for detailed in (set(), set(tensors)):
-        probed = add_probes(graph, tensors, detailed, tensors)
+    for detailed, shapes in ((set(), {}), (set(), graph.shapes), (set(tensors), graph.shapes)):
+        probed = add_probes(graph, tensors, detailed, tensors, shapes=shapes)
         session = open_session(probed.model, graph.folder, by_priority=True)
-        quick, full, is_plain = read_probes(probed, run_session(session, probed.fetches, Batch("b", feeds)))
+        vectors = run_session(session, probed.fetches, Batch("b", feeds))
+        quick, full, is_in_range, has_nan = read_probes(probed, vectors)
         assert (len(quick), len(full)) == ((0, 4) if detailed else (4, 0))
-        assert is_plain.all()
+        assert is_in_range.all()
+        assert not has_nan.any()
         found = full if detailed else quick
         assert found["max"].tolist() == [7, 2, 2, 2]
         assert found["min"].tolist() == [-2, -7, -7, -7]
@@ -116,13 +118,13 @@ def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
         (None, 1),
         ((), 1),
         ((3, 4), 1),
-        ((128, 128), 64),
-        ((1, 1000, 100), 50),
+        ((512, 512), 64),
+        ((1, 1000, 300), 60),
         ((None, 12, "s", "s"), 12),
         (("n", None), 1),
         (("n", 0), 1),
-        ((7, 1009, 13), 13),
-        ((1, 65537), 1),
+        ((7, 1009, 13, 3), 39),
+        ((1, 262147), 1),
     ],
 )
 def test_rows_always_divide_the_number_of_elements(dims: Any, rows: int) -> None:
@@ -135,11 +137,11 @@ def test_large_tensors_are_reduced_in_rows_in_every_opset_alike(tmp_path: Path) 
         nodes = [helper.make_node("Tanh", ["x"], ["y"])]
         inputs = [value_info("x", dims=["n", 96, 100])]
         graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], opset=opset, ir_version=4)
-        probed = add_probes(graph, ["x", "y"], (), ["x"])
+        probed = add_probes(graph, ["x", "y"], (), ["x"], shapes={"x": ("n", 96, 100)})
         session = open_session(probed.model, graph.folder, by_priority=True)
         vectors = run_session(session, probed.fetches, Batch("b", {"x": values}))
-        quick, _, _ = read_probes(probed, vectors)
-        assert sum(map(len, vectors)) > 6 * 60
+        quick, *_ = read_probes(probed, vectors)
+        assert sum(map(len, vectors)) > 3 * 60
         assert (quick["max"][0], quick["min"][0]) == (values.max(), values.min())
         assert quick["min_nonzero_abs"][0] == np.abs(values).min()
         assert quick["element_count"].tolist() == [values.size] * 2
