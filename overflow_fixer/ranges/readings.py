@@ -39,7 +39,8 @@ def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:
 
 def _count(values: Array, sizes: npt.NDArray[np.int64]) -> Array:
     """The number of elements, from the places of the two dimensions of what was reduced."""
-    return np.asarray(values[sizes] * np.append(values, 0)[sizes + 1])
+    with np.errstate(invalid="ignore", over="ignore"):  # of a probe that takes no sizes, any two numbers
+        return np.asarray(values[sizes] * np.append(values, 0)[sizes + 1])
 
 
 def _read_quick(most: Array, least: Array, count: Array, small: Array) -> tuple[Summaries, Flags]:
