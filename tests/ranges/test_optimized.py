@@ -1,0 +1,103 @@
+"""The scan of optimised kernels: near the exact values, and no tensor kept longer than it must be."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+from scan_cases import MemoryBatches, save_model, value_info
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.graph import Graph
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges.instrument import add_probes
+from overflow_fixer.ranges.optimized import optimize_probed
+from overflow_fixer.sessions import save_optimized
+
+node = helper.make_node
+RNG = np.random.default_rng(0)
+
+
+def conv_net(path: Path, channels: int) -> Graph:
+    """Three convolutions of `channels` each, with a residual and what ends the blocked layout."""
+    widths = [(channels, 3), (channels, channels), (channels, channels)]
+    weights = [
+        numpy_helper.from_array(RNG.normal(0, 0.2, (*width, 3, 3)).astype(np.float32), f"w{i}")
+        for i, width in enumerate(widths)
+    ]
+    same = {"kernel_shape": [3, 3], "pads": [1] * 4}
+    nodes = [
+        node("Conv", ["x", "w0"], ["c0"], **same),
+        node("Relu", ["c0"], ["r0"]),
+        node("Conv", ["r0", "w1"], ["c1"], **same),
+        node("Sigmoid", ["c1"], ["s1"]),
+        node("Mul", ["c1", "s1"], ["m1"]),
+        node("Conv", ["m1", "w2"], ["c2"], **same),
+        node("Add", ["c2", "r0"], ["a"]),
+        node("ReduceMean", ["a"], ["y"], axes=[2, 3]),
+    ]
+    return save_model(path, nodes, [value_info("x", dims=[1, 3, 16, 16])], [value_info("y")], weights)
+
+
+def batches(*scales: float) -> MemoryBatches:
+    values = RNG.normal(size=(1, 3, 16, 16)).astype(np.float32)
+    return MemoryBatches([{"x": values * np.float32(scale)} for scale in scales])
+
+
+@pytest.mark.parametrize("channels", [16, 32, 20])
+def test_values_are_near_the_exact_ones(tmp_path: Path, channels: int) -> None:
+    graph, data = conv_net(tmp_path / "m.onnx", channels), batches(1, 3)
+    exact, near = (collect_ranges(graph, data, observe=way) for way in ("reductions", "optimized"))
+    assert (near.observe, near.batch_names) == ("optimized", exact.batch_names)
+    for one, other in zip(exact.ranges, near.ranges, strict=True):
+        assert (one.tensor, one.element_count, one.nan_count) == (
+            other.tensor,
+            other.element_count,
+            other.nan_count,
+        )
+        np.testing.assert_allclose(
+            [other.min, other.max], [one.min, one.max], rtol=0, atol=1e-5 * one.max_abs
+        )
+
+
+def test_what_overflows_is_counted_as_in_the_exact_scan(tmp_path: Path) -> None:
+    graph, data = conv_net(tmp_path / "m.onnx", 16), batches(1, 1e5, np.nan)
+    exact, near = (collect_ranges(graph, data, observe=way) for way in ("reductions", "optimized"))
+    counts = [(r.tensor, r.over_fp16_count, r.nan_count, r.inf_count) for r in near.ranges]
+    assert counts == [(r.tensor, r.over_fp16_count, r.nan_count, r.inf_count) for r in exact.ranges]
+    assert any(over for _, over, _, _ in counts)
+    assert any(nan for _, _, nan, _ in counts)
+
+
+def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> None:
+    graph = conv_net(tmp_path / "m.onnx", 32)
+    tensors = ["c0", "r0", "c1", "s1", "m1", "c2", "a", "y"]
+    probed = add_probes(graph, tensors, shapes=graph.shapes)
+    with TemporaryDirectory() as work:
+        nodes = list(optimize_probed(probed.model, graph.folder, probed.prefix, Path(work)).graph.node)
+    written = [name for at in nodes for name in at.output]
+    assert all(
+        written.index(name) < written.index(at.output[0])
+        for at in nodes
+        for name in at.input
+        if name in written
+    )
+    convolutions = [i for i, at in enumerate(nodes) if at.op_type == "Conv"]
+    if {nodes[i].domain for i in convolutions} != {"com.microsoft.nchwc"}:
+        pytest.skip("ONNX Runtime has no blocked layout on this processor")
+    for i in convolutions:
+        (output,) = nodes[i].output
+        assert nodes[i + 1].input[0] == output
+        assert nodes[i + 1].op_type.startswith("Reduce")
+    assert {at.output[0] for at in nodes if at.op_type == "ReorderOutput"} == {"a"}  # which ReduceMean reads
+
+
+def test_a_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    graph = save_model(
+        tmp_path / "m.onnx", [node("Add", ["x", "x"], ["y"])], [value_info("x", dims=[2])], [value_info("y")]
+    )
+    probed = add_probes(graph, ["x"])
+    probed.model.graph.node.append(node("NoSuchOperator", ["x"], ["z"]))
+    with pytest.raises(ModelError, match="refuses the model"):
+        save_optimized(probed.model, tmp_path, tmp_path / "optimized.onnx")
