@@ -20,7 +20,7 @@ from overflow_fixer.errors import ModelError
 LEAST_BYTES = 16384
 """Smaller weights stay in the message: rules and shape inference look into those."""
 _GRAPH, _INITIALIZER = 7, 5
-_DATA_TYPE, _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 2, 4, 9, 10
+_FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 4, 9, 10
 """Numbers of fields: ModelProto.graph, GraphProto.initializer and those of TensorProto (onnx.proto)."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _TYPED = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
@@ -41,12 +41,13 @@ class _Field:
 def read_model(path: Path) -> onnx.ModelProto:
     """The model in the file, its large weights as external data that lies in the file itself.
 
-    Weights in Constant nodes and in bodies are read as they are. Raises ModelError for a file that
+    Weights in Constant nodes and in bodies are read as they are, and all of them behind a symbolic link, which external
+    data must not pass. Raises ModelError for a file that
     cannot be read or is no ONNX model.
     """
     try:
         with path.open("rb") as file:
-            data = _read_without_weights(file.fileno(), path.name)
+            data = None if path.is_symlink() else _read_without_weights(file.fileno(), path.name)
             model: onnx.ModelProto = onnx.ModelProto.FromString(file.read() if data is None else data)
     except OSError as error:
         raise ModelError(

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import ModelError
+from overflow_fixer.graph import load_graph
 from overflow_fixer.model_file import LEAST_BYTES, read_model
+from overflow_fixer.sessions import open_session
 from overflow_fixer.weights import PIECE_BYTES, read_pieces, read_values
 
 COUNT = LEAST_BYTES // 4
@@ -33,7 +36,9 @@ def model_of(initializers: list[TensorProto]) -> onnx.ModelProto:
         initializers,
         doc_string="kept",
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], producer_name="test")
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13)], producer_name="test", ir_version=8
+    )
     helper.set_model_props(model, {"key": "value"})
     return model
 
@@ -103,6 +108,17 @@ def test_data_in_two_forms_is_left_to_protobuf(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model_of([twice]), path)
     assert read_model(path) == onnx.load(path)
+
+
+def test_a_model_behind_a_symbolic_link_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    onnx.save(model_of([FORMS["raw"]]), tmp_path / "blobs" / "0123")
+    link = tmp_path / "snapshot" / "model.onnx"
+    link.symlink_to(tmp_path / "blobs" / "0123")
+    graph = load_graph(link)
+    np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
+    open_session(copy_model(graph), graph.folder)
 
 
 def test_pieces_of_a_weight_larger_than_one(tmp_path: Path) -> None:
