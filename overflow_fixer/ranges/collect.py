@@ -84,7 +84,7 @@ def collect_ranges(
     watch = OverLimit(limit, over)
     watch.look(scan.recording)
     progress(scan.done, scan.total)
-    if scan.done == 0 or scan.done < scan.total:
+    if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
         walk = walk or Walk(graph, scan.recording.tensors, *settings)
         _run(scan, walk, calibration, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()

@@ -71,26 +71,18 @@ def add_probes(
     the end.
     """
     prefix = _free_prefix(graph)
-    probes: list[Probe] = []
-    for i, name in enumerate(tensors):
-        dims = shapes.get(name)
-        is_detailed, count = name in detailed, count_elements(dims)
-        rows = find_rows(dims) if in_rows and not is_detailed else 1
-        is_flat = is_detailed or rows > 1 or not dims or count is None
-        wanted = {"sum": name not in unguarded, "size": count is None, "min_nonzero_abs": name in small}
-        probes.append(
-            Probe(
-                tensor=name,
-                dtype=graph.dtypes[name],
-                prefix=f"{prefix}{i}_",
-                shared=prefix,
-                opset=graph.opset,
-                rows=rows,
-                rank=None if is_flat else len(dims or ()),
-                is_detailed=is_detailed,
-                takes=frozenset(word for word, is_wanted in wanted.items() if is_wanted),
-            )
+    probes = [
+        _make_probe(
+            graph,
+            name,
+            (f"{prefix}{i}_", prefix),
+            shapes.get(name),
+            is_detailed=name in detailed,
+            in_rows=in_rows,
+            wanted={"sum": name not in unguarded, "min_nonzero_abs": name in small},
         )
+        for i, name in enumerate(tensors)
+    ]
     model, gatherings = _attach(graph, probes, prefix)
     fetches = []
     for gathering in gatherings.values():
@@ -102,6 +94,34 @@ def add_probes(
     known = [count_elements(shapes.get(name)) for name in tensors if name not in detailed]
     counts = np.array([np.nan if count is None else count for count in known], np.float64)
     return Probed(model, prefix, tuple(fetches), starts, counts, quick, full)
+
+
+def _make_probe(
+    graph: Graph,
+    tensor: str,
+    prefixes: tuple[str, str],
+    dims: Sequence[Dim] | None,
+    *,
+    is_detailed: bool,
+    in_rows: bool,
+    wanted: Mapping[str, bool],
+) -> Probe:
+    """`prefixes` are the probe's own and the shared one, `dims` what can be relied on of the shape."""
+    count = count_elements(dims)
+    rows = find_rows(dims) if in_rows and not is_detailed else 1
+    is_flat = is_detailed or rows > 1 or not dims or count is None
+    takes = {**wanted, "size": count is None}
+    return Probe(
+        tensor=tensor,
+        dtype=graph.dtypes[tensor],
+        prefix=prefixes[0],
+        shared=prefixes[1],
+        opset=graph.opset,
+        rows=rows,
+        rank=None if is_flat else len(dims or ()),
+        is_detailed=is_detailed,
+        takes=frozenset(word for word, is_wanted in takes.items() if is_wanted),
+    )
 
 
 def count_elements(dims: Sequence[Dim] | None) -> int | None:
@@ -164,8 +184,8 @@ def _locate(
     next_of = dict(zip(gatherings, np.cumsum([0, *counts]).tolist(), strict=False))
     rows: dict[bool, list[list[int]]] = {False: [], True: []}
     for probe in probes:
-        row = [-1] * len(DETAILED if probe.is_detailed else QUICK)
         words = DETAILED if probe.is_detailed else QUICK
+        row = [-1] * len(words)
         for word, (_, kind, _) in zip(probe.words, probe.vectors, strict=True):
             row[words.index(word)] = next_of[kind]
             next_of[kind] += 1

@@ -1,4 +1,4 @@
-"""Two ways of observing the tensors of one batch, which agree bit for bit."""
+"""The ways of observing the tensors of one batch; marked outputs and reductions agree bit for bit."""
 
 from __future__ import annotations
 
