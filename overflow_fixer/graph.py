@@ -211,35 +211,38 @@ def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
     Raises ModelError otherwise: a model file is untrusted, and a path that leaves its folder would
     read any file of this machine into a tensor.
     """
-    folder = path.parent.resolve()
-    found: set[Path] = set()
+    files: dict[str, Path] = {}
+    sizes: dict[str, int] = {}
     for tensor in external_tensors(model):
         entry = {item.key: item.value for item in tensor.external_data}
         location = entry.get("location", "")
-        file = (folder / location).resolve()
-        if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+        if location not in files:
+            files[location] = _find_data_file(path, tensor, location)
+            sizes[location] = files[location].stat().st_size
+        offset, length = int(entry.get("offset") or 0), int(entry.get("length") or 0)
+        if offset < 0 or length < 0 or offset + length > sizes[location]:
             raise ModelError(
-                f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
-                "Expected a file beside the model. Such a path is refused, since it could read any file of "
-                "this machine; save the model again with its data beside it if you trust it."
+                f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {files[location]}, which "
+                f"has {sizes[location]}. Expected the whole external data file. It is probably truncated: copy it again."
             )
-        _check_length(path, tensor, file, int(entry.get("offset") or 0), int(entry.get("length") or 0))
-        found.add(file)
-    return found
+    return set(files.values())
 
 
-def _check_length(path: Path, tensor: TensorProto, file: Path, offset: int, length: int) -> None:
+def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
+    folder = path.parent.resolve()
+    file = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
+            "Expected a file beside the model. Such a path is refused, since it could read any file of "
+            "this machine; save the model again with its data beside it if you trust it."
+        )
     if not file.is_file():
         raise ModelError(
             f"{path}: the data of tensor {tensor.name!r} is missing: {file} is not there. Expected the external "
             "data file beside the model. Copy it there, under that name."
         )
-    size = file.stat().st_size
-    if offset < 0 or length < 0 or offset + length > size:
-        raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {file}, which has "
-            f"{size}. Expected the whole external data file. It is probably truncated: copy it again."
-        )
+    return file
 
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:

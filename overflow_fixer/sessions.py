@@ -26,6 +26,7 @@ from overflow_fixer.records import Array, Batch
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
+_DISABLE_PREPACKING = "session.disable_prepacking"
 _STOP_SPINNING = "session.force_spinning_stop"
 """Idle threads would spin on the cores that another session needs."""
 _RECORD_PLACES = "session.record_ep_graph_assignment_info"
@@ -107,6 +108,7 @@ def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
     options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
     options.add_session_config_entry(_OPTIMIZED_WEIGHTS, path.name + ".data")
     options.add_session_config_entry(_OPTIMIZED_LEAST_BYTES, "1024")
+    options.add_session_config_entry(_DISABLE_PREPACKING, "1")  # it is never run
     _create(_serialize(model), options, "cpu", list_providers("cpu"))
 
 

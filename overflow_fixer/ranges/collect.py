@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -23,7 +23,7 @@ from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
 from overflow_fixer.ranges.walk import Walk
-from overflow_fixer.records import CalibrationSet, PlanPolicy, RangeTable
+from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
 
 OnProgress = Callable[[int, int], None]
 
@@ -76,17 +76,18 @@ def collect_ranges(
     with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)
-        settings = (observe, provider, small_values)
+        settings = (observe, provider, small_values, beside)
         walk = None if is_there else Walk(graph, observed_tensors(graph), *settings)
         key = hashing.result()
-    begun = None if store is None else find_begun(store, key, existing)
-    scan = Scan(_begin(graph, calibration, key, begun))
-    watch = OverLimit(limit, over)
-    watch.look(scan.recording)
-    progress(scan.done, scan.total)
-    if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
-        walk = walk or Walk(graph, scan.recording.tensors, *settings)
-        _run(scan, walk, calibration, progress, watch, _Checkpoints(scan, store))
+        begun = None if store is None else find_begun(store, key, existing)
+        scan = Scan(_begin(graph, calibration, key, begun))
+        watch = OverLimit(limit, over)
+        watch.look(scan.recording)
+        progress(scan.done, scan.total)
+        if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
+            walk = walk or Walk(graph, scan.recording.tensors, *settings)
+            batches = _read_ahead(islice(calibration, scan.done, None), beside)
+            _run(scan, walk, batches, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
 
 
@@ -114,14 +115,14 @@ def _begin(graph: Graph, calibration: CalibrationSet, key: ScanKey, begun: Recor
 def _run(
     scan: Scan,
     walk: Walk,
-    calibration: CalibrationSet,
+    batches: Iterable[Batch],
     progress: OnProgress,
     watch: OverLimit,
     checkpoints: _Checkpoints,
 ) -> None:
     """Observe the batches that are not done yet."""
     try:
-        for batch in islice(calibration, scan.done, None):
+        for batch in batches:
             scan.add(batch.name, walk.observe(batch))
             checkpoints.write_if_due()
             watch.look(scan.recording)
@@ -137,6 +138,14 @@ def _run(
         checkpoints.write()
         raise
     checkpoints.write()
+
+
+def _read_ahead(batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:
+    """The same, each read while the one before it is used."""
+    pending = beside.submit(next, batches, None)
+    while (batch := pending.result()) is not None:
+        pending = beside.submit(next, batches, None)
+        yield batch
 
 
 def _out_of_memory(scan: Scan) -> ModelError:

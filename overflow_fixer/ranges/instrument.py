@@ -34,8 +34,17 @@ _Behind = Mapping[str, Sequence[NodeProto]]
 
 
 @dataclass(frozen=True, eq=False)
+class Added:
+    """The nodes of all probes: constants, what stands directly behind each tensor, and what joins the vectors."""
+
+    first: Sequence[NodeProto]
+    behind: _Behind
+    last: Sequence[NodeProto]
+
+
+@dataclass(frozen=True, eq=False)
 class Probed:
-    """A model with probes, the vectors to fetch from it, and where in them each number is.
+    """The probes of a model, the vectors to fetch from it, and where in them each number is.
 
     `prefix` begins the name of every tensor that a probe writes, and of no other.
 
@@ -45,13 +54,29 @@ class Probed:
     the numbers of elements, NaN where the probe tells them.
     """
 
-    model: onnx.ModelProto
+    graph: Graph
     prefix: str
+    added: Added
     fetches: tuple[str, ...]
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.float64]
     quick: npt.NDArray[np.int64]
     detailed: npt.NDArray[np.int64]
+
+    def build_model(self) -> onnx.ModelProto:
+        """The model with the probes in it."""
+        model = copy_shell(self.graph)
+        nodes = _interleave(self.graph, self.added.behind)
+        model.graph.node.extend(chain(self.added.first, nodes, self.added.last))
+        self.set_outputs(model)
+        return model
+
+    def set_outputs(self, model: onnx.ModelProto) -> None:
+        """Make the vectors its outputs. One that has a probe is none any more: it would live to the end."""
+        kept = [info for info in self.graph.model.graph.output if info.name not in self.added.behind]
+        del model.graph.output[:]
+        model.graph.output.extend(kept)
+        mark_outputs(model, [*_updates(self.graph), *self.fetches])
 
 
 def add_probes(
@@ -63,12 +88,11 @@ def add_probes(
     shapes: Mapping[str, Sequence[Dim]] = MappingProxyType({}),
     in_rows: bool = True,
 ) -> Probed:
-    """The graph with a probe behind each of `tensors`, which are in graph order; some are detailed.
+    """A probe for each of `tensors`, which are in graph order; some are detailed.
 
     Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN.
     `shapes` are those that can be relied on; of others the probe tells the size. `in_rows`: reduce large
-    tensors in rows. An output that has a probe is no output any more: nobody fetches it, and it would live to
-    the end.
+    tensors in rows.
     """
     prefix = _free_prefix(graph)
     probes = [
@@ -83,17 +107,18 @@ def add_probes(
         )
         for i, name in enumerate(tensors)
     ]
-    model, gatherings = _attach(graph, probes, prefix)
-    fetches = []
+    gatherings = _open_gatherings(probes, prefix)
+    behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
+    first = list(shared_constants(prefix, sorted({probe.rows for probe in probes})))
+    last, fetches = [], []
     for gathering in gatherings.values():
         nodes, outputs = gathering.finish()
-        model.graph.node.extend(nodes)
+        last += nodes
         fetches += outputs
-    mark_outputs(model, [*_updates(graph), *fetches])
     starts, quick, full = _locate(probes, gatherings)
     known = [count_elements(shapes.get(name)) for name in tensors if name not in detailed]
     counts = np.array([np.nan if count is None else count for count in known], np.float64)
-    return Probed(model, prefix, tuple(fetches), starts, counts, quick, full)
+    return Probed(graph, prefix, Added(first, behind, last), tuple(fetches), starts, counts, quick, full)
 
 
 def _make_probe(
@@ -155,18 +180,10 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
     return model, fetches
 
 
-def _attach(
-    graph: Graph, probes: Sequence[Probe], prefix: str
-) -> tuple[onnx.ModelProto, dict[str, Gathering]]:
-    """The model with the probes behind their tensors, and what joins their vectors, by kind."""
+def _open_gatherings(probes: Iterable[Probe], prefix: str) -> dict[str, Gathering]:
+    """What joins the vectors, by kind."""
     kinds = dict.fromkeys(kind for probe in probes for _, kind, _ in probe.vectors)
-    gatherings = {kind: Gathering(f"{prefix}all_{kind}_") for kind in kinds}
-    behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
-    model = copy_shell(graph)
-    constants = shared_constants(prefix, sorted({probe.rows for probe in probes}))
-    model.graph.node.extend(chain(constants, _interleave(graph, behind)))
-    model.graph.output.extend(info for info in graph.model.graph.output if info.name not in behind)
-    return model, gatherings
+    return {kind: Gathering(f"{prefix}all_{kind}_") for kind in kinds}
 
 
 def _gather(probe: Probe, gatherings: Mapping[str, Gathering]) -> Iterator[NodeProto]:

@@ -14,7 +14,7 @@ from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.derivations import derive, find_derivations
 from overflow_fixer.ranges.guards import find_covers
 from overflow_fixer.ranges.instrument import Probed, add_probes, count_elements, mark_tensors
-from overflow_fixer.ranges.optimized import optimize_probed
+from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
@@ -109,7 +109,9 @@ class ReductionObserver:
         return {name: cover for name, cover in covers.items() if name in quick}
 
     def _open_probed(self, probed: Probed) -> Any:
-        return open_session(probed.model, self._graph.folder, by_priority=True, provider=self._provider)
+        return open_session(
+            probed.build_model(), self._graph.folder, by_priority=True, provider=self._provider
+        )
 
     def _run(self, batch: Batch) -> Sequence[Array]:
         """The vectors of the probes."""
@@ -152,8 +154,7 @@ class OptimizedObserver(ReductionObserver):
 
     def _open_probed(self, probed: Probed) -> Any:
         with TemporaryDirectory() as work:
-            model = optimize_probed(probed.model, self._graph.folder, probed.prefix, Path(work))
-            return open_session(model, Path(work), by_priority=True)
+            return open_session(optimize_probed(probed, Path(work)), Path(work), by_priority=True)
 
 
 def open_observer(
@@ -162,6 +163,6 @@ def open_observer(
     """The observer of the way named for tensors that are no constants. "optimized" is the CPU's alone."""
     if observe == "outputs":
         return OutputObserver(graph, tensors, provider)
-    if observe == "optimized" and provider == "cpu":
+    if observe == "optimized" and provider == "cpu" and has_faster_kernels(graph):
         return OptimizedObserver(graph, tensors, small)
     return ReductionObserver(graph, tensors, small, provider)

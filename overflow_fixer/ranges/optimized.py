@@ -1,19 +1,22 @@
-"""A model with probes as ONNX Runtime's optimiser leaves it, so that a scan runs at the speed of inference.
+"""A model as ONNX Runtime's optimiser leaves it, with probes, so that a scan runs at the speed of inference.
 
 ONNX Runtime lays convolutions out in blocks of channels (NCHWc) and puts a ReorderOutput in front of
 whoever reads a plain tensor. A probe does not care for the order of elements: it reads the blocked
-tensor itself. What the optimiser adds comes last in its order and would run last, with every tensor
-kept until then; so the nodes are put in order anew.
+tensor itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
+from operator import not_
 from pathlib import Path
 
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.ranges.instrument import Probed, mark_tensors
 from overflow_fixer.sessions import save_optimized
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -21,83 +24,75 @@ _LARGEST_BLOCK = 16
 """Channels are padded to whole blocks of 8 or 16, by the processor; only a multiple of both has no padding."""
 
 
-def optimize_probed(model: onnx.ModelProto, folder: Path, prefix: str, work: Path) -> onnx.ModelProto:
-    """The optimised model, with its weights in files in `work`; values differ by rounding alone.
+def has_faster_kernels(graph: Graph) -> bool:
+    """Whether the optimiser may find other kernels for what is observed: those of convolutions of float32.
 
-    `prefix` begins the name of everything that belongs to a probe. The model is to be run as it stands,
-    with optimisation off. Raises ModelError when ONNX Runtime refuses it.
+    It fuses nothing over a tensor that is observed. In FP16 it would drop roundings.
     """
+    is_narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16} & set(graph.dtypes.values())
+    return not is_narrow and any(_is_float_conv(graph, node) for node in graph.nodes)
+
+
+def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
+    """The optimised model with the probes, and its weights in files in `work`; values differ by rounding alone.
+
+    The model is to be run as it stands, with optimisation off. Raises ModelError when ONNX Runtime refuses it.
+    """
+    behind = probed.added.behind
+    marked, _ = mark_tensors(probed.graph, list(behind))
     path = work / "optimized.onnx"
-    save_optimized(model, folder, path)
-    optimized: onnx.ModelProto = onnx.load(path, load_external_data=False)
-    nodes = list(optimized.graph.node)
-    outputs = {info.name for info in optimized.graph.output}
-    leaves = _find_leaves(nodes, outputs, prefix)
-    skipped = {node.output[0]: node.input[0] for node in nodes if _is_needless(node, leaves)}
-    for node in nodes:
-        node.input[:] = [skipped.get(name, name) for name in node.input]
-    kept = [node for node in nodes if not skipped.keys() & set(node.output)]
-    ordered = onnx.GraphProto(node=_order(kept, leaves))
-    del optimized.graph.node[:]
-    optimized.graph.node.extend(ordered.node)
-    return optimized
+    save_optimized(marked, probed.graph.folder, path)
+    model: onnx.ModelProto = onnx.load(path, load_external_data=False)
+    probed.set_outputs(model)
+    kept = {info.name for info in model.graph.output}
+    nodes = list(_interleave(list(model.graph.node), behind, kept))
+    ordered = onnx.GraphProto(node=chain(probed.added.first, nodes, probed.added.last))
+    del model.graph.node[:]
+    model.graph.node.extend(ordered.node)
+    return model
 
 
-def _find_leaves(nodes: Iterable[NodeProto], outputs: Collection[str], prefix: str) -> set[str]:
-    """What probes write, and what a reorder writes for probes alone."""
-    leaves = {name for node in nodes for name in node.output if name.startswith(prefix)}
-    read = {name for node in nodes if not leaves & set(node.output) for name in node.input}
-    reordered = {node.output[0] for node in nodes if _is_reorder(node)}
-    return leaves | (reordered - read - set(outputs))
+def _is_float_conv(graph: Graph, node: Node) -> bool:
+    is_conv = node.op_type == "Conv" and node.domain in ("", "ai.onnx")
+    return is_conv and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
 
 
-def _order(nodes: Iterable[NodeProto], leaves: Collection[str]) -> Iterator[NodeProto]:
-    """The nodes in their order, but for those that write leaves: each comes as soon as what it reads is there."""
-    order = _Order(nodes, leaves)
-    yield from order.start()
-    for node in order.trunk:
+def _interleave(
+    nodes: Sequence[NodeProto], behind: Mapping[str, Sequence[NodeProto]], kept: Iterable[str]
+) -> Iterator[NodeProto]:
+    """The nodes, each followed by the probes of what it writes; the probes of what no node writes come first.
+
+    A reorder that only probes need stands directly behind what it reorders, or is left out.
+    """
+    read = {name for node in nodes for name in node.input}.union(kept)
+    is_leaf = [_is_reorder(node) and node.output[0] not in read for node in nodes]
+    reorders: dict[str, list[NodeProto]] = {}
+    for node in compress(nodes, is_leaf):
+        reorders.setdefault(node.input[0], []).append(node)
+    written = {name for node in nodes for name in node.output}
+    yield from chain.from_iterable(probes for tensor, probes in behind.items() if tensor not in written)
+    for node in compress(nodes, map(not_, is_leaf)):
         yield node
-        yield from order.release(node)
+        for name in node.output:
+            yield from behind.get(name, ())
+            for reorder in reorders.get(name, ()):
+                yield from _probe_blocked(reorder, behind)
 
 
-class _Order:
-    """The nodes that are not to wait, and those that are, with what each still lacks."""
-
-    def __init__(self, nodes: Iterable[NodeProto], leaves: Collection[str]) -> None:
-        everything = list(nodes)
-        self._waiting = [node for node in everything if node.output[0] in leaves]
-        self.trunk = [node for node in everything if node.output[0] not in leaves]
-        written = {name for node in everything for name in node.output}
-        self._lacking = {node.output[0]: written & set(node.input) for node in self._waiting}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in self._waiting:
-            for name in self._lacking[node.output[0]]:
-                self._readers.setdefault(name, []).append(node)
-
-    def start(self) -> Iterator[NodeProto]:
-        """Those that lack nothing from the beginning, and what these release in turn."""
-        for node in [node for node in self._waiting if not self._lacking[node.output[0]]]:
-            yield node
-            yield from self.release(node)
-
-    def release(self, done: NodeProto) -> Iterator[NodeProto]:
-        """Those that lacked nothing but what `done` writes, and what these release in turn."""
-        for name in done.output:
-            for node in self._readers.get(name, ()):
-                lacking = self._lacking[node.output[0]]
-                lacking.discard(name)
-                if not lacking:
-                    yield node
-                    yield from self.release(node)
+def _probe_blocked(reorder: NodeProto, behind: Mapping[str, Sequence[NodeProto]]) -> Iterator[NodeProto]:
+    """The probes of what the reorder writes, on the blocks where these hold nothing but elements of the tensor."""
+    (tensor,), (blocks, *_) = reorder.output, reorder.input
+    channels = next(found.i for found in reorder.attribute if found.name == "channels")
+    if channels % _LARGEST_BLOCK:
+        yield reorder
+        yield from behind[tensor]
+        return
+    for node in behind[tensor]:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [blocks if name == tensor else name for name in node.input]
+        yield copy
 
 
 def _is_reorder(node: NodeProto) -> bool:
     return node.domain == _BLOCKED and node.op_type == "ReorderOutput"
-
-
-def _is_needless(node: NodeProto, leaves: Collection[str]) -> bool:
-    """Whether only probes need the plain order, and the blocks hold nothing but elements of the tensor."""
-    if not _is_reorder(node) or node.output[0] not in leaves:
-        return False
-    channels = next(found.i for found in node.attribute if found.name == "channels")
-    return channels % _LARGEST_BLOCK == 0

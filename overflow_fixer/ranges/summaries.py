@@ -77,25 +77,28 @@ def merge_summaries(first: Summaries, second: Summaries) -> Summaries:
 
 def _summarize_chunk(chunk: Array) -> Summaries:
     wide = chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
-    least, most = wide.min(), wide.max()
+    least, most = float(wide.min()), float(wide.max())
     if least > -FP16_OVERFLOW and most < FP16_OVERFLOW:
-        return _summary(wide, wide.size, nan_count=0, inf_count=0, over_count=0)
+        return _summary(wide, least, most, (wide.size, 0, 0, 0))
     present = wide[~np.isnan(wide)]
     inf_count = int(np.count_nonzero(np.isinf(present)))
     over_count = int(np.count_nonzero(np.abs(present) >= FP16_OVERFLOW))
-    return _summary(present, wide.size, wide.size - present.size, inf_count, over_count)
-
-
-def _summary(present: Array, size: int, nan_count: int, inf_count: int, over_count: int) -> Summaries:
-    """The summary of a chunk of `size` elements, of which `present` are not NaN."""
+    counts = (wide.size, wide.size - present.size, inf_count, over_count)
     if not present.size:
-        return np.array((*_NOTHING[:4], size, nan_count, inf_count, over_count), SUMMARY)
+        return np.array((*_NOTHING[:4], *counts), SUMMARY)
+    return _summary(present, float(present.min()), float(present.max()), counts)
+
+
+def _summary(present: Array, least: float, most: float, counts: tuple[int, int, int, int]) -> Summaries:
+    """The summary of a chunk of which some elements are `present`, none of them NaN, with these extremes."""
+    max_abs = max(abs(least), abs(most))
+    min_nonzero_abs = least if least > 0 else -most if most < 0 else _find_min_nonzero(present)
+    return np.array((max_abs, least + 0.0, most + 0.0, min_nonzero_abs, *counts), SUMMARY)  # -0 becomes 0
+
+
+def _find_min_nonzero(present: Array) -> float:
     magnitudes = np.abs(present)
-    max_abs = magnitudes.max()
-    min_nonzero_abs = magnitudes.min()
-    if min_nonzero_abs == 0:
-        nonzero = magnitudes[magnitudes != 0]
-        min_nonzero_abs = nonzero.min() if nonzero.size else np.nan
-    least, most = present.min() + 0.0, present.max() + 0.0  # -0 becomes 0
-    counts = (size, nan_count, inf_count, over_count)
-    return np.array((max_abs, least, most, min_nonzero_abs, *counts), SUMMARY)
+    found = float(magnitudes.min())
+    if found > 0:
+        return found
+    return float(np.min(magnitudes, initial=np.inf, where=magnitudes != 0)) if magnitudes.any() else np.nan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import reduce
 
 import numpy as np
@@ -17,7 +17,7 @@ from overflow_fixer.records import Batch
 
 
 class Walk:
-    """Gives the summaries [tensor] of a batch; constants are read once, while the session opens."""
+    """Gives the summaries [tensor] of a batch; constants are read once, `beside` the session that opens and runs."""
 
     def __init__(
         self,
@@ -26,22 +26,23 @@ class Walk:
         observe: Observe,
         provider: Provider,
         small_values: SmallValues,
+        beside: Executor,
     ) -> None:
         self._constant_rows = {name: row for row, name in enumerate(tensors) if name in graph.constants}
         live = {name: row for row, name in enumerate(tensors) if name not in graph.constants}
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
         self._is_taken = np.array([name in small for name in live], np.bool_)
-        with ThreadPoolExecutor(max_workers=1) as beside:
-            constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(tensors))
-            self._observer = open_observer(graph, list(live), observe, small, provider)
-            self._constants = constants.result()
+        self._constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(tensors))
+        self._observer = open_observer(graph, list(live), observe, small, provider)
 
     def observe(self, batch: Batch) -> Summaries:
-        seen: Summaries = self._constants.copy()
-        for name in self._constant_rows.keys() & batch.feeds.keys():  # fed in place of its default
-            seen[self._constant_rows[name]] = summarize(batch.feeds[name])
+        defaults = self._constant_rows.keys() & batch.feeds.keys()
+        fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         found = self._observer.observe(batch)
+        seen: Summaries = self._constants.result().copy()
+        for name, summary in fed.items():
+            seen[self._constant_rows[name]] = summary
         hide_small(found, self._is_taken)
         seen[self._live_rows] = found
         return seen

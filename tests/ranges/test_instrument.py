@@ -26,7 +26,7 @@ def chain(path: Path, length: int) -> Graph:
 
 def test_a_probe_stands_directly_behind_its_producer(tmp_path: Path) -> None:
     graph = chain(tmp_path / "m.onnx", 3)
-    nodes = add_probes(graph, ["x", "t0", "t1", "t2"], {"t1"}).model.graph.node
+    nodes = add_probes(graph, ["x", "t0", "t1", "t2"], {"t1"}).build_model().graph.node
     written = [node.output[0] for node in nodes]
     own = [i for i, name in enumerate(written) if name in ("t0", "t1", "t2")]
     first_of = {
@@ -63,16 +63,16 @@ def test_no_name_of_the_model_is_taken(tmp_path: Path) -> None:
     inputs = [value_info("range_probe_0_max", dims=[2]), value_info("flag", TensorProto.BOOL, [])]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")])
     probed = add_probes(graph, [name for name in graph.tensors if graph.is_float(name)], ())
-    added = {name for node in probed.model.graph.node for name in node.output} - set(graph.tensors)
+    added = {name for node in probed.build_model().graph.node for name in node.output} - set(graph.tensors)
     assert all(name.startswith("_____range_probe_") for name in added)
-    open_session(probed.model, graph.folder, by_priority=True)
+    open_session(probed.build_model(), graph.folder, by_priority=True)
 
 
 def test_what_is_added_grows_with_the_graph_alone(tmp_path: Path) -> None:
     sizes = []
     for length in (1000, 2000, 3000):
         graph = chain(tmp_path / "m.onnx", length)
-        sizes.append(add_probes(graph, graph.tensors, ()).model.ByteSize())
+        sizes.append(add_probes(graph, graph.tensors, ()).build_model().ByteSize())
     assert abs((sizes[2] - sizes[1]) / (sizes[1] - sizes[0]) - 1) < 0.05
 
 
@@ -81,7 +81,7 @@ def test_outputs_with_a_probe_are_dropped_and_others_stay(tmp_path: Path) -> Non
     outputs = [value_info("r"), value_info("s", TensorProto.INT64)]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], outputs)
     probed = add_probes(graph, ["x", "r"], ())
-    assert [info.name for info in probed.model.graph.output] == ["s", *probed.fetches]
+    assert [info.name for info in probed.build_model().graph.output] == ["s", *probed.fetches]
 
 
 @pytest.mark.parametrize("opset", range(9, NEWEST_OPSET + 1))
@@ -99,7 +99,7 @@ def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
     feeds = {"x": np.array([-2, 0, 7], np.float32)}
     for detailed, shapes in ((set(), {}), (set(), graph.shapes), (set(tensors), graph.shapes)):
         probed = add_probes(graph, tensors, detailed, tensors, shapes=shapes)
-        session = open_session(probed.model, graph.folder, by_priority=True)
+        session = open_session(probed.build_model(), graph.folder, by_priority=True)
         vectors = run_session(session, probed.fetches, Batch("b", feeds))
         quick, full, is_in_range, has_nan = read_probes(probed, vectors)
         assert (len(quick), len(full)) == ((0, 4) if detailed else (4, 0))
@@ -138,7 +138,7 @@ def test_large_tensors_are_reduced_in_rows_in_every_opset_alike(tmp_path: Path) 
         inputs = [value_info("x", dims=["n", 96, 100])]
         graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], opset=opset, ir_version=4)
         probed = add_probes(graph, ["x", "y"], (), ["x"], shapes={"x": ("n", 96, 100)})
-        session = open_session(probed.model, graph.folder, by_priority=True)
+        session = open_session(probed.build_model(), graph.folder, by_priority=True)
         vectors = run_session(session, probed.fetches, Batch("b", {"x": values}))
         quick, *_ = read_probes(probed, vectors)
         assert sum(map(len, vectors)) > 3 * 60

@@ -5,14 +5,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from scan_cases import MemoryBatches, save_model, value_info
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.instrument import add_probes
-from overflow_fixer.ranges.optimized import optimize_probed
+from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.sessions import save_optimized
 
 node = helper.make_node
@@ -75,7 +75,7 @@ def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> No
     tensors = ["c0", "r0", "c1", "s1", "m1", "c2", "a", "y"]
     probed = add_probes(graph, tensors, shapes=graph.shapes)
     with TemporaryDirectory() as work:
-        nodes = list(optimize_probed(probed.model, graph.folder, probed.prefix, Path(work)).graph.node)
+        nodes = list(optimize_probed(probed, Path(work)).graph.node)
     written = [name for at in nodes for name in at.output]
     assert all(
         written.index(name) < written.index(at.output[0])
@@ -93,11 +93,58 @@ def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> No
     assert {at.output[0] for at in nodes if at.op_type == "ReorderOutput"} == {"a"}  # which ReduceMean reads
 
 
+def test_a_reorder_that_only_a_probe_needs_stays_where_blocks_are_padded(tmp_path: Path) -> None:
+    graph = conv_net(tmp_path / "m.onnx", 20)
+    with TemporaryDirectory() as work:
+        nodes = list(optimize_probed(add_probes(graph, ["c0"]), Path(work)).graph.node)
+    if "com.microsoft.nchwc" not in {at.domain for at in nodes}:
+        pytest.skip("ONNX Runtime has no blocked layout on this processor")
+    place = next(i for i, at in enumerate(nodes) if "c0" in at.output)
+    assert nodes[place].op_type == "ReorderOutput"
+    assert nodes[place - 1].output[0] == nodes[place].input[0]
+    assert nodes[place + 1].input[0] == "c0"
+
+
+@pytest.mark.parametrize(
+    ("op_type", "elem_type", "expected"),
+    [
+        ("Conv", TensorProto.FLOAT, True),
+        ("Conv", TensorProto.DOUBLE, False),
+        ("Conv", TensorProto.FLOAT16, False),
+        ("MatMul", TensorProto.FLOAT, False),
+    ],
+)
+def test_only_convolutions_of_float32_have_faster_kernels(
+    tmp_path: Path, op_type: str, elem_type: int, expected: bool
+) -> None:
+    inputs = [value_info(name, elem_type, [1, 1, 4, 4]) for name in "xw"]
+    graph = save_model(
+        tmp_path / "m.onnx", [node(op_type, ["x", "w"], ["y"])], inputs, [value_info("y", elem_type)]
+    )
+    assert has_faster_kernels(graph) is expected
+
+
+def test_a_model_with_fp16_beside_its_convolutions_is_scanned_exactly(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(RNG.normal(0, 0.2, (16, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3]),
+        node("Cast", ["c"], ["h"], to=TensorProto.FLOAT16),
+        node("Cast", ["h"], ["y"], to=TensorProto.FLOAT),
+    ]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 3, 16, 16])], [value_info("y")], [weight]
+    )
+    data = batches(1)
+    exact, near = (collect_ranges(graph, data, observe=way) for way in ("reductions", "optimized"))
+    assert near.ranges == exact.ranges
+
+
 def test_a_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
     graph = save_model(
         tmp_path / "m.onnx", [node("Add", ["x", "x"], ["y"])], [value_info("x", dims=[2])], [value_info("y")]
     )
     probed = add_probes(graph, ["x"])
-    probed.model.graph.node.append(node("NoSuchOperator", ["x"], ["z"]))
+    model = probed.build_model()
+    model.graph.node.append(node("NoSuchOperator", ["x"], ["z"]))
     with pytest.raises(ModelError, match="refuses the model"):
-        save_optimized(probed.model, tmp_path, tmp_path / "optimized.onnx")
+        save_optimized(model, tmp_path, tmp_path / "optimized.onnx")
