@@ -44,9 +44,10 @@ class PlanOptions(BaseModel):
     exclude_nodes: tuple[str, ...] = ()
     exclude_ops: tuple[str, ...] = ()
     masks: Literal["auto", "pin", "clamp"] = "auto"
+    accumulators: Literal["pin", "report", "off"] = "pin"
 
-    def policy(self) -> PlanPolicy:
-        return PlanPolicy(**self.model_dump())
+    def policy(self, protected: Mapping[str, str] | None = None) -> PlanPolicy:
+        return PlanPolicy(**self.model_dump(), protected=protected or {})
 
 
 class BuildOptions(BaseModel):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 import onnx
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from overflow_fixer.graph import Graph, external_tensors
+from overflow_fixer.graph import Graph, Node, external_tensors
 
 _COPIED_FIELDS = ("input", "sparse_initializer", "value_info", "quantization_annotation", "initializer")
 
@@ -27,6 +30,25 @@ def copy_shell(graph: Graph) -> onnx.ModelProto:
     for field in _COPIED_FIELDS:
         getattr(model.graph, field).extend(getattr(source.graph, field))
     return model
+
+
+def insert_nodes(
+    graph: Graph, behind: Mapping[str, Sequence[onnx.NodeProto]], dtypes: Mapping[str, int]
+) -> Graph:
+    """The graph with more nodes, each group directly behind the node of that label.
+
+    `dtypes` are the types of what they write, by names that are free. The files, and so the hash, stay `graph`'s.
+    """
+    model = copy_shell(graph)
+    model.graph.output.extend(graph.model.graph.output)
+    labels: list[str] = []
+    for node in graph.nodes:
+        added = behind.get(node.label, ())
+        model.graph.node.extend((node.proto, *added))
+        labels += [node.label, *(proto.output[0] for proto in added)]
+    protos = enumerate(zip(labels, model.graph.node, strict=True))
+    nodes = tuple(Node.of(index, label, proto) for index, (label, proto) in protos)
+    return replace(graph, model=model, nodes=nodes, dtypes={**graph.dtypes, **dtypes})
 
 
 def embed_weights(model: onnx.ModelProto, graph: Graph) -> None:

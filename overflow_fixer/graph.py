@@ -44,6 +44,11 @@ class Node:
     captured: tuple[str, ...]
     proto: onnx.NodeProto = field(repr=False)
 
+    @staticmethod
+    def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
+        names = tuple(proto.input), tuple(proto.output), tuple(_captured(proto))
+        return Node(index, label, proto.op_type, proto.domain, *names, proto)
+
     @property
     def reads(self) -> Iterator[str]:
         """Every tensor the node reads, its bodies included, none left out, repeats kept."""
@@ -285,16 +290,7 @@ def _number_nodes(graph: onnx.GraphProto) -> Iterator[Node]:
         label = proto.name
         if not label or names[label] > 1:
             label = _free_label(f"node_of_{next(filter(None, proto.output), index)}", taken)
-        yield Node(
-            index,
-            label,
-            proto.op_type,
-            proto.domain,
-            tuple(proto.input),
-            tuple(proto.output),
-            tuple(_captured(proto)),
-            proto,
-        )
+        yield Node.of(index, label, proto)
 
 
 def _free_label(label: str, taken: set[str]) -> str:
@@ -335,6 +331,14 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from (node.name, *node.input, *node.output)
         for body in bodies(node):
             yield from all_names(body)
+
+
+def free_prefix(graph: Graph, wanted: str) -> str:
+    """`wanted`, with underscores before it until no name in the model begins with it, bodies included."""
+    taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(wanted.lstrip("_"))]
+    while any(name.startswith(wanted) for name in taken):
+        wanted = "_" + wanted
+    return wanted
 
 
 def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> None:

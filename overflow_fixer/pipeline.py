@@ -28,6 +28,7 @@ from overflow_fixer.records import (
     Artifact,
     CalibrationSet,
     FixReport,
+    PlanPolicy,
     PrecisionPlan,
     Price,
     RangeTable,
@@ -65,7 +66,7 @@ def fix(
     with clock.time("scan"):
         ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
     with clock.time("plan"):
-        plan = plan_precision(graph, ranges, config.plan.policy())
+        plan = plan_precision(graph, ranges, make_policy(config, backend))
     with Bench(config, graph, calibration, ranges, backend, progress) as bench:
         result = _try_all(config, bench, plan, clock)
         best = replace(result.best, artifact=bench.ship(result.best.artifact))
@@ -131,6 +132,11 @@ def scan(
     return replace(ranges, provider_lack=chosen.lack)
 
 
+def make_policy(config: FixConfig, backend: str) -> PlanPolicy:
+    """What the planner may decide, with what the backend protects by itself. Raises BackendError where it is missing."""
+    return config.plan.policy(BACKENDS[backend].find_protected(config.build.typing))
+
+
 @dataclass(frozen=True)
 class _Result:
     """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price."""
@@ -186,7 +192,7 @@ def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, t
         bench.graph,
         bench.ranges,
         bench.calibration,
-        config.plan.policy(),
+        make_policy(config, bench.backend_name),
         first,
         lambda widened: bench.try_plan(widened, "repair"),
         bench.tolerance,

@@ -14,6 +14,8 @@ from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPla
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.masks import judge_masks
 
+_ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
+"""Rules whose findings a backend answers that computes the operator in FP32 by itself."""
 _ABOUT_MAGNITUDE = frozenset({"threshold", "non_finite", "constant_range"})
 """Rules whose findings about a tensor a clamp answers."""
 
@@ -111,6 +113,10 @@ def _settle_one(finding: Finding, graph: Graph, policy: PlanPolicy, clamped: Map
     if finding.action == "none":
         return finding
     node = graph.by_label[finding.node]
+    if finding.rule in _ABOUT_INSIDE and node.op_type in policy.protected:
+        return replace(
+            finding, action="protected", reason=f"{finding.reason}; {policy.protected[node.op_type]}"
+        )
     if finding.tensor in clamped and finding.rule in _ABOUT_MAGNITUDE:
         reason = clamped[finding.tensor].reason
         said = finding.reason if reason in finding.reason else f"{finding.reason}; {reason}"

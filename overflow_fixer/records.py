@@ -106,6 +106,20 @@ class Range:
         return headroom_bits(self.max_abs)
 
 
+@dataclass(frozen=True)
+class InnerRange:
+    """What was seen of a value that a node computes inside, over all batches.
+
+    `quantity` is one that docs/inner-values.md names; its `seen.tensor` is "NODE: QUANTITY". Where it `is_bound`,
+    no value of that kind was larger, and the true one may be smaller.
+    """
+
+    node: str
+    quantity: str
+    is_bound: bool
+    seen: Range
+
+
 @dataclass(frozen=True, eq=False)
 class RangeTable:
     """The ranges of every float tensor of a model, and each tensor's max_abs by batch.
@@ -129,9 +143,20 @@ class RangeTable:
     provider_lack: str | None = None
     """In a sentence, why that is not the provider that was asked for; None if it is."""
 
+    inner: tuple[InnerRange, ...] = ()
+    """Of values inside nodes, in the order of the graph."""
+
     @cached_property
     def by_tensor(self) -> Mapping[str, Range]:
         return {r.tensor: r for r in self.ranges}
+
+    @cached_property
+    def inner_of(self) -> Mapping[str, Mapping[str, InnerRange]]:
+        """By the node's label, then by the quantity."""
+        found: dict[str, dict[str, InnerRange]] = {}
+        for inner in self.inner:
+            found.setdefault(inner.node, {})[inner.quantity] = inner
+        return found
 
     def get(self, tensor: str) -> Range | None:
         return self.by_tensor.get(tensor)
@@ -139,7 +164,11 @@ class RangeTable:
     def worst_batch_name(self, tensor: str) -> str | None:
         """The name of the batch that holds the tensor's max_abs; None when there is none."""
         found = self.get(tensor)
-        return None if found is None or found.worst_batch < 0 else self.batch_names[found.worst_batch]
+        return None if found is None else self.worst_batch_of(found)
+
+    def worst_batch_of(self, seen: Range) -> str | None:
+        """The name of the batch that holds the max_abs of one of the table's ranges; None when there is none."""
+        return None if seen.worst_batch < 0 else self.batch_names[seen.worst_batch]
 
 
 # ---------------------------------------------------------------- plan
@@ -153,6 +182,8 @@ class PlanPolicy:
     `exclude_nodes` are regular expressions searched in node labels; the `_ops` are op types.
     `masks`: "auto" clamps a mask where that provably changes nothing and pins it elsewhere,
     "pin" never clamps, "clamp" clamps every additive mask (the user vouches for its rows).
+    `accumulators`: what becomes of a sum of products that may overflow on the way: "pin" its node, "report" it,
+    or "off". `protected`: operators whose inner values the backend computes in FP32 by itself, and why.
     """
 
     threshold: float = 10000.0
@@ -161,9 +192,12 @@ class PlanPolicy:
     exclude_nodes: tuple[str, ...] = ()
     exclude_ops: tuple[str, ...] = ()
     masks: Literal["auto", "pin", "clamp"] = "auto"
+    accumulators: Literal["pin", "report", "off"] = "pin"
+    protected: Mapping[str, str] = field(default_factory=dict)
 
 
-Action = Literal["pin", "clamp", "none"]
+Action = Literal["pin", "clamp", "none", "protected"]
+Severity = Literal["high", "low"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +206,8 @@ class Finding:
 
     `value` is what was measured or read (NaN where the evidence is not a number) and `limit` what
     it was held against; `batch` names where the value was seen, None for a constant. `action` is
-    what follows: "pin" the node, "clamp" the constant `tensor`, or "none" (for the record).
+    what follows: "pin" the node, "clamp" the constant `tensor`, "protected" (the backend computes it in FP32 by
+    itself), or "none" (for the record). `severity` is "low" where it depends on the order in which a kernel adds.
     """
 
     rule: str
@@ -183,6 +218,7 @@ class Finding:
     reason: str
     batch: str | None = None
     action: Action = "pin"
+    severity: Severity = "high"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ FLOORS = [
     {"sessions", "metrics", "chunks", "model_file", "weights"},
     {"graph"},
     {"copies"},
+    {"inner"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
     {"backends", "config", "flops", "losses", "planning", "verification"},
     {"reports", "repair", "trials"},

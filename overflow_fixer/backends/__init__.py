@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from overflow_fixer.backends import mixed_onnx, tensorrt
 from overflow_fixer.errors import BackendError
@@ -27,6 +27,7 @@ class Backend:
     """What a backend does.
 
     `suffix` ends the artifact's file name. `describe` tells of an artifact that was built before.
+    `find_protected` gives the operators that it computes in FP32 inside by itself, and why.
     `is_engine`: it runs on a GPU, is built for the shapes of the data, and is compared with engines of
     its own kind (see `backends.tensorrt`).
     """
@@ -36,6 +37,7 @@ class Backend:
     describe: Callable[[Graph, PrecisionPlan, Path, BuildSettings], Artifact]
     open_runner: Callable[[Artifact, BuildSettings], Runner]
     is_engine: bool = False
+    find_protected: Callable[[Literal["auto", "weak", "strong"]], Mapping[str, str]] = lambda typing: {}
 
 
 BACKENDS: dict[str, Backend] = {
@@ -55,6 +57,7 @@ BACKENDS: dict[str, Backend] = {
         tensorrt.describe,
         tensorrt.open_runner,
         is_engine=True,
+        find_protected=tensorrt.find_protected,
     ),
 }
 

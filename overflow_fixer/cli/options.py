@@ -19,6 +19,7 @@ _PLACES = {
     "out": (),
     "threshold": ("plan",),
     "masks": ("plan",),
+    "accumulators": ("plan",),
     "include_nodes": ("plan",),
     "include_ops": ("plan",),
     "exclude_nodes": ("plan",),
@@ -120,6 +121,11 @@ def plan_options(function: F) -> F:
         click.option("--threshold", type=float, help="Magnitude not trusted to FP16 [10000]."),
         click.option(
             "--masks", type=click.Choice(["auto", "pin", "clamp"]), help="What to do with -3.4e38 masks."
+        ),
+        click.option(
+            "--accumulators",
+            type=click.Choice(["pin", "report", "off"]),
+            help="What to do with sums of products that may overflow on the way [pin].",
         ),
         click.option("--include-nodes", multiple=True, metavar="REGEX", help="Keep these nodes in FP32."),
         click.option("--include-ops", multiple=True, metavar="OP", help="Keep these operators in FP32."),

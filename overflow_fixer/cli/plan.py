@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from overflow_fixer.backends import choose_backend
 from overflow_fixer.cli import options
 from overflow_fixer.graph import load_graph
+from overflow_fixer.pipeline import make_policy
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.reports import save_plan
@@ -25,7 +27,8 @@ def plan_command(
     """Decide from MODEL's recorded ranges which nodes stay in FP32, and write OUT/plan.json."""
     config = options.settings(calib="random", **flags)
     graph = load_graph(config.model)
-    plan = plan_precision(graph, load_ranges(ranges or config.folder / "ranges.h5"), config.plan.policy())
+    policy = make_policy(config, choose_backend(config.build.backend)[0])
+    plan = plan_precision(graph, load_ranges(ranges or config.folder / "ranges.h5"), policy)
     path = config.folder / "plan.json"
     save_plan(plan, path)
     if as_json:

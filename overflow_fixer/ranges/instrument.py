@@ -18,7 +18,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import copy_shell
-from overflow_fixer.graph import Graph, Node, all_names
+from overflow_fixer.graph import Graph, Node, free_prefix
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, shared_constants, widen
 from overflow_fixer.records import Dim
@@ -94,7 +94,7 @@ def add_probes(
     `shapes` are those that can be relied on; of others the probe tells the size. `in_rows`: reduce large
     tensors in rows.
     """
-    prefix = _free_prefix(graph)
+    prefix = free_prefix(graph, "range_probe_")
     probes = [
         _make_probe(
             graph,
@@ -169,7 +169,7 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
 
     BF16, which cannot come to numpy, is fetched through a Cast to float.
     """
-    prefix = _free_prefix(graph)
+    prefix = free_prefix(graph, "range_probe_")
     is_bf16 = [graph.dtypes[name] == TensorProto.BFLOAT16 for name in tensors]
     behind = {name: list(widen(name, f"{prefix}{i}_")) for i, name in enumerate(tensors) if is_bf16[i]}
     fetches = tuple(behind[name][-1].output[0] if name in behind else name for name in tensors)
@@ -253,12 +253,3 @@ def _updates(graph: Graph) -> Iterator[str]:
 def _is_plain_cast(node: Node) -> bool:
     """Whether it is a Cast, and not one that ONNX Runtime, by its name, takes for its own."""
     return node.op_type == "Cast" and not node.proto.name.startswith(_ORT_CAST)
-
-
-def _free_prefix(graph: Graph) -> str:
-    """A prefix that no name in the model has, bodies included."""
-    prefix = "range_probe_"
-    taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(prefix)]
-    while any(name.startswith(prefix) for name in taken):
-        prefix = "_" + prefix
-    return prefix

@@ -28,7 +28,8 @@ class OverLimit:
 
     def look(self, recording: Recording) -> None:
         """Tell what got worse since the last look; nothing is told where nothing did."""
-        max_abs, has_nan = recording.totals["max_abs"], recording.totals["nan_count"] > 0
+        totals = recording.totals[: len(recording.tensors)]
+        max_abs, has_nan = totals["max_abs"], totals["nan_count"] > 0
         is_worse = (max_abs > self._limit) | has_nan
         if self._told_max_abs is not None and self._told_nan is not None:
             is_worse = (max_abs > np.fmax(self._told_max_abs, self._limit)) | (has_nan & ~self._told_nan)

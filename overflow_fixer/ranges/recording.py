@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,9 @@ import onnxruntime
 
 from overflow_fixer import __version__
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, merge_summaries, no_summaries
-from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.records import InnerRange, Range, RangeTable
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,32 @@ class Part:
     file: str = ""
 
 
+@dataclass(frozen=True)
+class Inner:
+    """What a row that is about a value inside a node is about; see records.InnerRange."""
+
+    node: str
+    quantity: str
+    is_bound: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}: {self.quantity}"
+
+
 @dataclass(frozen=True, eq=False)
 class Recording:
     """The ranges of the batches in `batch_names`. Replaced whole, so that it is never half new.
 
-    `totals` are the summaries [tensor] over all batches, `worst_batch` int64 [tensor] as records.Range
-    has it, `batch_max_abs` float32 [tensor, batch]. Batches are named as their own part names them.
+    Each row is about one of `tensors` or, behind them, one of `inner`. `totals` are the summaries [row] over all
+    batches, `worst_batch` int64 [row] as records.Range has it, `batch_max_abs` float32 [row, batch]. Batches are
+    named as their own part names them.
     """
 
     key: ScanKey
     parts: tuple[Part, ...]
     tensors: tuple[str, ...]
+    inner: tuple[Inner, ...]
     not_observed: Mapping[str, str]
     totals: Summaries
     worst_batch: npt.NDArray[np.int64]
@@ -107,11 +123,16 @@ class Recording:
     def synthetic(self) -> bool:
         return any(part.synthetic for part in self.parts)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each row is about."""
+        return (*self.tensors, *(inner.name for inner in self.inner))
+
     def ranges(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> tuple[Range, ...]:
-        """The ranges of the tensors at `rows`; all of them if none are given."""
-        indices = np.arange(len(self.tensors))[rows]
+        """The ranges at `rows`; all of them if none are given."""
+        indices = np.arange(len(self.names))[rows]
         columns = {name: self.totals[name][rows].tolist() for name in SUMMARY_FIELDS}
-        columns |= {"tensor": [self.tensors[row] for row in indices]}
+        columns |= {"tensor": [self.names[row] for row in indices]}
         columns |= {"worst_batch": self.worst_batch[rows].tolist()}
         return tuple(
             Range(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
@@ -119,26 +140,35 @@ class Recording:
 
     def table(self) -> RangeTable:
         """The same as what the stages behind the scan take. A batch's name is unique where parts are merged."""
+        ranges, count = self.ranges(), len(self.tensors)
+        inside = zip(self.inner, ranges[count:], strict=True)
         return RangeTable(
             model_sha256=self.key.model_sha256,
             calibration=self.calibration,
             synthetic=self.synthetic,
-            ranges=self.ranges(),
+            ranges=ranges[:count],
             batch_names=tuple(_tell_batches(self.parts, self.batch_names)),
-            batch_max_abs=self.batch_max_abs,
+            batch_max_abs=self.batch_max_abs[:count],
             not_observed=self.not_observed,
             observe=self.key.observe,
             provider=self.key.provider,
+            inner=tuple(InnerRange(one.node, one.quantity, one.is_bound, seen) for one, seen in inside),
         )
 
 
 def no_batches(
-    key: ScanKey, part: Part, tensors: tuple[str, ...], not_observed: Mapping[str, str]
+    key: ScanKey,
+    part: Part,
+    tensors: tuple[str, ...],
+    inner: tuple[Inner, ...],
+    not_observed: Mapping[str, str],
 ) -> Recording:
     """The recording that a scan begins with."""
-    count = len(tensors)
+    count = len(tensors) + len(inner)
     worst_batch, max_abs = np.full(count, -1, np.int64), np.empty((count, 0), np.float32)
-    return Recording(key, (part,), tensors, not_observed, no_summaries(count), worst_batch, (), max_abs)
+    return Recording(
+        key, (part,), tensors, inner, not_observed, no_summaries(count), worst_batch, (), max_abs
+    )
 
 
 def fold(
@@ -147,7 +177,7 @@ def fold(
     more: Summaries,
     more_worst_batch: npt.NDArray[np.int64] | int,
 ) -> tuple[Summaries, npt.NDArray[np.int64]]:
-    """Totals [tensor] with those of later batches. Associative and exact; of equal maxima the first is kept."""
+    """Totals [row] with those of later batches. Associative and exact; of equal maxima the first is kept."""
     before, now = totals["max_abs"], more["max_abs"]
     is_worse = (now > before) | (np.isnan(before) & ~np.isnan(now))
     return merge_summaries(totals, more), np.where(is_worse, more_worst_batch, worst_batch)

@@ -16,7 +16,7 @@ class Scan:
 
     def __init__(self, begun: Recording) -> None:
         self.recording = begun
-        self._max_abs = np.full((len(begun.tensors), self.total), np.nan, np.float32)
+        self._max_abs = np.full((len(begun.totals), self.total), np.nan, np.float32)
         self._max_abs[:, : self.done] = begun.batch_max_abs
 
     @property
@@ -28,7 +28,7 @@ class Scan:
         return self.recording.key.batches_total
 
     def add(self, batch: str, seen: Summaries) -> None:
-        """Fold the summaries [tensor] of one more batch. A double is rounded to float32 by batch only."""
+        """Fold the summaries [row] of one more batch. A double is rounded to float32 by batch only."""
         if self.done == self.total:
             raise self._wrong_count(f"more than {self.done}")
         before, index = self.recording, self.done

@@ -1,11 +1,12 @@
 """Recordings to HDF5 and back. A file appears whole or not at all, finished or as a checkpoint.
 
-Layout (format 2), one row a tensor: the datasets `tensor` (utf-8), `max_abs`, `min`, `max`,
+Layout (format 3), one row a tensor: the datasets `tensor` (utf-8), `max_abs`, `min`, `max`,
 `min_nonzero_abs` (float64), `element_count`, `nan_count`, `inf_count`, `over_fp16_count`,
 `worst_batch` (int64); the group `batches` with `name` (utf-8) and `max_abs` (float32 [tensor, batch]),
-the batches done; the group `parts`, one row a scan that was merged (a scan's own file has one), with
-`calibration`, `fingerprint`, `file` (utf-8), `synthetic` (bool) and `batch_count` (int64); the group
-`not_observed` with `tensor` and `reason`; what the scan depends on in the file's attributes.
+the batches done; the group `inner`, one row a value inside a node, with `node`, `quantity` (utf-8), `is_bound`
+(bool), the same statistics, `worst_batch` and `batches/max_abs`; the group `parts`, one row a scan that was merged
+(a scan's own file has one), with `calibration`, `fingerprint`, `file` (utf-8), `synthetic` (bool) and `batch_count`
+(int64); the group `not_observed` with `tensor` and `reason`; what the scan depends on in the file's attributes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError, PlanError
 from overflow_fixer.files import UTF8, open_hdf5, replace_file
-from overflow_fixer.ranges.recording import FORMAT_VERSION, Part, Recording, ScanKey
+from overflow_fixer.ranges.recording import FORMAT_VERSION, Inner, Part, Recording, ScanKey
 from overflow_fixer.ranges.summaries import SUMMARY, SUMMARY_FIELDS
 from overflow_fixer.records import RangeTable
 
@@ -121,12 +122,15 @@ def _write(file: Any, recording: Recording) -> None:
     file.attrs["calibration"], file.attrs["synthetic"] = recording.calibration, recording.synthetic
     file.attrs["batches_done"] = len(recording.batch_names)
     file.attrs["part_count"] = len(recording.parts)
+    count = len(recording.tensors)
     _write_strings(file, "tensor", recording.tensors)
-    for name in SUMMARY_FIELDS:
-        file[name] = recording.totals[name]
-    file["worst_batch"] = recording.worst_batch
+    _write_rows(file, recording, slice(count))
+    inner = file.create_group("inner")
+    _write_strings(inner, "node", [one.node for one in recording.inner])
+    _write_strings(inner, "quantity", [one.quantity for one in recording.inner])
+    inner["is_bound"] = np.array([one.is_bound for one in recording.inner], np.bool_)
+    _write_rows(inner, recording, slice(count, None))
     _write_strings(file, "batches/name", recording.batch_names)
-    file["batches/max_abs"] = recording.batch_max_abs
     for name, kind in _PART_TYPES.items():
         column = [getattr(part, name) for part in recording.parts]
         if kind is str:
@@ -135,6 +139,13 @@ def _write(file: Any, recording: Recording) -> None:
             file[f"parts/{name}"] = np.array(column, kind)
     _write_strings(file, "not_observed/tensor", list(recording.not_observed))
     _write_strings(file, "not_observed/reason", list(recording.not_observed.values()))
+
+
+def _write_rows(group: Any, recording: Recording, rows: slice) -> None:
+    for name in SUMMARY_FIELDS:
+        group[name] = recording.totals[name][rows]
+    group["worst_batch"] = recording.worst_batch[rows]
+    group["batches/max_abs"] = recording.batch_max_abs[rows]
 
 
 def _write_strings(group: Any, name: str, values: Sequence[str]) -> None:
@@ -151,25 +162,38 @@ def _read(file: Any) -> Recording:
     header = _read_header(file)
     if header.key.format_version != FORMAT_VERSION:
         raise ValueError(f"it is of format {header.key.format_version}")
-    columns = {name: _column(file, name, SUMMARY[name]) for name in SUMMARY_FIELDS}
-    tensors = _strings(file, "tensor")
-    totals = np.empty(len(tensors), SUMMARY)
-    for name, column in columns.items():
-        totals[name] = _of_length(column, len(tensors), name)
+    tensors, inner = _strings(file, "tensor"), _read_inner(file["inner"])
+    outer, inside = _read_rows(file, len(tensors)), _read_rows(file["inner"], len(inner))
+    totals, worst_batch, batch_max_abs = (np.concatenate(pair) for pair in zip(outer, inside, strict=True))
     recording = Recording(
         key=header.key,
         parts=_read_parts(file),
         tensors=tensors,
+        inner=inner,
         not_observed=dict(
             zip(_strings(file, "not_observed/tensor"), _strings(file, "not_observed/reason"), strict=True)
         ),
         totals=totals,
-        worst_batch=_of_length(_column(file, "worst_batch", np.int64), len(tensors), "worst_batch"),
+        worst_batch=worst_batch,
         batch_names=_strings(file, "batches/name"),
-        batch_max_abs=_column(file, "batches/max_abs", np.float32),
+        batch_max_abs=batch_max_abs,
     )
     _check_counts(recording, header)
     return recording
+
+
+def _read_inner(group: Any) -> tuple[Inner, ...]:
+    is_bound = _column(group, "is_bound", np.bool_).tolist()
+    return tuple(map(Inner, _strings(group, "node"), _strings(group, "quantity"), is_bound))
+
+
+def _read_rows(group: Any, count: int) -> tuple[Any, Any, Any]:
+    """The summaries [row], worst_batch [row] and max_abs [row, batch] of a group."""
+    totals = np.empty(count, SUMMARY)
+    for name in SUMMARY_FIELDS:
+        totals[name] = _of_length(_column(group, name, SUMMARY[name]), count, name)
+    worst_batch = _of_length(_column(group, "worst_batch", np.int64), count, "worst_batch")
+    return totals, worst_batch, _column(group, "batches/max_abs", np.float32)
 
 
 def _read_parts(file: Any) -> tuple[Part, ...]:
@@ -186,12 +210,12 @@ def _read_parts(file: Any) -> tuple[Part, ...]:
 
 def _check_counts(recording: Recording, header: Header) -> None:
     """Raise ValueError for a file whose pieces do not fit each other."""
-    tensors, batches = len(recording.tensors), len(recording.batch_names)
+    rows, batches = len(recording.names), len(recording.batch_names)
     shape = recording.batch_max_abs.shape
     in_parts = sum(part.batch_count for part in recording.parts)
-    if shape != (tensors, batches) or header.batches_done != batches or in_parts != batches:
+    if shape != (rows, batches) or header.batches_done != batches or in_parts != batches:
         raise ValueError(
-            f"{tensors} tensors and {batches} batches, but values of shape {shape}, {header.batches_done} batches done "
+            f"{rows} rows and {batches} batches, but values of shape {shape}, {header.batches_done} batches done "
             f"and {in_parts} in its parts"
         )
 
@@ -219,11 +243,11 @@ def _attribute(file: Any, name: str) -> Any:
 
 
 def _check_names(recording: Recording) -> None:
-    odd = next((name for name in (*recording.tensors, *recording.not_observed) if "\0" in name), None)
+    odd = next((name for name in (*recording.names, *recording.not_observed) if "\0" in name), None)
     if odd is not None:
         raise ModelError(
-            f"The model has a tensor named {odd!r}, with a NUL character in it. Expected names of printable text, "
-            "which is all that an HDF5 file can hold. Rename the tensor."
+            f"The model has a tensor or node named {odd!r}, with a NUL character in it. Expected names of printable text, "
+            "which is all that an HDF5 file can hold. Rename it."
         )
 
 

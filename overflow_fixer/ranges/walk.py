@@ -9,7 +9,9 @@ from functools import reduce
 import numpy as np
 
 from overflow_fixer.graph import Graph
+from overflow_fixer.inner import Inside
 from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.observers import Observe, open_observer
 from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
 from overflow_fixer.ranges.summaries import Summaries, hide_small, merge_summaries, no_summaries, summarize
@@ -17,24 +19,31 @@ from overflow_fixer.records import Batch
 
 
 class Walk:
-    """Gives the summaries [tensor] of a batch; constants are read once, `beside` the session that opens and runs."""
+    """Gives the summaries [row] of a batch: of the tensors, of the values inside nodes, of the sums of products.
+
+    Constants are read once, `beside` the session that opens and runs.
+    """
 
     def __init__(
         self,
         graph: Graph,
         tensors: Sequence[str],
+        inside: Inside,
         observe: Observe,
         provider: Provider,
         small_values: SmallValues,
         beside: Executor,
     ) -> None:
-        self._constant_rows = {name: row for row, name in enumerate(tensors) if name in graph.constants}
-        live = {name: row for row, name in enumerate(tensors) if name not in graph.constants}
+        names = [*tensors, *(value.tensor for value in inside.values)]
+        self._constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
+        live = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
         self._is_taken = np.array([name in small for name in live], np.bool_)
-        self._constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(tensors))
-        self._observer = open_observer(graph, list(live), observe, small, provider)
+        self._constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(names))
+        self._accumulation = Accumulation(graph, inside.products, provider)
+        self._tensors = tensors
+        self._observer = open_observer(inside.graph, list(live), observe, small, provider)
 
     def observe(self, batch: Batch) -> Summaries:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
@@ -45,7 +54,8 @@ class Walk:
             seen[self._constant_rows[name]] = summary
         hide_small(found, self._is_taken)
         seen[self._live_rows] = found
-        return seen
+        max_abs = dict(zip(self._tensors, seen["max_abs"].tolist(), strict=False))
+        return np.concatenate([seen, self._accumulation.observe(batch, max_abs)])
 
 
 def _summarize_constants(graph: Graph, rows: Mapping[str, int], count: int) -> Summaries:

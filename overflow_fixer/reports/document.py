@@ -37,7 +37,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.1"
+SCHEMA_VERSION = "2.2"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -111,6 +111,7 @@ def describe_finding(finding: Finding) -> Document:
         "reason": finding.reason,
         "batch": finding.batch,
         "action": finding.action,
+        "severity": finding.severity,
     }
 
 

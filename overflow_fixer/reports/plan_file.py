@@ -14,7 +14,7 @@ from overflow_fixer.reports.numbers_json import decode_number, dump_json, encode
 from overflow_fixer.reports.schemas import read_checked
 
 PLAN_SCHEMA = "plan.schema.json"
-PLAN_SCHEMA_VERSION = "1.0"
+PLAN_SCHEMA_VERSION = "1.1"
 
 
 def save_plan(plan: PrecisionPlan, path: Path) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.accumulator import find_large_accumulators
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
+from overflow_fixer.rules.inner_value import find_large_inner_values
 from overflow_fixer.rules.non_finite import find_non_finite
 from overflow_fixer.rules.threshold import find_over_threshold
 from overflow_fixer.rules.user_choice import find_user_choice
@@ -24,5 +26,7 @@ DEFAULT_RULES: dict[str, Rule] = {
     "non_finite": find_non_finite,
     "constant_range": find_constants_out_of_range,
     "vanishing_constant": find_vanishing_constants,
+    "inner_value": find_large_inner_values,
+    "accumulator": find_large_accumulators,
     "user": find_user_choice,
 }

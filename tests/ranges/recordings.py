@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from overflow_fixer.ranges.recording import Part, Recording, ScanKey, no_batches
+from overflow_fixer.ranges.recording import Inner, Part, Recording, ScanKey, no_batches
 from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.summaries import SUMMARY, SUMMARY_FIELDS, Summaries
 
@@ -13,6 +13,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 _MAGNITUDES = st.one_of(
     st.just(np.nan), st.floats(0, allow_nan=False), st.sampled_from([0.0, 1.0, 65519.0, np.inf])
 )
+INNER = (Inner("norm", "deviation", False), Inner("pool", "sum of magnitudes", True))
 _COUNTS = st.integers(0, 2**40)
 
 
@@ -33,15 +34,16 @@ def recordings(draw: st.DrawFn, tensors: tuple[str, ...], number: int = 0) -> Re
     total = len(names) + draw(st.integers(0, 2))
     key = ScanKey("ab" * 32, f"data {number}", "reductions", total)
     part = Part(draw(NAMES), draw(st.booleans()), key.calibration_fingerprint, 0)
-    scan = Scan(no_batches(key, part, tensors, {"s": "it holds strings"}))
+    scan = Scan(no_batches(key, part, tensors, INNER, {"s": "it holds strings"}))
     for name in names:
-        scan.add(name, draw(summaries(len(tensors))))
+        scan.add(name, draw(summaries(len(tensors) + len(INNER))))
     return scan.recording
 
 
 def assert_same_recording(first: Recording, second: Recording) -> None:
     """Bit for bit; NaN is like NaN."""
-    assert (first.key, first.parts, first.tensors) == (second.key, second.parts, second.tensors)
+    assert (first.key, first.parts, first.names) == (second.key, second.parts, second.names)
+    assert first.inner == second.inner
     assert dict(first.not_observed) == dict(second.not_observed)
     assert first.batch_names == second.batch_names
     for name in SUMMARY_FIELDS:

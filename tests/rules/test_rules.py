@@ -52,7 +52,9 @@ def _oddities(folder: Path) -> tuple[Graph, RangeTable]:
         node("ConstantOfShape", "k", "m", name=""),
         node("Dropout", "m", "n mask", name=""),
         node("Add", "n l", "o", name=""),
-        node("Add", "o total", "y", name=""),
+        node("Add", "o total", "p", name=""),
+        node("MatMul", "large small", "q", name=""),
+        node("Add", "p q", "y", name=""),
     ]
     model = make_model(
         nodes,
@@ -64,6 +66,8 @@ def _oddities(folder: Path) -> tuple[Graph, RangeTable]:
             "tiny64": np.asarray(1e-300),
             "none": np.zeros((0, 1), np.int64),
             "unused": ints(2**62),
+            "large": floats(50000, 50000),
+            "small": floats(1, -1),
         },
         opset=13,
     )

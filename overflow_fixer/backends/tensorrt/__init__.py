@@ -17,6 +17,7 @@ from overflow_fixer.backends.tensorrt.emit import (
 )
 from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
 from overflow_fixer.backends.tensorrt.profiles import override_shapes
+from overflow_fixer.backends.tensorrt.protection import find_protected
 
 __all__ = [
     "FIXED",
@@ -28,6 +29,7 @@ __all__ = [
     "emit",
     "emit_fp32",
     "find_lack",
+    "find_protected",
     "measure_price",
     "open_runner",
     "open_tracer",

@@ -1,0 +1,96 @@
+"""Values that nodes compute inside, where no tensor shows them: expressions that make tensors of them.
+
+An expression is a few ONNX nodes that stand behind the node and compute the value from what the node reads. A
+scan observes their tensors like any other. A newcomer adds a function here, in the table, and a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from overflow_fixer.copies import insert_nodes
+from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.inner.accumulators import Product, find_products
+from overflow_fixer.inner.expression import Expression
+from overflow_fixer.inner.norms import (
+    find_in_group_normalization,
+    find_in_instance_normalization,
+    find_in_layer_normalization,
+    find_in_lp_normalization,
+    find_in_mean_variance_normalization,
+    find_in_rms_normalization,
+)
+from overflow_fixer.inner.quantities import BOUNDS, Found, Quantity
+from overflow_fixer.inner.softmax import find_in_softmax
+from overflow_fixer.inner.sums import (
+    find_in_exclusive_sum,
+    find_in_global_average,
+    find_in_mean,
+    find_in_sum,
+)
+
+__all__ = ["EXPRESSIONS", "InnerValue", "Inside", "Quantity", "look_inside"]
+
+EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
+    "LayerNormalization": find_in_layer_normalization,
+    "InstanceNormalization": find_in_instance_normalization,
+    "GroupNormalization": find_in_group_normalization,
+    "MeanVarianceNormalization": find_in_mean_variance_normalization,
+    "RMSNormalization": find_in_rms_normalization,
+    "LpNormalization": find_in_lp_normalization,
+    "ReduceMean": find_in_mean,
+    "ReduceSum": find_in_sum,
+    "GlobalAveragePool": find_in_global_average,
+    "CumSum": find_in_exclusive_sum,
+    "Softmax": find_in_softmax,
+    "LogSoftmax": find_in_softmax,
+}
+_PREFIX = "inner_value_"
+
+
+@dataclass(frozen=True)
+class InnerValue:
+    """A value inside the node labelled `node`, which `nodes` make the tensor `tensor` of."""
+
+    node: str
+    quantity: Quantity
+    tensor: str
+
+    @property
+    def is_bound(self) -> bool:
+        return self.quantity in BOUNDS
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What there is to measure inside nodes, in the order of the graph, and the graph with a tensor for each."""
+
+    values: tuple[InnerValue, ...]
+    graph: Graph
+    products: tuple[Product, ...]
+    """The nodes that add up products, whose sums of magnitudes are measured where a bound asks for it."""
+
+
+def look_inside(graph: Graph) -> Inside:
+    """The expressions of all nodes that compute FP32."""
+    prefix = free_prefix(graph, _PREFIX)
+    values: list[InnerValue] = []
+    behind = {}
+    for node in graph.nodes:
+        if node.op_type in EXPRESSIONS and _computes_float(graph, node):
+            expression = Expression(graph, node, f"{prefix}{node.index}_")
+            found = [InnerValue(node.label, *one) for one in EXPRESSIONS[node.op_type](expression)]
+            values += found
+            if found:
+                behind[node.label] = expression.nodes
+    dtypes = dict.fromkeys((value.tensor for value in values), TensorProto.FLOAT)
+    expressed = insert_nodes(graph, behind, dtypes) if values else graph
+    return Inside(tuple(values), expressed, find_products(graph))
+
+
+def _computes_float(graph: Graph, node: Node) -> bool:
+    is_standard = node.domain in ("", "ai.onnx")
+    return is_standard and graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT

@@ -1,0 +1,166 @@
+"""What a sum of products can reach on the way: sum |a| |b|, measured, and cheap bounds of it.
+
+Kernels that accumulate in FP16 exist, and TensorRT chooses them. In whatever order a kernel adds, no partial sum is
+larger than the sum of magnitudes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.copies import insert_nodes
+from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.records import Array, Dim
+
+MaxAbs = Callable[[str], float]
+"""Gives the largest magnitude of a tensor, NaN where none was seen."""
+
+Shapes = Mapping[str, Sequence[Dim]]
+_OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
+
+
+@dataclass(frozen=True)
+class Product:
+    """A node that adds up products of two tensors; `bias` is added too, "" where there is none."""
+
+    node: Node
+    left: str
+    right: str
+    bias: str
+
+
+def find_products(graph: Graph) -> tuple[Product, ...]:
+    """The nodes that add up products in FP32, in the order of the graph."""
+    return tuple(
+        Product(node, node.inputs[0], node.inputs[1], node.inputs[2] if _has_bias(node) else "")
+        for node in graph.nodes
+        if _adds_products(graph, node)
+    )
+
+
+def bound_by_ranges(product: Product, max_abs: MaxAbs, shapes: Shapes) -> float:
+    """K max|a| max|b| + max|bias|; NaN where the number of terms K cannot be told or a range is missing."""
+    terms = _count_terms(product, shapes)
+    scale, shift = _gemm_factors(product.node)
+    bias = max_abs(product.bias) if product.bias else 0.0
+    return terms * max_abs(product.left) * max_abs(product.right) * scale + bias * shift
+
+
+def find_channel_norm(graph: Graph, product: Product) -> tuple[str, float] | None:
+    """The tensor that constant weights are multiplied with, and the largest sum of |weight| of an output channel.
+
+    None where neither is constant.
+    """
+    for weights, other, is_right in (
+        (product.right, product.left, True),
+        (product.left, product.right, False),
+    ):
+        sums = _channel_sums(graph, product.node, weights, is_right)
+        if sums is not None and sums.size:
+            return other, float(sums.max())
+    return None
+
+
+def bound_by_norm(product: Product, norm: tuple[str, float], max_abs: MaxAbs) -> float:
+    """The same bound with what find_channel_norm gives in place of K max|b|."""
+    other, factor = norm
+    scale, shift = _gemm_factors(product.node)
+    bias = max_abs(product.bias) if product.bias else 0.0
+    return factor * max_abs(other) * scale + bias * shift
+
+
+def express_products(graph: Graph, products: Sequence[Product]) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with the same nodes once more, on magnitudes; and the tensors that these write."""
+    prefix = free_prefix(graph, "inner_products_")
+    behind = {p.node.label: _on_magnitudes(p, f"{prefix}{p.node.index}_") for p in products}
+    tensors = tuple(nodes[-1].output[0] for nodes in behind.values())
+    return insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT)), tensors
+
+
+def _on_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
+    inputs = [f"{prefix}{slot}" if name else "" for slot, name in enumerate(product.node.inputs)]
+    nodes = [
+        onnx.helper.make_node("Abs", [name], [output])
+        for name, output in zip(product.node.inputs, inputs, strict=True)
+        if name
+    ]
+    node = onnx.NodeProto()
+    node.CopyFrom(product.node.proto)
+    node.ClearField("name")
+    node.input[:] = inputs
+    node.output[:] = [f"{prefix}sum"]
+    for attribute in node.attribute:
+        if attribute.name in ("alpha", "beta"):
+            attribute.f = abs(attribute.f)
+    return [*nodes, node]
+
+
+def _adds_products(graph: Graph, node: Node) -> bool:
+    is_standard = node.domain in ("", "ai.onnx") and node.op_type in _OPERATORS
+    is_float = graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
+    return is_standard and is_float and (node.op_type != "Einsum" or len(node.inputs) == 2)
+
+
+def _has_bias(node: Node) -> bool:
+    return node.op_type != "Einsum" and len(node.inputs) > 2 and bool(node.inputs[2])
+
+
+def _gemm_factors(node: Node) -> tuple[float, float]:
+    """|alpha| and |beta|, 1 but for Gemm."""
+    factors = (node.attribute(name) if node.op_type == "Gemm" else None for name in ("alpha", "beta"))
+    alpha, beta = (1.0 if factor is None else abs(factor.f) for factor in factors)
+    return alpha, beta
+
+
+def _count_terms(product: Product, shapes: Shapes) -> float:
+    """How many products make one sum, at most; NaN where that cannot be told."""
+    node = product.node
+    left, right = shapes.get(product.left), shapes.get(product.right)
+    if node.op_type in ("Conv", "ConvTranspose"):
+        return (
+            _multiply(right[1:] if node.op_type == "Conv" else (right[0], *right[2:])) if right else math.nan
+        )
+    if node.op_type == "Einsum":
+        return _multiply(left) if left else math.nan
+    is_transposed = node.op_type == "Gemm" and _is_set(node, "transA")
+    from_left = left[0 if is_transposed else -1] if left else None
+    from_right = _inner_dim(node, right) if right else None
+    known = next((dim for dim in (from_left, from_right) if isinstance(dim, int)), None)
+    return math.nan if known is None else float(known)
+
+
+def _inner_dim(node: Node, right: Sequence[Dim]) -> Dim:
+    if node.op_type == "Gemm" and _is_set(node, "transB"):
+        return right[1]
+    return right[-2] if len(right) > 1 else right[0]
+
+
+def _multiply(dims: Sequence[Dim]) -> float:
+    return math.prod(float(dim) if isinstance(dim, int) else math.nan for dim in dims)
+
+
+def _is_set(node: Node, name: str) -> bool:
+    found = node.attribute(name)
+    return found is not None and bool(found.i)
+
+
+def _channel_sums(graph: Graph, node: Node, tensor: str, is_right: bool) -> Array | None:
+    """The sum of |weight| over what one element of the output adds up; None where there is no constant of that form."""
+    weights = graph.read_constant(tensor) if node.op_type != "Einsum" else None
+    if weights is None or weights.ndim < 2 or (node.op_type.startswith("Conv") and not is_right):
+        return None
+    magnitudes = np.abs(weights, dtype=np.float64) if weights.dtype == np.float64 else np.abs(weights)
+    axis: int | tuple[int, ...] = -2 if is_right else -1
+    if node.op_type == "Conv":
+        axis = tuple(range(1, weights.ndim))
+    elif node.op_type == "ConvTranspose":
+        axis = (0, *range(2, weights.ndim))
+    elif _is_set(node, "transB" if is_right else "transA"):
+        axis = -1 if is_right else -2
+    return np.asarray(magnitudes.sum(axis=axis, dtype=np.float64))

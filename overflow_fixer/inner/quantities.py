@@ -1,0 +1,15 @@
+"""The values inside nodes that a scan measures, by the words that reports use for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Quantity = Literal[
+    "deviation", "sum", "sum of magnitudes", "sum of squares", "row maximum", "scores", "products"
+]
+
+Found = tuple[Quantity, str]
+"""A quantity, and the tensor of an expression that holds it."""
+
+BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})
+"""Those that bound what a node computes: it depends on the order in which a kernel adds."""

@@ -1,0 +1,33 @@
+"""A sum of products of which a part may overflow in a kernel that accumulates in FP16, whatever the output shows.
+
+TensorRT chooses such kernels. The evidence is sum |a| |b|, which no partial sum exceeds in whatever order, measured
+by the scan where a bound was over FP16's limit; so it is held against that limit, not against the threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from overflow_fixer.formats import FP16_MAX
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+
+
+def find_large_accumulators(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding where sum |a| |b| is over 65504, as policy.accumulators wants it. None where what comes in is not finite."""
+    inner = ranges.inner_of.get(node.label, {}).get("products")
+    if inner is None or policy.accumulators == "off":
+        return
+    value = inner.seen.max_abs
+    if not FP16_MAX < value < math.inf:
+        return
+    reason = (
+        f"sum |a| |b| inside reaches {value:.6g}, over FP16's limit of {FP16_MAX:g}: a kernel that accumulates in FP16 may "
+        "overflow on the way to an output that does not"
+    )
+    action = policy.accumulators if policy.accumulators == "pin" else "none"
+    batch = ranges.worst_batch_of(inner.seen)
+    yield Finding("accumulator", node.label, node.outputs[0], value, FP16_MAX, reason, batch, action, "low")

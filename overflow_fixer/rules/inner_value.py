@@ -1,0 +1,86 @@
+"""A value that a node computes inside, and that no tensor shows, pins the node.
+
+The scan measures them (docs/numerics.md lists them): the squares and sums of normalisations, the sum that a mean
+divides, the row of a softmax that is masked as a whole. A measured value is held against the threshold, as a
+tensor is. What only bounds a value is held against FP16's own limit, since it has a margin of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, InnerRange, PlanPolicy, RangeTable, Severity
+from overflow_fixer.rules.inner_function import find_large_functions
+
+_TEXT = {
+    "deviation": "the square of x - mean",
+    "sum": "the sum before it is divided",
+    "sum of magnitudes": "the sum of magnitudes, which bounds every partial sum,",
+    "sum of squares": "the sum of squares",
+    "scores": "the product of queries and keys before it is scaled",
+}
+_SQUARED = frozenset({"deviation"})
+"""Quantities whose square is what the node computes."""
+
+
+def find_large_inner_values(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each quantity inside the node that is over its limit.
+
+    Of what only bounds a value, none where the node is found out by a measured one. NaN and infinities that
+    come in are the rule non_finite's.
+    """
+    inner = ranges.inner_of.get(node.label, {}).values()
+    found = [finding for one in inner for finding in _judge(node, ranges, one, policy)]
+    found += find_large_functions(node, ranges, policy)
+    certain = [finding for finding in found if finding.severity == "high"]
+    yield from certain or found
+
+
+def _judge(node: Node, ranges: RangeTable, inner: InnerRange, policy: PlanPolicy) -> Iterator[Finding]:
+    seen = ranges.get(node.inputs[0])
+    if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
+        return
+    if inner.quantity == "row maximum":
+        yield from _judge_rows(node, ranges, inner)
+    elif inner.quantity in _TEXT:
+        yield from _judge_magnitude(node, ranges, inner, policy)
+
+
+def _judge_magnitude(
+    node: Node, ranges: RangeTable, inner: InnerRange, policy: PlanPolicy
+) -> Iterator[Finding]:
+    value = inner.seen.max_abs
+    if inner.quantity in _SQUARED:
+        value *= value
+    limit = FP16_MAX if inner.is_bound else policy.threshold
+    if value <= limit or math.isnan(value):
+        return
+    named = "FP16's limit" if inner.is_bound else "the threshold"
+    reason = f"{_TEXT[inner.quantity]} inside reaches {value:.6g}, over {named} of {limit:g}"
+    yield _find(node, ranges, inner, value, limit, reason)
+
+
+def _judge_rows(node: Node, ranges: RangeTable, inner: InnerRange) -> Iterator[Finding]:
+    """A row whose largest element is -65520 or less becomes one of -inf alone, whose softmax is NaN."""
+    value = inner.seen.min
+    if value > -FP16_OVERFLOW or math.isnan(value):
+        return
+    reason = (
+        f"a row is masked as a whole: its largest element is {value:.6g}, so that FP16 has nothing but -inf in it, "
+        "and the softmax of that is NaN"
+    )
+    yield _find(node, ranges, inner, value, -FP16_OVERFLOW, reason)
+
+
+def _find(
+    node: Node, ranges: RangeTable, inner: InnerRange, value: float, limit: float, reason: str
+) -> Finding:
+    is_furthest = inner.quantity != "row maximum" or -value == inner.seen.max_abs
+    batch = ranges.worst_batch_of(inner.seen) if is_furthest else None
+    severity: Severity = "low" if inner.is_bound else "high"
+    return Finding("inner_value", node.label, node.inputs[0], value, limit, reason, batch, severity=severity)
