@@ -110,8 +110,9 @@ class Range:
 class InnerRange:
     """What was seen of a value that a node computes inside, over all batches.
 
-    `quantity` is one that docs/inner-values.md names; its `seen.tensor` is "NODE: QUANTITY". Where it `is_bound`,
-    no value of that kind was larger, and the true one may be smaller.
+    `quantity` is one that docs/numerics.md names; its `seen.tensor` is "NODE: QUANTITY", and there is no
+    `min_nonzero_abs` and no `over_fp16_count` in it, and no `min` of what cannot be negative. Where it `is_bound`, no value of that kind was larger, and the
+    true one may be smaller.
     """
 
     node: str

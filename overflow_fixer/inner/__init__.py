@@ -6,10 +6,11 @@ scan observes their tensors like any other. A newcomer adds a function here, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import insert_nodes
 from overflow_fixer.graph import Graph, Node, free_prefix
@@ -23,7 +24,7 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
-from overflow_fixer.inner.quantities import BOUNDS, Found, Quantity
+from overflow_fixer.inner.quantities import BOUNDS, SIGNED, Found, Quantity
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -32,7 +33,7 @@ from overflow_fixer.inner.sums import (
     find_in_sum,
 )
 
-__all__ = ["EXPRESSIONS", "InnerValue", "Inside", "Quantity", "look_inside"]
+__all__ = ["EXPRESSIONS", "SIGNED", "InnerValue", "Inside", "Quantity", "look_inside"]
 
 EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "LayerNormalization": find_in_layer_normalization,
@@ -53,9 +54,10 @@ _PREFIX = "inner_value_"
 
 @dataclass(frozen=True)
 class InnerValue:
-    """A value inside the node labelled `node`, which `nodes` make the tensor `tensor` of."""
+    """A value inside the node labelled `node`, made the tensor `tensor` from what the node reads, `source` first."""
 
     node: str
+    source: str
     quantity: Quantity
     tensor: str
 
@@ -70,6 +72,8 @@ class Inside:
 
     values: tuple[InnerValue, ...]
     graph: Graph
+    extremes: Mapping[str, tuple[str, str, str]]
+    """For tensors that are looked at row by row, in `graph`: the largest, the smallest and the mean of each row."""
     products: tuple[Product, ...]
     """The nodes that add up products, whose sums of magnitudes are measured where a bound asks for it."""
 
@@ -78,17 +82,23 @@ def look_inside(graph: Graph) -> Inside:
     """The expressions of all nodes that compute FP32."""
     prefix = free_prefix(graph, _PREFIX)
     values: list[InnerValue] = []
-    behind = {}
+    behind: dict[str, list[NodeProto]] = {}
+    extremes: dict[str, tuple[str, str, str]] = {}
+    constants: dict[object, str] = {}
     for node in graph.nodes:
         if node.op_type in EXPRESSIONS and _computes_float(graph, node):
-            expression = Expression(graph, node, f"{prefix}{node.index}_")
-            found = [InnerValue(node.label, *one) for one in EXPRESSIONS[node.op_type](expression)]
+            expression = Expression(graph, node, f"{prefix}{node.index}_", constants)
+            found = [
+                InnerValue(node.label, node.inputs[0], *one) for one in EXPRESSIONS[node.op_type](expression)
+            ]
             values += found
             if found:
                 behind[node.label] = expression.nodes
-    dtypes = dict.fromkeys((value.tensor for value in values), TensorProto.FLOAT)
-    expressed = insert_nodes(graph, behind, dtypes) if values else graph
-    return Inside(tuple(values), expressed, find_products(graph))
+            if expression.extremes is not None:
+                extremes[expression.source] = expression.extremes
+    tensors = chain((value.tensor for value in values), *extremes.values())
+    expressed = insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT)) if values else graph
+    return Inside(tuple(values), expressed, extremes, find_products(graph))
 
 
 def _computes_float(graph: Graph, node: Node) -> bool:

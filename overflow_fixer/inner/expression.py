@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +19,19 @@ _AXES_ARE_INPUTS = {
 
 
 class Expression:
-    """Collects the nodes for what is inside `node`; names of new tensors begin with `prefix`."""
+    """Collects the nodes for what is inside `node`; names of new tensors begin with `prefix`.
 
-    def __init__(self, graph: Graph, node: Node, prefix: str) -> None:
+    `constants` are those of expressions before this one, by value; new ones are added.
+    """
+
+    def __init__(self, graph: Graph, node: Node, prefix: str, constants: dict[object, str]) -> None:
         self.graph = graph
         self.node = node
         self.nodes: list[NodeProto] = []
+        self.extremes: tuple[str, str, str] | None = None
+        """The largest, the smallest and the mean of each row of `source`, whose rows hold all of it; if there are such."""
         self._prefix = prefix
-        self._constants: dict[tuple[int, ...], str] = {}
+        self._constants = constants
 
     @property
     def source(self) -> str:
@@ -52,6 +58,21 @@ class Expression:
     def flatten(self, axis: int) -> str:
         """`source` as a matrix: the dimensions before `axis`, and this one with all behind it."""
         return self.apply("Flatten", self.source, axis=axis)
+
+    def number(self, value: float) -> str:
+        """A constant float scalar; the same for the same value."""
+        if value not in self._constants:
+            tensor = onnx.helper.make_tensor("", TensorProto.FLOAT, [], [value])
+            self._constants[value] = self.apply("Constant", value=tensor)
+        return self._constants[value]
+
+    def count_columns(self, matrix: str, axis: int) -> str:
+        """The second dimension of `source` flattened at `axis`, as a float."""
+        dims = [dim for dim in self.graph.shapes.get(self.source, [None])[axis:] if isinstance(dim, int)]
+        if len(dims) == len(self.graph.shapes.get(self.source, [None])[axis:]):
+            return self.number(float(math.prod(dims)))
+        columns = self.apply("Slice", self.apply("Shape", matrix), self.integers(1), self.integers(2))
+        return self.apply("Cast", columns, to=TensorProto.FLOAT)
 
     def reduce(self, op_type: str, source: str, axes: Sequence[int] | str | None) -> str:
         """A reduction over `axes` (their numbers, a tensor that holds them, None for all), which keeps dimensions."""

@@ -13,3 +13,6 @@ Found = tuple[Quantity, str]
 
 BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})
 """Those that bound what a node computes: it depends on the order in which a kernel adds."""
+
+SIGNED: frozenset[Quantity] = frozenset({"sum", "row maximum", "scores"})
+"""Those that can be negative; of the others no minimum is told."""

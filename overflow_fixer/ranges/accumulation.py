@@ -17,7 +17,7 @@ from overflow_fixer.inner.accumulators import (
     find_channel_norm,
 )
 from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.observers import ReductionObserver
+from overflow_fixer.ranges.observers import Look, ReductionObserver
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.records import Batch
 
@@ -65,7 +65,8 @@ class Accumulation:
         if self._observer is None or rows != self._measured:
             self._observer = None  # let go of the old session's weights
             graph, tensors = express_products(self._graph, [self._products[row] for row in rows])
-            self._observer = ReductionObserver(graph, tensors, frozenset(), self._provider)
+            looks = dict.fromkeys(tensors, Look(frozenset({"max", "sum"})))
+            self._observer = ReductionObserver(graph, tensors, (), looks, provider=self._provider)
             self._measured = rows
         return self._observer
 

@@ -25,11 +25,16 @@ Step = Callable[[Values], Values]
 
 @dataclass(frozen=True)
 class Derivation:
-    """`tensor` holds what `step` makes of each element of its `sources`, or NaN."""
+    """`tensor` holds what `step` makes of each element of its `sources`, or NaN.
+
+    `step` takes the extremes [2, source] and gives values among which are those of the tensor. `element_count` is None
+    where it is the sum of those of the sources.
+    """
 
     tensor: str
     sources: tuple[str, ...]
     step: Step
+    element_count: int | None = None
 
 
 def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Derivation]:
@@ -46,6 +51,11 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
             if all(tensor in sources for tensor in read):
                 yield Derivation(name, tuple(sources[tensor] for tensor in read), step)
                 break
+
+
+def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int) -> Derivation:
+    """From tensors that hold the largest, the smallest and the mean of each row, of which only the mean shows a NaN."""
+    return Derivation(tensor, rows, _leave_out_mean, element_count)
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
@@ -88,6 +98,10 @@ def _keep(values: Values) -> Values:
     return values
 
 
+def _leave_out_mean(values: Values) -> Values:
+    return values[:, :2]
+
+
 def _rectify(values: Values) -> Values:
     return np.asarray(np.maximum(values, np.float32(0)), np.float32)
 
@@ -124,5 +138,5 @@ def derive(
             least, most = np.fmin.reduce(reached, axis=None), np.fmax.reduce(reached, axis=None)
             ends[:, row] = least, most
             is_beyond = least <= -FP16_OVERFLOW or most >= FP16_OVERFLOW
-            is_lost = bool((np.isnan(reached) & ~np.isnan(ends[:, sources])).any())
+            is_lost = bool(np.isnan(reached).any() and not np.isnan(ends[:, sources]).any())
             is_plain[row] = bool(is_plain[sources].all()) and not is_beyond and not is_lost

@@ -87,12 +87,13 @@ def add_probes(
     unguarded: Collection[str] = (),
     shapes: Mapping[str, Sequence[Dim]] = MappingProxyType({}),
     in_rows: bool = True,
+    words: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Probed:
     """A probe for each of `tensors`, which are in graph order; some are detailed.
 
-    Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN.
-    `shapes` are those that can be relied on; of others the probe tells the size. `in_rows`: reduce large
-    tensors in rows.
+    Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN; of those
+    in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on; of
+    others the probe tells the size. `in_rows`: reduce large tensors in rows.
     """
     prefix = free_prefix(graph, "range_probe_")
     probes = [
@@ -103,7 +104,7 @@ def add_probes(
             shapes.get(name),
             is_detailed=name in detailed,
             in_rows=in_rows,
-            wanted={"sum": name not in unguarded, "min_nonzero_abs": name in small},
+            wanted=words.get(name) or _choose_words(name in unguarded, name in small),
         )
         for i, name in enumerate(tensors)
     ]
@@ -129,13 +130,12 @@ def _make_probe(
     *,
     is_detailed: bool,
     in_rows: bool,
-    wanted: Mapping[str, bool],
+    wanted: Collection[str],
 ) -> Probe:
     """`prefixes` are the probe's own and the shared one, `dims` what can be relied on of the shape."""
     count = count_elements(dims)
     rows = find_rows(dims) if in_rows and not is_detailed else 1
     is_flat = is_detailed or rows > 1 or not dims or count is None
-    takes = {**wanted, "size": count is None}
     return Probe(
         tensor=tensor,
         dtype=graph.dtypes[tensor],
@@ -145,8 +145,17 @@ def _make_probe(
         rows=rows,
         rank=None if is_flat else len(dims or ()),
         is_detailed=is_detailed,
-        takes=frozenset(word for word, is_wanted in takes.items() if is_wanted),
+        takes=frozenset((*wanted, "size") if count is None else wanted),
     )
+
+
+def _choose_words(is_unguarded: bool, is_small: bool) -> Collection[str]:
+    return [
+        "max",
+        "min",
+        *(() if is_unguarded else ("sum",)),
+        *(("min_nonzero_abs",) if is_small else ()),
+    ]
 
 
 def count_elements(dims: Sequence[Dim] | None) -> int | None:

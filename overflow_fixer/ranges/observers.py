@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.derivations import derive, find_derivations
+from overflow_fixer.ranges.derivations import Derivation, derive, derive_from_rows, find_derivations
 from overflow_fixer.ranges.guards import find_covers
 from overflow_fixer.ranges.instrument import Probed, add_probes, count_elements, mark_tensors
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
@@ -48,6 +50,24 @@ class OutputObserver:
         return np.array([found[name] for name in self._tensors], SUMMARY)
 
 
+@dataclass(frozen=True)
+class Look:
+    """What is taken of a tensor of which not everything matters: some of the words "max", "min" and "sum".
+
+    Values over FP16's range are not counted, but for one that may hold a NaN. That is shown by the sum, or by
+    `guard`, another tensor: where that holds a value out of range, infinite or NaN, this one is counted.
+    """
+
+    words: frozenset[str]
+    guard: str | None = None
+
+
+def _look_at_rows(extremes: Mapping[str, tuple[str, str, str]]) -> Iterator[tuple[str, Look]]:
+    for rows in extremes.values():
+        for tensor, word in zip(rows, ("max", "min", "sum"), strict=True):
+            yield tensor, Look(frozenset({word}))
+
+
 class ReductionObserver:
     """Probes in the graph, of which only short vectors leave.
 
@@ -55,28 +75,52 @@ class ReductionObserver:
     own. Each other starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
     NaN), the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
     batch could give other values, every tensor has a detailed probe from the start. `small` are the tensors
-    whose smallest magnitude is taken.
+    whose smallest magnitude is taken, `looks` those of which not everything is.
+    `extremes` names, for a tensor, others that hold the largest, the smallest and the mean of each of its rows.
     """
 
     def __init__(
-        self, graph: Graph, tensors: Sequence[str], small: Collection[str], provider: Provider = "cpu"
+        self,
+        graph: Graph,
+        tensors: Sequence[str],
+        small: Collection[str] = (),
+        looks: Mapping[str, Look] = MappingProxyType({}),
+        extremes: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
+        provider: Provider = "cpu",
     ) -> None:
         self._graph, self._provider = graph, provider
-        self._sources = sources = find_sources(graph, tensors)
+        looks = {**looks, **dict(_look_at_rows(extremes))}
+        self._sources = sources = find_sources(graph, list(dict.fromkeys((*tensors, *looks))))
         self._tensors = tuple(dict.fromkeys(sources.values()))
         self._small = frozenset(sources[name] for name in tensors if name in small)
         self._row_of = row_of = {name: row for row, name in enumerate(self._tensors)}
         self._rows = np.array([row_of[sources[name]] for name in tensors], np.int64)
+        self._words = {name: look.words for name, look in looks.items()}
+        guards = ((name, sources.get(look.guard or "")) for name, look in looks.items())
+        self._guards = [(row_of[name], row_of[guard]) for name, guard in guards if guard is not None]
+        self._is_partial = np.array([name in looks for name in self._tensors], np.bool_)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
-        self._steps = [
-            (row_of[found.tensor], [row_of[name] for name in found.sources], found.step)
-            for found in find_derivations(graph, sources)
-            if found.tensor not in self._small
-        ]
         # what the model itself records of inner shapes is not relied on
         self._shapes: Mapping[str, Sequence[Dim]] = infer_shapes_for(graph, {})
+        self._steps = [
+            (row_of[found.tensor], [row_of[name] for name in found.sources], found.step, found.element_count)
+            for found in self._find_derivations(extremes)
+            if found.tensor not in self._small
+        ]
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
         self._open()
+
+    def _find_derivations(self, extremes: Mapping[str, tuple[str, str, str]]) -> Iterator[Derivation]:
+        """Sources come before what is derived of them."""
+        found = list(find_derivations(self._graph, self._sources))
+        derived = {derivation.tensor for derivation in found}
+        for tensor, rows in extremes.items():
+            source = self._sources.get(tensor, "")
+            count = count_elements(self._shapes.get(source))
+            if source in self._row_of and source not in derived and count is not None:
+                derived.add(source)
+                yield derive_from_rows(source, rows, count)
+        yield from found
 
     def observe(self, batch: Batch) -> Summaries:
         while True:
@@ -90,12 +134,12 @@ class ReductionObserver:
         self._session: Any = None  # let go of the old one's weights before the new one reads them
         self._derived = [step for step in self._steps if not self._is_detailed[step[0]]]
         self._is_probed = np.full(len(self._tensors), True)
-        self._is_probed[[row for row, _, _ in self._derived]] = False
+        self._is_probed[[row for row, *_ in self._derived]] = False
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
         self._probed = add_probes(
-            self._graph, probed, detailed, self._small, covers, self._shapes, self._in_rows
+            self._graph, probed, detailed, self._small, covers, self._shapes, self._in_rows, self._words
         )
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
@@ -129,18 +173,20 @@ class ReductionObserver:
         for row, cover in self._covers:  # from the last on, since a cover may have one
             has_nan[row] = has_nan[cover]
         is_plain = ~has_nan & (seen["over_fp16_count"] == 0)
-        is_plain[is_quick] &= is_in_range
+        is_plain[is_quick] &= is_in_range | (self._is_partial & np.isfinite(seen["max_abs"]))[is_quick]
         if self._derived:
             self._derive(seen, is_plain)
+        for row, guard in self._guards:
+            is_plain[row] &= is_plain[guard]
         return seen, is_plain
 
     def _derive(self, seen: Summaries, is_plain: Flags) -> None:
         """Fill in the derived tensors, in place."""
         ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
         counts = seen["element_count"].tolist()
-        derive(self._derived, ends, is_plain)
-        for row, sources, _ in self._derived:
-            counts[row] = sum(counts[source] for source in sources)
+        derive(((row, sources, step) for row, sources, step, _ in self._derived), ends, is_plain)
+        for row, sources, _, count in self._derived:
+            counts[row] = sum(counts[source] for source in sources) if count is None else count
         is_derived = ~self._is_probed
         seen["element_count"] = counts
         found = seen[is_derived]
@@ -158,11 +204,17 @@ class OptimizedObserver(ReductionObserver):
 
 
 def open_observer(
-    graph: Graph, tensors: Sequence[str], observe: Observe, small: Collection[str], provider: Provider
+    graph: Graph,
+    tensors: Sequence[str],
+    observe: Observe,
+    small: Collection[str],
+    looks: Mapping[str, Look],
+    extremes: Mapping[str, tuple[str, str, str]],
+    provider: Provider,
 ) -> Observer:
     """The observer of the way named for tensors that are no constants. "optimized" is the CPU's alone."""
     if observe == "outputs":
         return OutputObserver(graph, tensors, provider)
     if observe == "optimized" and provider == "cpu" and has_faster_kernels(graph):
-        return OptimizedObserver(graph, tensors, small)
-    return ReductionObserver(graph, tensors, small, provider)
+        return OptimizedObserver(graph, tensors, small, looks, extremes)
+    return ReductionObserver(graph, tensors, small, looks, extremes, provider)

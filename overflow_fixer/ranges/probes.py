@@ -21,12 +21,13 @@ from onnx import NodeProto, TensorProto
 from overflow_fixer.formats import FP16_OVERFLOW
 
 QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
-"""Each probe takes the first two, and of the others what is asked for."""
+"""A probe takes of these what is asked for."""
 DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite")
 
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
 _AXES_ARE_INPUTS = {"ReduceMax": 18, "ReduceMin": 18, "ReduceSum": 13}
 """The opset from which on a reduction's axes are an input."""
+_REDUCTIONS = {"max": "ReduceMax", "min": "ReduceMin", "sum": "ReduceSum"}
 _TINY: dict[int, float] = {TensorProto.FLOAT: 2.0**-149, TensorProto.DOUBLE: 2.0**-1074}
 """The least magnitude that is not zero."""
 _CAST_TO: dict[int, onnx.AttributeProto] = {
@@ -43,7 +44,7 @@ class Probe:
     Its tensors are named `prefix` and a word, the constants that all probes share `shared` and a word.
     `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
     number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
-    takes besides the first two; a detailed probe takes everything, in one row.
+    takes; a detailed probe takes everything, in one row.
     """
 
     tensor: str
@@ -61,7 +62,7 @@ class Probe:
         """What it takes, in order."""
         if self.is_detailed:
             return DETAILED
-        return tuple(word for word in QUICK if word in ("max", "min") or word in self.takes)
+        return tuple(word for word in QUICK if word in self.takes)
 
     @property
     def vectors(self) -> Iterator[tuple[str, str, int]]:
@@ -91,10 +92,9 @@ class Probe:
         yield from self._detailed(source) if self.is_detailed else self._quick(source)
 
     def _quick(self, flat: str) -> Iterator[NodeProto]:
-        yield from self._reduce("ReduceMax", flat, "max")
-        yield from self._reduce("ReduceMin", flat, "min")
-        if "sum" in self.takes:
-            yield from self._reduce("ReduceSum", flat, "sum")
+        for word, op_type in _REDUCTIONS.items():
+            if word in self.takes:
+                yield from self._reduce(op_type, flat, word)
         if "min_nonzero_abs" in self.takes:
             yield from self._min_nonzero_in_range(flat)
 

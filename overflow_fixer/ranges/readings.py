@@ -17,18 +17,27 @@ Flags = npt.NDArray[np.bool_]
 
 def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Summaries, Flags, Flags]:
     """The summaries of the tensors with a quick and with a detailed probe; of the first, which lie within
-    FP16's range (as far as they are not NaN), and which may hold a NaN by their own guard.
+    FP16's range (as far as they are not NaN), and which may hold a NaN by their own guard. Where a probe takes
+    but one of the extremes, both are that one.
     """
     values = np.concatenate([np.zeros(0), *(vector.reshape(-1) for vector in vectors)])
     most, least, total = (_reduce(ufunc, values, probed) for ufunc in (np.maximum, np.minimum, np.add))
     quick, detailed = probed.quick.T, probed.detailed.T
+    highest, lowest = _choose(most, quick[0], least, quick[1]), _choose(least, quick[1], most, quick[0])
     small = np.where(quick[4] < 0, np.nan, least[quick[4]])
     has_nan = np.isnan(np.where(quick[2] < 0, 0, total[quick[2]]))
     count = np.where(quick[3] < 0, probed.counts, _count(values, probed.starts[quick[3]]))
-    found, is_in_range = _read_quick(most[quick[0]], least[quick[1]], count, small)
+    found, is_in_range = _read_quick(highest, lowest, count, small)
     numbers = most[detailed]
     numbers[3] = _count(values, probed.starts[detailed[3]])
     return found, _read_detailed(numbers), is_in_range, has_nan
+
+
+def _choose(first: Array, places: Array, second: Array, other_places: Array) -> Array:
+    """The first, where a probe takes it; else the second, or 0 where it takes neither."""
+    return np.asarray(
+        np.where(places < 0, np.where(other_places < 0, 0, second[other_places]), first[places])
+    )
 
 
 def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:

@@ -9,10 +9,10 @@ from functools import reduce
 import numpy as np
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.inner import Inside
+from overflow_fixer.inner import SIGNED, InnerValue, Inside
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.accumulation import Accumulation
-from overflow_fixer.ranges.observers import Observe, open_observer
+from overflow_fixer.ranges.observers import Look, Observe, open_observer
 from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
 from overflow_fixer.ranges.summaries import Summaries, hide_small, merge_summaries, no_summaries, summarize
 from overflow_fixer.records import Batch
@@ -43,7 +43,11 @@ class Walk:
         self._constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(names))
         self._accumulation = Accumulation(graph, inside.products, provider)
         self._tensors = tensors
-        self._observer = open_observer(inside.graph, list(live), observe, small, provider)
+        looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
+        self._is_signed = np.array(["min" in _words_of(value) for value in inside.values], np.bool_)
+        self._observer = open_observer(
+            inside.graph, list(live), observe, small, looks, inside.extremes, provider
+        )
 
     def observe(self, batch: Batch) -> Summaries:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
@@ -55,7 +59,19 @@ class Walk:
         hide_small(found, self._is_taken)
         seen[self._live_rows] = found
         max_abs = dict(zip(self._tensors, seen["max_abs"].tolist(), strict=False))
-        return np.concatenate([seen, self._accumulation.observe(batch, max_abs)])
+        seen = np.concatenate([seen, self._accumulation.observe(batch, max_abs)])
+        self._hide_untold(seen[len(self._tensors) :])
+        return seen
+
+    def _hide_untold(self, inner: Summaries) -> None:
+        """What is not told of values inside nodes, in place: see records.InnerRange."""
+        inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
+        inner["min"][len(self._is_signed) :] = np.nan
+        inner["min"][: len(self._is_signed)][~self._is_signed] = np.nan
+
+
+def _words_of(value: InnerValue) -> frozenset[str]:
+    return frozenset({"max", "min"} if value.quantity in SIGNED else {"max"})
 
 
 def _summarize_constants(graph: Graph, rows: Mapping[str, int], count: int) -> Summaries:
