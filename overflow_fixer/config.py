@@ -121,6 +121,8 @@ class FixConfig(BaseModel):
     model: Path
     calib: Path | str
     out: Path | None = None
+    custom_ops: tuple[Path, ...] = ()
+    """Libraries of custom operators for ONNX Runtime."""
     calibration: CalibrationOptions = CalibrationOptions()
     scan: ScanOptions = ScanOptions()
     plan: PlanOptions = PlanOptions()

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.files import sha256_of
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.providers import (
     EXECUTION_PROVIDERS,
@@ -30,6 +31,8 @@ _DISABLE_PREPACKING = "session.disable_prepacking"
 _STOP_SPINNING = "session.force_spinning_stop"
 """Idle threads would spin on the cores that another session needs."""
 _RECORD_PLACES = "session.record_ep_graph_assignment_info"
+_custom_ops: list[Path] = []
+"""Libraries for every session; a process has one list, as it has one set of loaded libraries."""
 _ELEM_TYPES = {
     "float": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -43,6 +46,28 @@ _ELEM_TYPES = {
         for bits in (8, 16, 32, 64)
     },
 }
+
+
+def use_custom_ops(libraries: Sequence[Path]) -> None:
+    """Have ONNX Runtime load these libraries of custom operators for every session from now on, and no others.
+
+    They run code of their own in this process. Raises ModelError for one that does not load, with ONNX Runtime's words.
+    """
+    for library in libraries:
+        try:
+            onnxruntime.SessionOptions().register_custom_ops_library(str(library.resolve()))
+        except Exception as error:  # onnxruntime raises many unrelated types
+            raise ModelError(
+                f"The library of custom operators {library} does not load: {_first_line(error)}. Expected a shared library "
+                f"that registers operators with ONNX Runtime {onnxruntime.__version__} (RegisterCustomOps). Check the path "
+                "and which ONNX Runtime it was built for."
+            ) from error
+    _custom_ops[:] = libraries
+
+
+def hash_custom_ops() -> str:
+    """The SHA-256 of the libraries in use, in hexadecimal; "" where there are none."""
+    return sha256_of(_custom_ops) if _custom_ops else ""
 
 
 def open_session(
@@ -153,6 +178,8 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
     options.enable_mem_pattern = False
     options.log_severity_level = 4
     options.add_session_config_entry(_STOP_SPINNING, "1")
+    for library in _custom_ops:
+        options.register_custom_ops_library(str(library.resolve()))
     if by_priority:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if provider != "cpu":
@@ -179,7 +206,8 @@ def _refusal(provider: Provider, reason: str) -> str:
     remedy = "Use --provider cpu if it is the GPU that cannot (docs/scan-gpu.md)"
     if provider == "cpu":
         remedy = (
-            "Run the model in ONNX Runtime alone to see the same error; custom operators are not supported"
+            "Run the model in ONNX Runtime alone to see the same error. For operators that it does not know, name "
+            "their library with --ort-custom-op, or run TensorRT's plug-ins with --provider tensorrt (docs/custom-ops.md)"
         )
     return (
         f"ONNX Runtime {onnxruntime.__version__} refuses the model: {reason}. Expected a model that it can run "

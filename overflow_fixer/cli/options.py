@@ -10,6 +10,7 @@ import click
 
 from overflow_fixer.config import FixConfig, make_config
 from overflow_fixer.reports.numbers_json import dump_json, encode_number
+from overflow_fixer.sessions import use_custom_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
@@ -17,6 +18,7 @@ _PLACES = {
     "model": (),
     "calib": (),
     "out": (),
+    "custom_ops": (),
     "threshold": ("plan",),
     "masks": ("plan",),
     "accumulators": ("plan",),
@@ -50,13 +52,18 @@ _PLACES = {
 
 
 def settings(**flags: Any) -> FixConfig:
-    """The config of a verb's flags; those that were not given are taken from the file or the defaults."""
+    """The config of a verb's flags; those that were not given are taken from the file or the defaults.
+
+    Its custom operators are loaded.
+    """
     nested: dict[str, Any] = {}
     for flag, places in _PLACES.items():
         value = flags.get(flag)
         target = nested.setdefault(places[0], {}) if places else nested
         target[flag] = None if value == () else value
-    return make_config(flags.get("config"), nested)
+    config = make_config(flags.get("config"), nested)
+    use_custom_ops(config.custom_ops)
+    return config
 
 
 def to_json(**values: Any) -> str:
@@ -83,6 +90,13 @@ def common_options(function: F) -> F:
     options = [
         click.option("--out", type=_FILE, help="Folder of the results [MODEL-stem.fp16]."),
         click.option("--config", type=_FILE, help="TOML file with settings; see configs/default.toml."),
+        click.option(
+            "--ort-custom-op",
+            "custom_ops",
+            multiple=True,
+            type=_FILE,
+            help="A library of custom operators for ONNX Runtime.",
+        ),
         click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
         click.option("-v", "--verbose", is_flag=True, help="Say more."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),

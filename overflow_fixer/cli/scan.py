@@ -75,7 +75,7 @@ def _check_one(paths: tuple[Path, ...]) -> Path:
 
 def _check_merge(flags: dict[str, Any]) -> Path:
     """The file that a merge writes. Nothing else of a scan applies to it."""
-    given = [name for name, value in flags.items() if value is not None and name not in _OF_MERGE]
+    given = [name for name, value in flags.items() if value not in (None, ()) and name not in _OF_MERGE]
     if given or flags["out"] is None:
         found = f"--{given[0].replace('_', '-')}" if given else "no --out"
         raise click.UsageError(

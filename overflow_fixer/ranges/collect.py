@@ -25,6 +25,7 @@ from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
 from overflow_fixer.ranges.walk import Walk
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
+from overflow_fixer.sessions import hash_custom_ops
 
 OnProgress = Callable[[int, int], None]
 
@@ -102,7 +103,8 @@ def _make_key(
     small_values: str,
 ) -> ScanKey:
     fingerprint = "" if store is None else calibration.fingerprint
-    return ScanKey(graph.sha256, fingerprint, observe, len(calibration), provider, small_values)
+    own = (observe, len(calibration), provider, small_values, hash_custom_ops())
+    return ScanKey(graph.sha256, fingerprint, *own)
 
 
 def _begin(

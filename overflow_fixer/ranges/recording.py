@@ -28,6 +28,7 @@ class ScanKey:
     batches_total: int
     provider: str = "cpu"
     small_values: str = "needed"
+    custom_ops: str = ""
     tool_version: str = __version__
     onnxruntime_version: str = onnxruntime.__version__
     format_version: int = FORMAT_VERSION
@@ -40,6 +41,7 @@ _WORDS = {
     "batches_total": "the number of batches",
     "provider": "the provider",
     "small_values": "the setting small_values",
+    "custom_ops": "the custom operators' libraries",
     "tool_version": "overflow_fixer's version",
     "onnxruntime_version": "ONNX Runtime's version",
     "format_version": "the file's format",

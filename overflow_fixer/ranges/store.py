@@ -36,8 +36,8 @@ _PART_TYPES = {
     "batch_count": np.int64,
     "file": str,
 }
-_NEWER = ("provider", "small_values")
-"""What files of format 1 do not say."""
+_NEWER = ("provider", "small_values", "custom_ops")
+"""What files of older formats do not say."""
 _ABANDONED_SECONDS = 600.0
 
 
