@@ -15,6 +15,7 @@ from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
+from overflow_fixer.confidence import judge_confidence
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder
@@ -37,6 +38,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
+from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
 _MOST_WARNINGS = 20
@@ -56,6 +58,7 @@ def fix(
     for what cannot be done; what had been written by then stays valid.
     """
     clock = _Clock()
+    use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, backend)
     with clock.time("load"):
@@ -84,6 +87,7 @@ def fix(
 def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
     """Verify the artifact, plan and ranges that earlier stages left in `config.folder`, and report."""
     clock = _Clock()
+    use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
         graph = load_graph(config.model)
@@ -229,6 +233,7 @@ def _make_report(
         warnings=(*result.warnings, *_luck(result), *_warnings(ranges, best.verification)),
         price=result.price,
         fp32_engine=result.fp32,
+        confidence=judge_confidence(graph, ranges, best.plan),
     )
 
 

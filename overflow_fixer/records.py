@@ -261,6 +261,32 @@ class PrecisionPlan:
         return frozenset(pin.node for pin in self.pins)
 
 
+@dataclass(frozen=True)
+class Growth:
+    """How the largest magnitude of a tensor grew with the batches.
+
+    `headroom_bits` is up to FP16's limit and `margin_bits` up to the threshold; `growth_bits` is by how much it
+    grew, on average, from a random half of the batches to all of them. `worst_batch` is the first with the maximum.
+    """
+
+    tensor: str
+    max_abs: float
+    headroom_bits: float
+    margin_bits: float
+    growth_bits: float
+    worst_batch: int
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How sure a plan is. `nearest` are the tensors that could still pin a node, nearest to the threshold first;
+    `at_risk` those of them that four times the data would bring over it, at the rate at which they grew."""
+
+    batch_count: int
+    nearest: tuple[Growth, ...]
+    at_risk: tuple[Growth, ...]
+
+
 # ---------------------------------------------------------------- artifact
 
 
@@ -549,7 +575,8 @@ class FixReport:
     """Everything the main job learned: what `report.json` and the closing table are made from.
 
     `naive` is None where the comparison with plain FP16 was not wanted. `price` and `fp32_engine` (the
-    backend's own FP32 engine, TF32 off, held against the reference) are there for engines alone.
+    backend's own FP32 engine, TF32 off, held against the reference) are there for engines alone. `confidence`
+    tells how sure `plan` is.
     """
 
     model: Path
@@ -575,6 +602,7 @@ class FixReport:
     warnings: tuple[str, ...] = ()
     price: Price | None = None
     fp32_engine: Verification | None = None
+    confidence: Confidence = field(default_factory=lambda: Confidence(0, (), ()))
 
     @property
     def passed(self) -> bool:

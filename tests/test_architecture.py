@@ -14,8 +14,8 @@ FLOORS = [
     {"copies"},
     {"inner"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
-    {"backends", "config", "flops", "losses", "planning", "verification"},
-    {"reports", "repair", "trials"},
+    {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification"},
+    {"reports", "repair", "trials", "confidence"},
     {"pipeline"},
     {"cli"},
 ]

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from io import TextIOWrapper
 
 import click
 
 from overflow_fixer import __version__
-from overflow_fixer.cli.build import build_command
-from overflow_fixer.cli.doctor import doctor_command
-from overflow_fixer.cli.fix import fix_command
 from overflow_fixer.cli.guard import EXIT_STOPPED, STOPPED, run_guarded
-from overflow_fixer.cli.plan import plan_command
-from overflow_fixer.cli.report import report_command
-from overflow_fixer.cli.scan import scan_command
-from overflow_fixer.cli.verify import verify_command
 from overflow_fixer.errors import FixError, ModelError
 
-VERBS: dict[str, click.Command] = {
-    "fix": fix_command,
-    "scan": scan_command,
-    "plan": plan_command,
-    "build": build_command,
-    "verify": verify_command,
-    "report": report_command,
-    "doctor": doctor_command,
-}
+VERBS = ("fix", "scan", "plan", "build", "verify", "report", "doctor")
+"""Each is a module here, imported when it is called for: a plan does without what a build needs."""
 _EXIT_FAULT = 70
 _OUT_OF_MEMORY = (
     "memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer "
@@ -36,15 +23,24 @@ _OUT_OF_MEMORY = (
 
 
 class _MainJobByDefault(click.Group):
-    """A group that takes anything but a verb as the main job's arguments."""
+    """A group of the verbs that takes anything but a verb as the main job's arguments."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(f"overflow_fixer.cli.{name}"), f"{name}_command")
+        return command
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help", "-h", "--version"):
+        if args and args[0] not in (*VERBS, "--help", "-h", "--version"):
             args = ["fix", *args]
         return super().parse_args(context, args)
 
 
-@click.group(cls=_MainJobByDefault, commands=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_MainJobByDefault, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fix-fp16")
 def cli() -> None:
     """Find what overflows in FP16 in an ONNX model, keep just that in FP32, and prove it.

@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
-from overflow_fixer.backends import choose_backend
+from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.cli import options
+from overflow_fixer.confidence import judge_confidence
+from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import load_graph
-from overflow_fixer.pipeline import make_policy
+from overflow_fixer.plan_changes import compare_plans, say_change
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import load_ranges
-from overflow_fixer.reports import save_plan
+from overflow_fixer.records import PrecisionPlan
+from overflow_fixer.reports import load_plan, save_plan, say_confidence
 
 
 @click.command("plan")
@@ -24,12 +27,19 @@ from overflow_fixer.reports import save_plan
 def plan_command(
     ranges: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
 ) -> None:
-    """Decide from MODEL's recorded ranges which nodes stay in FP32, and write OUT/plan.json."""
+    """Decide from MODEL's recorded ranges which nodes stay in FP32, and write OUT/plan.json.
+
+    Nothing is run: another --threshold is tried in no time. Says what changed against the plan that is there, and
+    whether more calibration data would change it.
+    """
     config = options.settings(calib="random", **flags)
     graph = load_graph(config.model)
-    policy = make_policy(config, choose_backend(config.build.backend)[0])
-    plan = plan_precision(graph, load_ranges(ranges or config.folder / "ranges.h5"), policy)
+    backend = BACKENDS[choose_backend(config.build.backend)[0]]
+    policy = config.plan.policy(backend.find_protected(config.build.typing))
+    table = load_ranges(ranges or config.folder / "ranges.h5")
+    plan = plan_precision(graph, table, policy)
     path = config.folder / "plan.json"
+    before = _find_plan(path, plan.model_sha256)
     save_plan(plan, path)
     if as_json:
         click.echo(path.read_text(encoding="utf-8"))
@@ -39,3 +49,15 @@ def plan_command(
         )
         for pin in plan.pins if verbose else ():
             click.echo(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")
+        for line in say_change(compare_plans(before, plan)) if before is not None else ():
+            click.echo(line)
+        click.echo(say_confidence(judge_confidence(graph, table, plan)))
+
+
+def _find_plan(path: Path, model_sha256: str) -> PrecisionPlan | None:
+    """The plan that is there already, if it is one of this model."""
+    try:
+        found = load_plan(path)
+    except PlanError:
+        return None
+    return found if found.model_sha256 == model_sha256 else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from overflow_fixer.files import write_text
 from overflow_fixer.records import FixReport
+from overflow_fixer.reports.confidence_wording import say_confidence
 from overflow_fixer.reports.html_report import fill_template, render_html
 from overflow_fixer.reports.json_report import load_document, render_json
 from overflow_fixer.reports.plan_file import load_plan, save_plan
@@ -25,6 +26,7 @@ __all__ = [
     "render_json",
     "render_text",
     "save_plan",
+    "say_confidence",
     "write_reports",
 ]
 

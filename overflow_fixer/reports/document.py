@@ -15,6 +15,7 @@ from overflow_fixer.records import (
     Engine,
     Finding,
     FixReport,
+    Growth,
     Kept,
     Latency,
     Pin,
@@ -27,6 +28,7 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
+from overflow_fixer.reports.confidence_wording import say_confidence
 from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
 from overflow_fixer.reports.verdict import (
     SYNTHETIC_WARNING,
@@ -41,6 +43,7 @@ SCHEMA_VERSION = "2.2"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
+_MOST_NEAREST = 20
 _ERROR_COUNTS = (
     "element_count",
     "compared",
@@ -78,6 +81,7 @@ def build_document(report: FixReport) -> Document:
         "tolerance": _describe_tolerance(report.tolerance),
         "ranges": _describe_ranges(report),
         "plan": _describe_plan(report),
+        "confidence": _describe_confidence(report),
         "kept_in_fp32": [_describe_kept(kept) for kept in report.artifact.kept],
         "share": _describe_share(report.share),
         "price": None if report.price is None else _describe_price(report.price),
@@ -226,6 +230,28 @@ def _describe_plan(report: FixReport) -> Document:
         "pins": [describe_pin(pin) for pin in report.plan.pins],
         "clamps": [describe_clamp(clamp) for clamp in report.plan.clamps],
         "considered": [describe_finding(finding) for finding in report.plan.considered],
+    }
+
+
+def _describe_confidence(report: FixReport) -> Document:
+    found = report.confidence
+    return {
+        "sentence": say_confidence(found),
+        "batch_count": int(found.batch_count),
+        "at_risk_count": len(found.at_risk),
+        "nearest": [_describe_growth(report, growth) for growth in found.nearest[:_MOST_NEAREST]],
+    }
+
+
+def _describe_growth(report: FixReport, growth: Growth) -> Document:
+    return {
+        "tensor": growth.tensor,
+        "max_abs": encode_number(growth.max_abs),
+        "headroom_bits": encode_number(growth.headroom_bits),
+        "margin_bits": encode_number(growth.margin_bits),
+        "growth_bits": encode_number(growth.growth_bits),
+        "is_at_risk": growth in report.confidence.at_risk,
+        "batch": report.ranges.batch_names[growth.worst_batch] if growth.worst_batch >= 0 else None,
     }
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from importlib import resources
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports.document import Document, build_document
@@ -38,6 +36,9 @@ from overflow_fixer.reports.wording import (
     say_seconds,
     say_share,
 )
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _BAR_BITS = 16.0
 
@@ -83,7 +84,9 @@ def measure_bar(headroom_bits: JsonNumber) -> tuple[str, float]:
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> Template:
+    import jinja2
+
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

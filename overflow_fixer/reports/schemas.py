@@ -7,8 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from overflow_fixer.errors import FixError
 from overflow_fixer.reports.numbers_json import parse_json
 
@@ -27,6 +25,8 @@ def find_violation(document: Any, schema: dict[str, Any]) -> str | None:
 
     None when it obeys. Of several violations, the one that jsonschema finds most telling.
     """
+    import jsonschema  # a tenth of a second, which only who reads a file need spend
+
     validator = jsonschema.Draft202012Validator(schema)
     error = jsonschema.exceptions.best_match(validator.iter_errors(document))
     if error is None:

@@ -134,8 +134,17 @@ def _pins(document: Document) -> Iterator[RenderableType]:
         count = say_plural(sum(len(group.pins) for group in rest), "node")
         yield note(f"and {count} more, by {say_plural(len(rest), 'cause')}: see plan.json", "dim")
     yield from lay_out_proof(document)
-    if plan["considered"]:
-        count = say_plural(len(plan["considered"]), "finding")
+    yield from _considered(plan["considered"])
+    yield note(document["confidence"]["sentence"])
+
+
+def _considered(findings: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
+    protected = sum(found["action"] == "protected" for found in findings)
+    if protected:
+        count = say_plural(protected, "finding")
+        yield note(f"{count} inside nodes that the backend computes in FP32 by itself: see plan.json", "dim")
+    if len(findings) > protected:
+        count = say_plural(len(findings) - protected, "finding")
         yield note(f"{count} considered and left in FP16: see plan.json", "dim")
 
 

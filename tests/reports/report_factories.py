@@ -13,9 +13,11 @@ import numpy as np
 from overflow_fixer.records import (
     Artifact,
     Clamp,
+    Confidence,
     Engine,
     Finding,
     FixReport,
+    Growth,
     Kept,
     Latency,
     OutputVerdict,
@@ -146,8 +148,15 @@ def make_report(folder: Path, **changes: Any) -> FixReport:
         tolerance=Tolerance(min_snr_db=30.0, per_output={"boxes": 40.0}, max_abs_error=1e-6),
         files=(folder / "ranges.h5", folder / "plan.json", folder / "model.fp16.onnx"),
         durations_seconds={"scan": 1.5, "plan": 0.1},
+        confidence=make_confidence("/conv1/out"),
     )
     return replace(report, **changes)
+
+
+def make_confidence(tensor: str) -> Confidence:
+    """One tensor that may pass the threshold with more data, and one that stays within."""
+    near = Growth(tensor, 8123.5, 3.01, 0.3, 0.21, 1)
+    return Confidence(len(BATCHES), (near, Growth("/conv2/out", 900.0, 6.2, 3.5, 0.04, -1)), (near,))
 
 
 def make_engine(**changes: Any) -> Engine:
@@ -364,6 +373,7 @@ def make_hostile(folder: Path, name: str = HOSTILE, **changes: Any) -> FixReport
         artifact=replace(report.artifact, kept=kept, engine=engine),
         versions={name: name},
         price=Price(name, (Latency(name, 1.5, 2.5, 100),), 0.5, 0.1, (name,)),
+        confidence=make_confidence(name),
         fp32_engine=make_failing(name, first=name),
         **changes,
     )

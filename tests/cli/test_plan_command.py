@@ -1,0 +1,58 @@
+"""`fix-fp16 plan`: another threshold without another scan, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overflow_fixer.cli import main
+from overflow_fixer.reports import load_plan
+
+SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned")
+    _run("scan", SAMPLE / "model.onnx", "--calib", SAMPLE / "data", "--out", folder, "-q")
+    return folder
+
+
+def _run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert not stop.value.code
+
+
+def test_another_threshold_tells_what_changed(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ("plan", SAMPLE / "model.onnx", "--ranges", out / "ranges.h5", "--out", out)
+    _run(*plan)
+    first = capsys.readouterr().out
+    assert "Against" not in first  # there was none
+    before = load_plan(out / "plan.json").pinned
+    _run(*plan, "--threshold", 1000)
+    said = capsys.readouterr().out
+    more = load_plan(out / "plan.json").pinned - before
+    assert more
+    assert f"(threshold 10000, now 1000): {len(more)} more pinned, 0 no longer." in said
+    assert sum(line.startswith("  + ") for line in said.splitlines()) == min(len(more), 6)
+    _run(*plan)
+    assert f"{len(more)} no longer" in capsys.readouterr().out
+    assert load_plan(out / "plan.json").pinned == before
+
+
+def test_how_sure_the_plan_is_is_said(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run("plan", SAMPLE / "model.onnx", "--out", out)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(("More data", "No tensor is left"))
+    assert "bits left" in last
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema_version": "1.1"}'])
+def test_a_file_that_is_no_plan_is_replaced_silently(
+    out: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (out / "plan.json").write_text(content)
+    _run("plan", SAMPLE / "model.onnx", "--out", out)
+    assert "Against" not in capsys.readouterr().out
