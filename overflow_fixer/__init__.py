@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from overflow_fixer.backends.mixed_onnx.emit import emit, open_runner
     from overflow_fixer.calibration import open_calibration
+    from overflow_fixer.confidence import judge_confidence
     from overflow_fixer.config import FixConfig
     from overflow_fixer.errors import FixError
     from overflow_fixer.graph import load_graph
@@ -45,6 +46,7 @@ __all__ = [
     "collect_ranges",
     "emit",
     "fix",
+    "judge_confidence",
     "load_graph",
     "merge_ranges",
     "open_calibration",
@@ -57,6 +59,7 @@ __all__ = [
 _ROOMS = {
     "backends.mixed_onnx": ("emit", "open_runner"),
     "calibration": ("open_calibration",),
+    "confidence": ("judge_confidence",),
     "config": ("FixConfig",),
     "errors": ("FixError",),
     "graph": ("load_graph",),
