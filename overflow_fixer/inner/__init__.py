@@ -13,8 +13,9 @@ from itertools import chain
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import insert_nodes
-from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.graph import Graph, Node, free_prefix, infer_shapes_for
 from overflow_fixer.inner.accumulators import Product, find_products
+from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.norms import (
     find_in_group_normalization,
@@ -48,6 +49,7 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "CumSum": find_in_exclusive_sum,
     "Softmax": find_in_softmax,
     "LogSoftmax": find_in_softmax,
+    "Attention": find_in_attention,
 }
 _PREFIX = "inner_value_"
 
@@ -80,22 +82,20 @@ class Inside:
 
 def look_inside(graph: Graph) -> Inside:
     """The expressions of all nodes that compute FP32."""
-    prefix = free_prefix(graph, _PREFIX)
+    nodes = [node for node in graph.nodes if node.op_type in EXPRESSIONS and _computes_float(graph, node)]
+    prefix, shapes = free_prefix(graph, _PREFIX), infer_shapes_for(graph, {}) if nodes else {}
     values: list[InnerValue] = []
     behind: dict[str, list[NodeProto]] = {}
     extremes: dict[str, tuple[str, str, str]] = {}
     constants: dict[object, str] = {}
-    for node in graph.nodes:
-        if node.op_type in EXPRESSIONS and _computes_float(graph, node):
-            expression = Expression(graph, node, f"{prefix}{node.index}_", constants)
-            found = [
-                InnerValue(node.label, node.inputs[0], *one) for one in EXPRESSIONS[node.op_type](expression)
-            ]
-            values += found
-            if found:
-                behind[node.label] = expression.nodes
-            if expression.extremes is not None:
-                extremes[expression.source] = expression.extremes
+    for node in nodes:
+        expression = Expression(graph, node, f"{prefix}{node.index}_", constants, shapes)
+        found = EXPRESSIONS[node.op_type](expression)
+        values += [InnerValue(node.label, node.inputs[0], *one) for one in found]
+        if expression.nodes:
+            behind[node.label] = expression.nodes
+        if expression.extremes is not None:
+            extremes[expression.source] = expression.extremes
     tensors = chain((value.tensor for value in values), *extremes.values())
     expressed = insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT)) if values else graph
     return Inside(tuple(values), expressed, extremes, find_products(graph))

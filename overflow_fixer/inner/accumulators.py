@@ -7,7 +7,7 @@ larger than the sum of magnitudes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,16 +52,16 @@ def bound_by_ranges(product: Product, max_abs: MaxAbs, shapes: Shapes) -> float:
     return terms * max_abs(product.left) * max_abs(product.right) * scale + bias * shift
 
 
-def find_channel_norm(graph: Graph, product: Product) -> tuple[str, float] | None:
+def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ()) -> tuple[str, float] | None:
     """The tensor that constant weights are multiplied with, and the largest sum of |weight| of an output channel.
 
-    None where neither is constant.
+    None where neither is constant. `fed` are tensors whose values, where they have any, do not count: others are fed.
     """
     for weights, other, is_right in (
         (product.right, product.left, True),
         (product.left, product.right, False),
     ):
-        sums = _channel_sums(graph, product.node, weights, is_right)
+        sums = None if weights in fed else _channel_sums(graph, product.node, weights, is_right)
         if sums is not None and sums.size:
             return other, float(sums.max())
     return None
@@ -122,17 +122,46 @@ def _count_terms(product: Product, shapes: Shapes) -> float:
     """How many products make one sum, at most; NaN where that cannot be told."""
     node = product.node
     left, right = shapes.get(product.left), shapes.get(product.right)
-    if node.op_type in ("Conv", "ConvTranspose"):
-        return (
-            _multiply(right[1:] if node.op_type == "Conv" else (right[0], *right[2:])) if right else math.nan
-        )
     if node.op_type == "Einsum":
-        return _multiply(left) if left else math.nan
+        return (
+            _multiply(_summed_dims(node, left, right)) if left is not None and right is not None else math.nan
+        )
+    if node.op_type == "Conv":
+        return _multiply(right[1:]) if right else math.nan
+    if node.op_type == "ConvTranspose":
+        return _multiply((right[0], *right[2:])) / _groups(node) if right else math.nan
     is_transposed = node.op_type == "Gemm" and _is_set(node, "transA")
     from_left = left[0 if is_transposed else -1] if left else None
     from_right = _inner_dim(node, right) if right else None
     known = next((dim for dim in (from_left, from_right) if isinstance(dim, int)), None)
     return math.nan if known is None else float(known)
+
+
+def _summed_dims(node: Node, left: Sequence[Dim], right: Sequence[Dim]) -> Sequence[Dim]:
+    """The dimensions of an Einsum's letters that are not in its output, in which what "..." stands for is."""
+    found = node.attribute("equation")
+    equation = found.s.decode().replace(" ", "") if found is not None else ""
+    terms, arrow, output = equation.partition("->")
+    dims: dict[str, list[Dim]] = {}
+    for term, shape in zip(terms.split(","), (left, right), strict=True):
+        head, _, tail = term.partition("...")
+        named = (*shape[: len(head)], *shape[len(shape) - len(tail) :])
+        for letter, dim in zip((*head, *tail), named, strict=True):
+            dims.setdefault(letter, []).append(dim)
+    kept = output if arrow else {letter for letter in dims if terms.count(letter) == 1}
+    return [_longest(found) for letter, found in dims.items() if letter not in kept]
+
+
+def _longest(dims: Sequence[Dim]) -> Dim:
+    """The dimension that these are broadcast to: one of 1 says nothing of the others."""
+    known = [dim for dim in dims if isinstance(dim, int)]
+    longest = max(known, default=1)
+    return longest if longest > 1 or len(known) == len(dims) else None
+
+
+def _groups(node: Node) -> int:
+    found = node.attribute("group")
+    return 1 if found is None else int(found.i)
 
 
 def _inner_dim(node: Node, right: Sequence[Dim]) -> Dim:
@@ -153,14 +182,18 @@ def _is_set(node: Node, name: str) -> bool:
 def _channel_sums(graph: Graph, node: Node, tensor: str, is_right: bool) -> Array | None:
     """The sum of |weight| over what one element of the output adds up; None where there is no constant of that form."""
     weights = graph.read_constant(tensor) if node.op_type != "Einsum" else None
-    if weights is None or weights.ndim < 2 or (node.op_type.startswith("Conv") and not is_right):
+    if weights is None or not weights.size or (node.op_type.startswith("Conv") and not is_right):
         return None
-    magnitudes = np.abs(weights, dtype=np.float64) if weights.dtype == np.float64 else np.abs(weights)
-    axis: int | tuple[int, ...] = -2 if is_right else -1
+    magnitudes = np.abs(weights)
+    if node.op_type == "ConvTranspose":  # [channels, outputs of a group, ...]
+        magnitudes = magnitudes.reshape(_groups(node), -1, *weights.shape[1:])
+    return np.asarray(magnitudes.sum(axis=_summed_axes(node, magnitudes.ndim, is_right), dtype=np.float64))
+
+
+def _summed_axes(node: Node, rank: int, is_right: bool) -> int | tuple[int, ...]:
     if node.op_type == "Conv":
-        axis = tuple(range(1, weights.ndim))
-    elif node.op_type == "ConvTranspose":
-        axis = (0, *range(2, weights.ndim))
-    elif _is_set(node, "transB" if is_right else "transA"):
-        axis = -1 if is_right else -2
-    return np.asarray(magnitudes.sum(axis=axis, dtype=np.float64))
+        return tuple(range(1, rank))
+    if node.op_type == "ConvTranspose":
+        return (1, *range(3, rank))
+    is_transposed = node.op_type == "Gemm" and _is_set(node, "transB" if is_right else "transA")
+    return -2 if rank > 1 and is_right != is_transposed else -1

@@ -3,33 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Dim
 
 _AXES_ARE_INPUTS = {
     "ReduceSum": 13,
     **dict.fromkeys("ReduceL1 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare".split(), 18),
 }
 """The opset from which on a reduction's axes are an input."""
+_THEN = {"ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
+"""What adds up the results of a reduction."""
+_FEW = 4096
+"""As many elements ONNX Runtime adds up in FP32 to about 1e-6, over ten thousands to 1e-5 and worse."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor, and the axes along which elements belong together, all where none is named.
+
+    `lengths` are the dimensions of the axes as far as they are sure.
+    """
+
+    tensor: str
+    axes: tuple[int, ...]
+    lengths: tuple[Dim, ...]
 
 
 class Expression:
     """Collects the nodes for what is inside `node`; names of new tensors begin with `prefix`.
 
-    `constants` are those of expressions before this one, by value; new ones are added.
+    `constants` are those of expressions before this one, by value; new ones are added. `shapes` are those that
+    can be relied on.
     """
 
-    def __init__(self, graph: Graph, node: Node, prefix: str, constants: dict[object, str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        node: Node,
+        prefix: str,
+        constants: dict[object, str],
+        shapes: Mapping[str, Sequence[Dim]],
+    ) -> None:
         self.graph = graph
         self.node = node
         self.nodes: list[NodeProto] = []
         self.extremes: tuple[str, str, str] | None = None
         """The largest, the smallest and the mean of each row of `source`, whose rows hold all of it; if there are such."""
+        self.dims = shapes.get(node.inputs[0])
+        """The dimensions of `source`; None where even their number is not known."""
         self._prefix = prefix
         self._constants = constants
 
@@ -55,10 +83,6 @@ class Expression:
             self._constants[values] = self.apply("Constant", value=value)
         return self._constants[values]
 
-    def flatten(self, axis: int) -> str:
-        """`source` as a matrix: the dimensions before `axis`, and this one with all behind it."""
-        return self.apply("Flatten", self.source, axis=axis)
-
     def number(self, value: float) -> str:
         """A constant float scalar; the same for the same value."""
         if value not in self._constants:
@@ -66,18 +90,60 @@ class Expression:
             self._constants[value] = self.apply("Constant", value=tensor)
         return self._constants[value]
 
-    def count_columns(self, matrix: str, axis: int) -> str:
-        """The second dimension of `source` flattened at `axis`, as a float."""
-        dims = [dim for dim in self.graph.shapes.get(self.source, [None])[axis:] if isinstance(dim, int)]
-        if len(dims) == len(self.graph.shapes.get(self.source, [None])[axis:]):
-            return self.number(float(math.prod(dims)))
-        columns = self.apply("Slice", self.apply("Shape", matrix), self.integers(1), self.integers(2))
-        return self.apply("Cast", columns, to=TensorProto.FLOAT)
+    def rows(self, axes: Sequence[int]) -> Rows:
+        """`source` along `axes`, along all of them where none is named.
 
-    def reduce(self, op_type: str, source: str, axes: Sequence[int] | str | None) -> str:
-        """A reduction over `axes` (their numbers, a tensor that holds them, None for all), which keeps dimensions."""
-        if axes is None:
+        Negative ones stay so: of an empty tensor ONNX Runtime gives another shape for them, and its plan of the memory
+        takes two reductions by the same axes for alike.
+        """
+        if self.dims is None:
+            return Rows(self.source, tuple(axes), (None,) * len(axes))
+        given = {axis % len(self.dims): axis for axis in axes} if self.dims else {}
+        named = {place: given.get(place, place) for place in sorted(given) or range(len(self.dims))}
+        return Rows(self.source, tuple(named.values()), tuple(self.dims[place] for place in named))
+
+    def rows_behind(self, axis: int) -> Rows:
+        """`source` along `axis` and all axes behind it."""
+        if self.dims is not None:
+            return self.rows(range(axis % len(self.dims) if axis < 0 else axis, len(self.dims)))
+        if axis < 0:
+            return self.rows(range(axis, 0))
+        return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,))
+
+    def count(self, rows: Rows) -> str:
+        """The number of elements of one of the `rows`, as a float."""
+        dims = [dim for dim in rows.lengths if isinstance(dim, int)]
+        if len(dims) == len(rows.axes):
+            return self.number(float(math.prod(dims)))
+        lengths = self.apply("Gather", self.apply("Shape", rows.tensor), self.integers(*rows.axes))
+        return self.apply("Cast", self.reduce("ReduceProd", lengths, [0]), to=TensorProto.FLOAT)
+
+    def add_up(self, op_type: str, rows: Rows) -> str:
+        """A sum or mean, of magnitudes or squares too, of each of the `rows`: few elements at a time, for the digits."""
+        found = rows.tensor
+        for axes in _cut(rows):
+            found = self.reduce(op_type, found, axes)
+            op_type = _THEN.get(op_type, op_type)
+        return found
+
+    def reduce(self, op_type: str, source: str, axes: Sequence[int]) -> str:
+        """A reduction over `axes`, over all where none is named, which keeps dimensions."""
+        if not axes:
             return self.apply(op_type, source)
         if self.graph.opset < _AXES_ARE_INPUTS[op_type]:
             return self.apply(op_type, source, axes=list(axes))
-        return self.apply(op_type, source, axes if isinstance(axes, str) else self.integers(*axes))
+        return self.apply(op_type, source, self.integers(*axes))
+
+
+def _cut(rows: Rows) -> Iterator[Sequence[int]]:
+    """The axes, the last ones first, in groups that hold few elements; of an axis that is longer nothing is cut."""
+    group: list[int] = []
+    held = 1.0
+    for axis, dim in zip(reversed(rows.axes), reversed(rows.lengths), strict=True):
+        length = float(dim) if isinstance(dim, int) else math.inf
+        if group and held * length > _FEW:
+            yield group
+            group, held = [], 1.0
+        group.insert(0, axis)
+        held *= length
+    yield group

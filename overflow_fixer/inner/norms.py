@@ -2,74 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from overflow_fixer.inner.expression import Expression
+from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found
 
 
 def find_in_layer_normalization(expression: Expression) -> Iterator[Found]:
-    axis = expression.attribute("axis", -1)
-    yield from _moments_of_rows(expression, expression.flatten(axis), axis)
+    yield from _moments(expression, expression.rows_behind(expression.attribute("axis", -1)))
 
 
 def find_in_instance_normalization(expression: Expression) -> Iterator[Found]:
     """Over each channel of each sample."""
-    yield from _moments_of_rows(expression, expression.flatten(2), 2)
+    yield from _moments(expression, expression.rows_behind(2))
 
 
 def find_in_group_normalization(expression: Expression) -> Iterator[Found]:
-    """Over each group of channels of each sample. [N, C, ...] becomes [N groups, C / groups * ...], empty or not."""
-    integers, groups = expression.integers, expression.integers(expression.attribute("num_groups", 1))
-    shape = expression.apply("Shape", expression.source)
-    samples, channels, places = (
-        expression.apply("Slice", shape, integers(first), integers(end))
-        for first, end in ((0, 1), (1, 2), (2, 2**31))
-    )
-    elements = expression.apply("Mul", channels, expression.reduce("ReduceProd", places, [0]))
-    sides = (expression.apply("Mul", samples, groups), expression.apply("Div", elements, groups))
-    target = expression.apply("Concat", *sides, axis=0)
-    rows = expression.apply("Reshape", expression.source, target, allowzero=1)
-    yield from _moments(expression, rows, [1])
-    yield "sum", expression.reduce("ReduceSum", rows, [1])
+    """Over each group of channels of each sample. [N, C, ...] becomes [N, groups, C / groups, ...], empty or not."""
+    groups = expression.attribute("num_groups", 1)
+    lengths = _lengths_in_groups(expression, groups)
+    samples, channels, places = _split_shape(expression)
+    if expression.dims is None:
+        places = expression.reduce("ReduceProd", places, [0])
+    divisor = expression.integers(groups)
+    per_group = expression.apply("Div", channels, divisor)
+    target = expression.apply("Concat", samples, divisor, per_group, places, axis=0)
+    grouped = expression.apply("Reshape", expression.source, target, allowzero=1)
+    yield from _moments(expression, Rows(grouped, tuple(range(2, 2 + len(lengths))), lengths))
 
 
 def find_in_mean_variance_normalization(expression: Expression) -> Iterator[Found]:
-    axes = expression.attribute("axes", [0, 2, 3])
-    yield from _moments(expression, expression.source, axes)
-    yield "sum", expression.reduce("ReduceSum", expression.source, axes)
+    yield from _moments(expression, expression.rows(expression.attribute("axes", [0, 2, 3])))
 
 
 def find_in_rms_normalization(expression: Expression) -> Iterator[Found]:
-    rows = expression.flatten(expression.attribute("axis", -1))
-    yield "sum of squares", expression.reduce("ReduceSumSquare", rows, [1])
+    rows = expression.rows_behind(expression.attribute("axis", -1))
+    yield "sum of squares", expression.add_up("ReduceSumSquare", rows)
 
 
 def find_in_lp_normalization(expression: Expression) -> Iterator[Found]:
-    axis, is_l1 = expression.attribute("axis", -1), expression.attribute("p", 2) == 1
-    if is_l1:
-        yield "sum of magnitudes", expression.reduce("ReduceL1", expression.source, [axis])
+    rows = expression.rows([expression.attribute("axis", -1)])
+    if expression.attribute("p", 2) == 1:
+        yield "norm", expression.add_up("ReduceL1", rows)
     else:
-        yield "sum of squares", expression.reduce("ReduceSumSquare", expression.source, [axis])
+        yield "sum of squares", expression.add_up("ReduceSumSquare", rows)
 
 
-def _moments_of_rows(expression: Expression, rows: str, axis: int) -> Iterator[Found]:
-    """Of the source flattened at `axis`."""
-    yield from _moments(expression, rows, [1])
-    assert expression.extremes is not None
-    mean = expression.extremes[2]
-    yield "sum", expression.apply("Mul", mean, expression.count_columns(rows, axis))
+def _split_shape(expression: Expression) -> Iterator[str]:
+    """The number of samples, of channels, and the other dimensions, as vectors."""
+    shape = expression.apply("Shape", expression.source)
+    for first, end in ((0, 1), (1, 2), (2, 2**31)):
+        yield expression.apply("Slice", shape, expression.integers(first), expression.integers(end))
 
 
-def _moments(expression: Expression, source: str, axes: Sequence[int]) -> Iterator[Found]:
-    """x - mean, and its squares summed.
+def _lengths_in_groups(expression: Expression, groups: int) -> tuple[int | str | None, ...]:
+    """Channels of a group, and the dimensions behind them, as far as they are sure."""
+    if expression.dims is None:
+        return (None, None)
+    channels, *places = expression.dims[1:]
+    return (channels // groups if isinstance(channels, int) else None, *places)
 
-    The largest |x - mean| of a row is that of its extremes: rounding keeps the order. Of an empty row it is -inf.
+
+def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
+    """x - mean, its squares summed, and x summed.
+
+    The largest |x - mean| of a row is that of its extremes: rounding keeps the order; of an empty row it is 0. What rounding took from the mean
+    is the mean of x - mean; it matters where the mean is large and the deviations are small.
     """
-    operators = ("ReduceMax", "ReduceMin", "ReduceMean")
-    highest, lowest, mean = (expression.reduce(op, source, axes) for op in operators)
+    highest, lowest = (expression.reduce(op, rows.tensor, rows.axes) for op in ("ReduceMax", "ReduceMin"))
+    mean = expression.add_up("ReduceMean", rows)
     expression.extremes = (highest, lowest, mean)
-    above, below = expression.apply("Sub", highest, mean), expression.apply("Sub", mean, lowest)
-    yield "deviation", expression.apply("Max", above, below)
-    deviations = expression.apply("Sub", source, mean)
-    yield "sum of squares", expression.reduce("ReduceSumSquare", deviations, axes)
+    deviations = Rows(expression.apply("Sub", rows.tensor, mean), rows.axes, rows.lengths)
+    rest = expression.add_up("ReduceMean", deviations)
+    above = expression.apply("Sub", expression.apply("Sub", highest, mean), rest)
+    below = expression.apply("Add", expression.apply("Sub", mean, lowest), rest)
+    yield "deviation", expression.apply("Max", above, below, expression.number(0.0))
+    yield "sum of squares", expression.add_up("ReduceSumSquare", deviations)
+    yield "sum", expression.apply("Mul", expression.apply("Add", mean, rest), expression.count(rows))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 Quantity = Literal[
-    "deviation", "sum", "sum of magnitudes", "sum of squares", "row maximum", "scores", "products"
+    "deviation",
+    "sum",
+    "last sum",
+    "norm",
+    "sum of magnitudes",
+    "sum of squares",
+    "row maximum",
+    "scores",
+    "products",
 ]
 
 Found = tuple[Quantity, str]
@@ -14,5 +22,5 @@ Found = tuple[Quantity, str]
 BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})
 """Those that bound what a node computes: it depends on the order in which a kernel adds."""
 
-SIGNED: frozenset[Quantity] = frozenset({"sum", "row maximum", "scores"})
+SIGNED: frozenset[Quantity] = frozenset({"sum", "last sum", "row maximum", "scores"})
 """Those that can be negative; of the others no minimum is told."""

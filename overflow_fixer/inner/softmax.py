@@ -13,12 +13,7 @@ _ONE_AXIS_SINCE = 13
 def find_in_softmax(expression: Expression) -> Iterator[Found]:
     """Below opset 13 a row is the axis and all behind it."""
     if expression.graph.opset >= _ONE_AXIS_SINCE:
-        yield (
-            "row maximum",
-            expression.reduce("ReduceMax", expression.source, [expression.attribute("axis", -1)]),
-        )
+        rows = expression.rows([expression.attribute("axis", -1)])
     else:
-        yield (
-            "row maximum",
-            expression.reduce("ReduceMax", expression.flatten(expression.attribute("axis", 1)), [1]),
-        )
+        rows = expression.rows_behind(expression.attribute("axis", 1))
+    yield "row maximum", expression.reduce("ReduceMax", rows.tensor, rows.axes)

@@ -2,56 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+from onnx import TensorProto
 
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found
 
+_LIVE_AXES_SINCE = 13
+"""The opset from which on ReduceSum takes axes that the model computes."""
+
 
 def find_in_mean(expression: Expression) -> Iterator[Found]:
-    for axes in _read_axes(expression):
-        yield "sum", expression.reduce("ReduceSum", expression.source, axes)
-        yield "sum of magnitudes", expression.reduce("ReduceL1", expression.source, axes)
+    yield from _find_sums(expression, is_divided=True)
 
 
 def find_in_sum(expression: Expression) -> Iterator[Found]:
-    for axes in _read_axes(expression):
-        yield "sum of magnitudes", expression.reduce("ReduceL1", expression.source, axes)
+    yield from _find_sums(expression, is_divided=False)
 
 
 def find_in_global_average(expression: Expression) -> Iterator[Found]:
-    places = expression.flatten(2)
-    yield "sum", expression.reduce("ReduceSum", places, [1])
-    yield "sum of magnitudes", expression.reduce("ReduceL1", places, [1])
+    rows = expression.rows_behind(2)
+    yield "sum", expression.add_up("ReduceSum", rows)
+    yield "sum of magnitudes", expression.add_up("ReduceL1", rows)
 
 
 def find_in_exclusive_sum(expression: Expression) -> Iterator[Found]:
     """CumSum that leaves its last sum out of the output."""
-    axis = expression.graph.read_constant(expression.node.inputs[1])
-    if expression.attribute("exclusive", 0) and axis is not None:
-        yield "sum", expression.reduce("ReduceSum", expression.source, [int(axis.reshape(-1)[0])])
-
-
-def _read_axes(expression: Expression) -> Iterator[Sequence[int] | str | None]:
-    """The node's axes, of whatever form, once; nothing where it reduces none or they cannot be told."""
-    attribute = expression.attribute("axes", None)
-    given = expression.node.inputs[1] if len(expression.node.inputs) > 1 else ""
-    if attribute is not None or not given:
-        is_identity = attribute is None and expression.attribute("noop_with_empty_axes", 0)
-        yield from () if is_identity else (attribute,)
+    if not expression.attribute("exclusive", 0):
         return
+    axis = expression.graph.read_constant(expression.node.inputs[1])
+    if axis is not None:
+        yield "last sum", expression.add_up("ReduceSum", expression.rows([int(axis.reshape(-1)[0])]))
+    elif expression.graph.opset >= _LIVE_AXES_SINCE:
+        live = expression.apply("Cast", expression.node.inputs[1], to=TensorProto.INT64)
+        axes = expression.apply("Reshape", live, expression.integers(1))
+        yield "last sum", expression.apply("ReduceSum", expression.source, axes)
+
+
+def _find_sums(expression: Expression, *, is_divided: bool) -> Iterator[Found]:
+    """Over the node's axes, of whatever form; nothing where it reduces none."""
+    attribute = expression.attribute("axes", [])
+    given = expression.node.inputs[1] if len(expression.node.inputs) > 1 else ""
     constant = expression.graph.read_constant(given)
-    if constant is None:
-        yield from _read_live_axes(expression, given)
-    elif constant.size:
-        yield np.asarray(constant, np.int64).reshape(-1).tolist()
-    elif not expression.attribute("noop_with_empty_axes", 0):
-        yield None
+    if given and constant is None:
+        yield from _find_live_sums(expression, given, is_divided=is_divided)
+        return
+    axes = attribute if constant is None else np.asarray(constant, np.int64).reshape(-1).tolist()
+    if axes or not expression.attribute("noop_with_empty_axes", 0):
+        rows = expression.rows(axes)
+        if is_divided:
+            yield "sum", expression.add_up("ReduceSum", rows)
+        yield "sum of magnitudes", expression.add_up("ReduceL1", rows)
 
 
-def _read_live_axes(expression: Expression, given: str) -> Iterator[str]:
-    """Axes that the model computes serve where every reduction takes them as an input."""
-    if expression.graph.opset >= 18 and not expression.attribute("noop_with_empty_axes", 0):
-        yield given
+def _find_live_sums(expression: Expression, axes: str, *, is_divided: bool) -> Iterator[Found]:
+    """Over axes that the model computes, which ReduceSum takes in each opset in which the node does."""
+    keeps_all = expression.attribute("noop_with_empty_axes", 0)
+    magnitudes = expression.apply("Abs", expression.source)
+    yield "sum of magnitudes", expression.apply("ReduceSum", magnitudes, axes, noop_with_empty_axes=keeps_all)
+    if is_divided:
+        yield "sum", expression.apply("ReduceSum", expression.source, axes, noop_with_empty_axes=keeps_all)

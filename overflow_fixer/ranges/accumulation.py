@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.inner.accumulators import (
-    MaxAbs,
     Product,
     Shapes,
     bound_by_norm,
@@ -42,22 +41,38 @@ class Accumulation:
         return found
 
     def _is_suspect(self, row: int, batch: Batch, max_abs: Mapping[str, float]) -> bool:
-        """Whether a partial sum may be over FP16's limit. Nothing is known where a value or the number of terms is not."""
-        product, look_up = self._products[row], _look_up(max_abs)
-        bound = bound_by_ranges(product, look_up, self._graph.shapes)
-        if math.isnan(bound):
-            bound = bound_by_ranges(product, look_up, self._infer_shapes(batch))
-        if not bound > FP16_MAX:
+        """Whether a partial sum may be over FP16's limit. Where a value is not finite, sums are not either."""
+        product = self._products[row]
+        read = filter(None, (product.left, product.right, product.bias))
+        if not all(math.isfinite(max_abs.get(tensor, math.nan)) for tensor in read):
             return False
-        if row not in self._norms:  # weights are read once
-            self._norms[row] = find_channel_norm(self._graph, product)
-        norm = self._norms[row]
-        return norm is None or bound_by_norm(product, norm, look_up) > FP16_MAX
+        look_up = max_abs.__getitem__
+        bound = bound_by_ranges(product, look_up, self._infer_shapes({}))
+        if math.isnan(bound):
+            fed = {
+                name: array.shape for name, array in batch.feeds.items() if hasattr(array, "shape")
+            }  # no sequences
+            bound = bound_by_ranges(product, look_up, self._infer_shapes(fed))
+        if bound <= FP16_MAX:
+            return False
+        norm = self._find_norm(row, batch)
+        return norm is None or not bound_by_norm(product, norm, look_up) <= FP16_MAX
 
-    def _infer_shapes(self, batch: Batch) -> Shapes:
-        fed = {name: array.shape for name, array in batch.feeds.items()}
+    def _find_norm(self, row: int, batch: Batch) -> tuple[str, float] | None:
+        """Weights are read once; those that a batch feeds are none."""
+        product = self._products[row]
+        if not batch.feeds.keys().isdisjoint(self._graph.initializers):
+            return find_channel_norm(self._graph, product, batch.feeds)
+        if row not in self._norms:
+            self._norms[row] = find_channel_norm(self._graph, product)
+        return self._norms[row]
+
+    def _infer_shapes(self, fed: Mapping[str, tuple[int, ...]]) -> Shapes:
+        """Of a batch of these shapes; of any batch where none is told."""
         key = tuple(sorted(fed.items()))
         if key not in self._shapes:
+            if key:
+                self._shapes = {(): self._infer_shapes({})}  # of one batch at a time
             self._shapes[key] = infer_shapes_for(self._graph, fed)
         return self._shapes[key]
 
@@ -69,7 +84,3 @@ class Accumulation:
             self._observer = ReductionObserver(graph, tensors, (), looks, provider=self._provider)
             self._measured = rows
         return self._observer
-
-
-def _look_up(max_abs: Mapping[str, float]) -> MaxAbs:
-    return lambda tensor: max_abs.get(tensor, math.nan)

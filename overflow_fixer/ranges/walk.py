@@ -45,6 +45,8 @@ class Walk:
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
         self._is_signed = np.array(["min" in _words_of(value) for value in inside.values], np.bool_)
+        row_of = {name: row for row, name in enumerate(tensors)}
+        self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._observer = open_observer(
             inside.graph, list(live), observe, small, looks, inside.extremes, provider
         )
@@ -58,6 +60,9 @@ class Walk:
             seen[self._constant_rows[name]] = summary
         hide_small(found, self._is_taken)
         seen[self._live_rows] = found
+        is_empty = seen["element_count"][self._sources] == 0
+        # the largest of no elements is -inf, and tells nothing
+        seen[len(self._tensors) :][is_empty] = no_summaries(1)
         max_abs = dict(zip(self._tensors, seen["max_abs"].tolist(), strict=False))
         seen = np.concatenate([seen, self._accumulation.observe(batch, max_abs)])
         self._hide_untold(seen[len(self._tensors) :])
@@ -75,10 +80,14 @@ def _words_of(value: InnerValue) -> frozenset[str]:
 
 
 def _summarize_constants(graph: Graph, rows: Mapping[str, int], count: int) -> Summaries:
-    """`count` summaries, those of the constants in their rows; of large ones a piece is read at a time."""
+    """`count` summaries, those of the constants in their rows."""
     found = no_summaries(count)
     for name, row in rows.items():
-        pieces = list(map(summarize, graph.read_constant_pieces(name)))
-        if pieces:
-            found[row] = reduce(merge_summaries, pieces)
+        found[row] = summarize_constant(graph, name)
     return found
+
+
+def summarize_constant(graph: Graph, name: str) -> Summaries:
+    """The statistics of a float constant, as SUMMARY with shape (); of a large one a piece is read at a time."""
+    pieces = map(summarize, graph.read_constant_pieces(name))
+    return reduce(merge_summaries, pieces, no_summaries(1)[0])

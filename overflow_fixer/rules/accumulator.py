@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, Node
@@ -17,17 +18,26 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 def find_large_accumulators(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
-    """A finding where sum |a| |b| is over 65504, as policy.accumulators wants it. None where what comes in is not finite."""
+    """A finding where sum |a| |b| is over 65504, as policy.accumulators wants it. None where NaN or infinities come in."""
     inner = ranges.inner_of.get(node.label, {}).get("products")
-    if inner is None or policy.accumulators == "off":
+    if (
+        inner is None
+        or policy.accumulators == "off"
+        or not all(map(partial(_is_finite, ranges), node.inputs))
+    ):
         return
     value = inner.seen.max_abs
     if not FP16_MAX < value < math.inf:
         return
     reason = (
-        f"sum |a| |b| inside reaches {value:.6g}, over FP16's limit of {FP16_MAX:g}: a kernel that accumulates in FP16 may "
+        f"inside, sum |a| |b| reaches {value:.6g}, over FP16's limit of {FP16_MAX:g}: a kernel that accumulates in FP16 may "
         "overflow on the way to an output that does not"
     )
     action = policy.accumulators if policy.accumulators == "pin" else "none"
     batch = ranges.worst_batch_of(inner.seen)
     yield Finding("accumulator", node.label, node.outputs[0], value, FP16_MAX, reason, batch, action, "low")
+
+
+def _is_finite(ranges: RangeTable, tensor: str) -> bool:
+    seen = ranges.get(tensor)
+    return seen is None or (not seen.nan_count and not seen.inf_count)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
+from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX, FP16_UNDERFLOW
-from overflow_fixer.graph import Node
+from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
 from overflow_fixer.rules.semantics import operator
 
@@ -29,16 +30,19 @@ class _Inner:
     is_bound: bool = False
 
 
-def find_large_functions(node: Node, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
+def find_large_functions(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
     """A finding for each such value over the threshold (a bound: over 65504), and for a logarithm of what FP16 makes zero.
 
-    Nothing is said of a tensor that holds NaN or infinities itself: that is the rule non_finite's.
+    Nothing is said of a tensor that holds NaN or infinities itself: that is the rule non_finite's; nor of a node that
+    does not compute FP32.
     """
     slot, find = _FUNCTIONS.get(operator(node), (None, None))
     if slot is None or find is None:
         return
     tensor = (node.outputs if slot == _OUTPUT else node.inputs)[0]
-    seen = ranges.get(tensor)
+    seen = ranges.get(tensor) if graph.dtypes.get(tensor) == TensorProto.FLOAT else None
     if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
         return
     for inner in find(node, seen):
@@ -49,12 +53,15 @@ def _judge(node: Node, inner: _Inner, ranges: RangeTable, policy: PlanPolicy) ->
     batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
     if operator(node) == "LogSoftmax":
         if inner.value <= FP16_UNDERFLOW:
-            reason = f"{inner.text} inside is {inner.value:.3g}, which is 0 in FP16, and its logarithm -inf"
+            reason = (
+                f"inside, {inner.text} is {inner.value:.6g}, not over the {FP16_UNDERFLOW:.6g} that FP16 rounds to 0, "
+                "whose logarithm is -inf"
+            )
             yield Finding("inner_value", node.label, tensor, inner.value, FP16_UNDERFLOW, reason, batch)
         return
     limit, name = (FP16_MAX, "FP16's limit") if inner.is_bound else (policy.threshold, "the threshold")
     if inner.value > limit:
-        reason = f"{inner.text} inside reaches {inner.value:.6g}, over {name} of {limit:g}"
+        reason = f"inside, {inner.text} reaches {inner.value:.6g}, over {name} of {limit:g}"
         severity: Severity = "low" if inner.is_bound else "high"
         yield Finding("inner_value", node.label, tensor, inner.value, limit, reason, batch, severity=severity)
 
@@ -121,6 +128,7 @@ def _sum_of_terms(node: Node, seen: Range) -> Iterator[_Inner]:
 
 def _squares_across_channels(node: Node, seen: Range) -> Iterator[_Inner]:
     """LRN: at most `size` squares are added."""
+    yield from _square(node, seen)
     value = _attribute(node, "size", 1) * _power(seen.max_abs, 2)
     yield _Inner(seen, value, "a bound of the sum of squares", is_bound=True)
 

@@ -18,7 +18,9 @@ from overflow_fixer.rules.inner_function import find_large_functions
 _TEXT = {
     "deviation": "the square of x - mean",
     "sum": "the sum before it is divided",
-    "sum of magnitudes": "the sum of magnitudes, which bounds every partial sum,",
+    "last sum": "the last sum, which is left out of the output,",
+    "norm": "the sum of magnitudes",
+    "sum of magnitudes": "the sum of magnitudes, which no partial sum exceeds,",
     "sum of squares": "the sum of squares",
     "scores": "the product of queries and keys before it is scaled",
 }
@@ -36,7 +38,7 @@ def find_large_inner_values(
     """
     inner = ranges.inner_of.get(node.label, {}).values()
     found = [finding for one in inner for finding in _judge(node, ranges, one, policy)]
-    found += find_large_functions(node, ranges, policy)
+    found += find_large_functions(node, graph, ranges, policy)
     certain = [finding for finding in found if finding.severity == "high"]
     yield from certain or found
 
@@ -61,18 +63,21 @@ def _judge_magnitude(
     if value <= limit or math.isnan(value):
         return
     named = "FP16's limit" if inner.is_bound else "the threshold"
-    reason = f"{_TEXT[inner.quantity]} inside reaches {value:.6g}, over {named} of {limit:g}"
+    reason = f"inside, {_TEXT[inner.quantity]} reaches {value:.6g}, over {named} of {limit:g}"
     yield _find(node, ranges, inner, value, limit, reason)
 
 
 def _judge_rows(node: Node, ranges: RangeTable, inner: InnerRange) -> Iterator[Finding]:
-    """A row whose largest element is -65520 or less becomes one of -inf alone, whose softmax is NaN."""
+    """A row whose largest element is -65520 or less becomes one of -inf alone, whose softmax is NaN.
+
+    -inf itself, where no element is infinite, is the maximum of an empty row.
+    """
     value = inner.seen.min
-    if value > -FP16_OVERFLOW or math.isnan(value):
+    if value > -FP16_OVERFLOW or not math.isfinite(value):
         return
     reason = (
-        f"a row is masked as a whole: its largest element is {value:.6g}, so that FP16 has nothing but -inf in it, "
-        "and the softmax of that is NaN"
+        f"a row is masked as a whole: its largest element is {value:.6g}, beyond the limit of {-FP16_OVERFLOW:g} from which "
+        "FP16 stores -inf, and the softmax of nothing but -inf is NaN"
     )
     yield _find(node, ranges, inner, value, -FP16_OVERFLOW, reason)
 

@@ -1,0 +1,451 @@
+"""Every row of EXPRESSIONS against an independent computation in float64, by real scans in two ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from in_memory_calibration import InMemoryCalibration, ask, ints, make_model, node, save
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import Array, InnerRange, RangeTable
+from overflow_fixer.rules.inner_value import find_large_inner_values
+
+Axes = tuple[int, ...] | None
+Values = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one node that reads x, and what is inside in float64: `inside` is told x and `axes`."""
+
+    op: str
+    opset: int
+    shape: tuple[int, ...]
+    inside: Callable[[Array, Axes], Values]
+    axes: Axes = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    live: Mapping[str, Array] = field(default_factory=dict)
+    """Integers that are fed."""
+    dims: Sequence[int | str | None] | None = None
+    """The dimensions that the model tells of x, if not those it has."""
+
+    def model(self) -> onnx.ModelProto:
+        inputs: dict[str, Any] = {"x": list(self.shape if self.dims is None else self.dims)}
+        inputs |= {name: (TensorProto.INT64, list(value.shape)) for name, value in self.live.items()}
+        at = node(self.op, " ".join(["x", *self.constants, *self.live]), "y", **self.attributes)
+        return make_model([at], inputs, "y", self.constants, self.opset)
+
+    def __str__(self) -> str:
+        told = [self.op, f"opset {self.opset}", "x".join(map(str, self.shape)) or "0-d"]
+        told += [f"{name}={value}" for name, value in self.attributes.items()]
+        told += [
+            f"{name}={value.tolist()}" for name, value in self.constants.items() if value.dtype == np.int64
+        ]
+        told += [f"live {name}={value.tolist()}" for name, value in self.live.items()]
+        return " ".join([*told, "dynamic" if self.dims is not None else ""]).strip()
+
+
+def moments(x: Array, axes: Axes) -> Values:
+    deviations = x - x.mean(axes, keepdims=True)
+    squares = (deviations * deviations).sum(axes)
+    return {"deviation": np.abs(deviations), "sum of squares": squares, "sum": x.sum(axes)}
+
+
+def group_moments(groups: int) -> Callable[[Array, Axes], Values]:
+    return lambda x, _: moments(x.reshape(len(x), groups, -1), (2,))
+
+
+def squares(x: Array, axes: Axes) -> Values:
+    return {"sum of squares": (x * x).sum(axes)}
+
+
+def norm(x: Array, axes: Axes) -> Values:
+    return {"norm": np.abs(x).sum(axes)}
+
+
+def sums(x: Array, axes: Axes) -> Values:
+    return {"sum": x.sum(axes), **magnitudes(x, axes)}
+
+
+def magnitudes(x: Array, axes: Axes) -> Values:
+    return {"sum of magnitudes": np.abs(x).sum(axes)}
+
+
+def last_sum(x: Array, axes: Axes) -> Values:
+    return {"last sum": x.sum(axes)}
+
+
+def row_maximum(x: Array, axes: Axes) -> Values:
+    return {"row maximum": x.max(axes)}
+
+
+def nothing(x: Array, axes: Axes) -> Values:
+    return {}
+
+
+ONES: Mapping[str, Array] = {"scale": np.ones(4, np.float32), "bias": np.zeros(4, np.float32)}
+IMAGE = (2, 4, 5, 6)
+ANY4 = ("n", 4, "h", "w")
+
+
+def _layer_norm(opset: int, shape: tuple[int, ...], axis: int, **kwargs: Any) -> Case:
+    axes = tuple(range(axis % len(shape), len(shape)))
+    weights = np.ones([shape[i] for i in axes], np.float32)
+    constants = {"scale": weights, "bias": 0 * weights}
+    return Case("LayerNormalization", opset, shape, moments, axes, {"axis": axis}, constants, **kwargs)
+
+
+def _reduction(op: str, opset: int, axes: Axes, keepdims: int = 1, **kwargs: Any) -> Case:
+    """With its axes where the opset has them."""
+    inside = sums if op == "ReduceMean" else magnitudes
+    is_input = opset >= (18 if op == "ReduceMean" else 13)
+    attributes: dict[str, Any] = {"keepdims": keepdims}
+    if axes is not None and not is_input:
+        attributes["axes"] = list(axes)
+    constants = {"axes": ints(*axes)} if axes is not None and is_input else {}
+    return Case(op, opset, kwargs.pop("shape", IMAGE), inside, axes, attributes, constants, **kwargs)
+
+
+CASES = [
+    *(_layer_norm(opset, (2, 3, 4), -1) for opset in (17, 18, 21)),
+    *(_layer_norm(17, (2, 3, 4), axis) for axis in (0, 1, -2)),
+    _layer_norm(17, (5,), -1),
+    _layer_norm(17, (2, 70, 90), 1),
+    _layer_norm(17, (2, 3, 4), -1, dims=("n", "s", 4)),
+    _layer_norm(17, (2, 3, 4), 1, dims=(None, None, None)),
+    *(
+        Case("InstanceNormalization", opset, IMAGE, moments, (2, 3), {}, ONES, dims=dims)
+        for opset, dims in ((9, None), (9, ANY4), (17, None), (18, ANY4), (22, None))
+    ),
+    Case("InstanceNormalization", 17, (2, 4, 7), moments, (2,), {}, ONES),
+    Case("InstanceNormalization", 17, (1, 4, 3, 4, 5), moments, (2, 3, 4), {}, ONES),
+    *(
+        Case(
+            "GroupNormalization",
+            21,
+            shape,
+            group_moments(groups),
+            None,
+            {"num_groups": groups},
+            ONES,
+            dims=dims,
+        )
+        for groups in (1, 2, 4)
+        for shape, dims in (
+            (IMAGE, None),
+            (IMAGE, ANY4),
+            ((2, 4, 3), None),
+            ((2, 4), None),
+            (IMAGE, (None,) * 4),
+        )
+    ),
+    Case(
+        "GroupNormalization",
+        18,
+        IMAGE,
+        group_moments(2),
+        None,
+        {"num_groups": 2},
+        {name: value[:2] for name, value in ONES.items()},
+    ),
+    *(Case("MeanVarianceNormalization", opset, IMAGE, moments, (0, 2, 3)) for opset in (9, 13, 17, 18, 21)),
+    *(
+        Case("MeanVarianceNormalization", 13, IMAGE, moments, axes, {"axes": axes}, dims=dims)
+        for axes, dims in (((2, 3), None), ((0, 1, 2, 3), None), ((-1,), None), ((0, 2, 3), ANY4))
+    ),
+    *(
+        Case(
+            "RMSNormalization",
+            23,
+            (2, 3, 4),
+            squares,
+            (2,),
+            {"axis": axis},
+            {"scale": np.ones(4, np.float32)},
+        )
+        for axis in (-1, 2)
+    ),
+    Case(
+        "RMSNormalization",
+        23,
+        (2, 3, 4),
+        squares,
+        (1, 2),
+        {"axis": 1},
+        {"scale": np.ones((3, 4), np.float32)},
+    ),
+    *(
+        Case("LpNormalization", opset, IMAGE, inside, (axis % 4,), {"p": p, "axis": axis})
+        for opset, axis in ((9, 1), (13, -1), (22, 1))
+        for p, inside in ((1, norm), (2, squares))
+    ),
+    Case("LpNormalization", 17, IMAGE, squares, (3,), dims=ANY4),
+    *(
+        _reduction(op, opset, axes, keepdims)
+        for op in ("ReduceMean", "ReduceSum")
+        for opset in (9, 13, 18, 21)
+        for axes, keepdims in (((2, 3), 1), ((1,), 0), (None, 1))
+    ),
+    *(
+        _reduction(op, opset, axes, keepdims, dims=ANY4)
+        for op in ("ReduceMean", "ReduceSum")
+        for opset, axes, keepdims in (
+            (13, (-2, 0), 1),
+            (13, (3, 1), 0),
+            (18, (-1,), 0),
+            (18, (0, 1, 2, 3), 0),
+        )
+    ),
+    *(_reduction(op, opset, None, shape=()) for op in ("ReduceMean", "ReduceSum") for opset in (13, 18)),
+    _reduction("ReduceMean", 18, (-1,), dims=(None,) * 4),
+    Case("ReduceSum", 13, IMAGE, magnitudes, (1, 3), live={"axes": ints(1, -1)}),
+    Case("ReduceMean", 18, IMAGE, sums, (1, 3), live={"axes": ints(1, -1)}),
+    Case("ReduceMean", 18, IMAGE, sums, (2,), {"noop_with_empty_axes": 1}, live={"axes": ints(2)}),
+    Case("ReduceMean", 18, IMAGE, sums, None, {}, {"axes": ints()}),
+    Case("ReduceMean", 18, IMAGE, nothing, None, {"noop_with_empty_axes": 1}, {"axes": ints()}),
+    Case("ReduceSum", 13, IMAGE, nothing, None, {"noop_with_empty_axes": 1}),
+    *(
+        Case("GlobalAveragePool", opset, IMAGE, sums, (2, 3), dims=dims)
+        for opset, dims in ((9, None), (9, ANY4), (17, None), (18, ANY4), (22, None))
+    ),
+    Case("GlobalAveragePool", 17, (2, 4, 7), sums, (2,)),
+    *(
+        Case(
+            "CumSum", opset, IMAGE, last_sum, (axis % 4,), {"exclusive": 1, "reverse": reverse}, {"axis": at}
+        )
+        for opset, axis, reverse, at in (
+            (11, 3, 0, np.asarray(-1, np.int64)),
+            (14, 1, 1, np.asarray(1, np.int64)),
+            (17, 3, 1, ints(-1)),
+        )
+    ),
+    Case("CumSum", 14, IMAGE, last_sum, (2,), {"exclusive": 1}, live={"axis": np.asarray(2, np.int64)}),
+    Case("CumSum", 14, IMAGE, nothing, None, {"exclusive": 0}, {"axis": np.asarray(1, np.int64)}),
+    *(
+        Case(op, opset, IMAGE, row_maximum, (axis % 4,), {"axis": axis}, dims=dims)
+        for op in ("Softmax", "LogSoftmax")
+        for opset, axis, dims in ((13, -1, None), (13, 1, ANY4), (18, 1, None), (21, -1, ANY4))
+    ),
+    *(
+        Case(op, opset, IMAGE, row_maximum, tuple(range(axis, 4)), {"axis": axis})
+        for op in ("Softmax", "LogSoftmax")
+        for opset, axis in ((9, 1), (9, 3), (11, 2))
+    ),
+    Case("Softmax", 12, IMAGE, row_maximum, (1, 2, 3)),
+    Case("Softmax", 13, IMAGE, row_maximum, (3,)),
+    Case("Softmax", 11, IMAGE, row_maximum, (2, 3), {"axis": -2}, dims=ANY4),
+]
+FIRST = list({case.op: case for case in reversed(CASES) if case.inside is not nothing}.values())
+"""One for each operator."""
+MOMENTS = [case for case in FIRST if "deviation" in case.inside(np.ones(case.shape), case.axes)]
+
+
+def draw(case: Case, mean: float = 5.0, deviation: float = 30.0) -> Array:
+    rng = np.random.default_rng(len(str(case)))
+    return (mean + deviation * rng.standard_normal(case.shape)).astype(np.float32)
+
+
+def scan_both_ways(case: Case, folder: Path, *batches: Array) -> tuple[Graph, RangeTable]:
+    """The ranges, which are the same in both ways of observing."""
+    graph = save(case.model(), folder)
+    data = InMemoryCalibration(tuple({"x": x, **case.live} for x in batches))
+    first, second = (collect_ranges(graph, data, observe=way) for way in ("reductions", "outputs"))
+    assert list(map(repr, first.inner)) == list(map(repr, second.inner))
+    return graph, first
+
+
+def measured(ranges: RangeTable) -> dict[str, InnerRange]:
+    return {found.quantity: found for found in ranges.inner if found.quantity != "products"}
+
+
+def assert_right(found: Mapping[str, InnerRange], expected: Values) -> None:
+    assert found.keys() == expected.keys()
+    for quantity, values in expected.items():
+        seen, most = found[quantity].seen, np.abs(values).max()
+        assert seen.max_abs == pytest.approx(most, rel=1e-5), quantity
+        if quantity in SIGNED:
+            assert seen.max == pytest.approx(values.max(), abs=1e-5 * most), quantity
+            assert seen.min == pytest.approx(values.min(), abs=1e-5 * most), quantity
+        else:
+            assert np.isnan(seen.min)
+
+
+def test_every_operator_has_a_case() -> None:
+    assert {case.op for case in CASES if case.inside is not nothing} == EXPRESSIONS.keys() - {"Attention"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_inside_is_right(case: Case, tmp_path: Path) -> None:
+    x = draw(case)
+    _, ranges = scan_both_ways(case, tmp_path, x)
+    assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
+
+
+@pytest.mark.parametrize("case", MOMENTS, ids=str)
+@pytest.mark.parametrize("deviation", [1, 30, 100])
+def test_a_large_mean_takes_no_digits_of_small_deviations(
+    case: Case, deviation: float, tmp_path: Path
+) -> None:
+    x = draw(case, 9000, deviation)
+    _, ranges = scan_both_ways(case, tmp_path, x)
+    assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("InstanceNormalization", 17, (1, 4, 900, 900), moments, (2, 3), {}, ONES),
+        Case("GroupNormalization", 21, (1, 4, 700, 700), group_moments(2), None, {"num_groups": 2}, ONES),
+        Case("ReduceMean", 17, (2, 1000, 1000), sums, (1, 2), {"axes": [1, 2]}, dims=("n", "h", "w")),
+        Case("GlobalAveragePool", 17, (1, 2, 900, 900), sums, (2, 3)),
+    ],
+    ids=str,
+)
+def test_many_elements_take_no_digits(case: Case, tmp_path: Path) -> None:
+    x = draw(case)
+    _, ranges = scan_both_ways(case, tmp_path, x)
+    assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, -1])
+def test_nothing_is_told_of_what_is_not_finite(case: Case, bad: float, place: int, tmp_path: Path) -> None:
+    x = draw(case, -2e5, 1e3)
+    (tmp_path / "finite").mkdir()
+    assert ask(find_large_inner_values, *scan_both_ways(case, tmp_path / "finite", x))
+    x.flat[place] = bad
+    graph, ranges = scan_both_ways(case, tmp_path, draw(case), x)
+    assert not ask(find_large_inner_values, graph, ranges)
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+@pytest.mark.parametrize("axis", range(4))
+def test_an_empty_batch_changes_nothing(case: Case, axis: int, tmp_path: Path) -> None:
+    """As far as ONNX Runtime runs the node on one."""
+    shape = list(case.shape)
+    dims = ["any" if i == axis else length for i, length in enumerate(shape)]
+    shape[min(axis, len(shape) - 1)] = 0
+    dynamic = Case(**{**vars(case), "dims": dims})
+    if not _runs(dynamic, np.zeros(shape, np.float32)):
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} runs no {case.op} of {shape}")
+    x = draw(case)
+    (tmp_path / "with").mkdir()
+    graph, alone = scan_both_ways(dynamic, tmp_path, x)
+    _, found = scan_both_ways(dynamic, tmp_path / "with", np.zeros(shape, np.float32), x)
+    for quantity, one in measured(alone).items():
+        if quantity != "row maximum":  # that of an empty row is -inf
+            assert measured(found)[quantity].seen.max_abs == one.seen.max_abs
+    said = [[at.reason for at in ask(find_large_inner_values, graph, ranges)] for ranges in (alone, found)]
+    assert said[0] == said[1]
+
+
+def _runs(case: Case, x: Array) -> bool:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        model = case.model().SerializeToString()
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session.run(None, {"x": x, **case.live})
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", FIRST, ids=str)
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT16, TensorProto.DOUBLE])
+def test_other_precisions_are_not_looked_into(case: Case, elem_type: int, tmp_path: Path) -> None:
+    model = case.model()
+    for info in (*model.graph.input, *model.graph.output):
+        if info.name in "xy":
+            info.type.tensor_type.elem_type = elem_type
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(dtype), tensor.name)
+            )
+    assert look_inside(save(model, tmp_path)).values == ()
+
+
+def test_another_domain_is_not_looked_into(tmp_path: Path) -> None:
+    model = make_model([node("Softmax", "x", "y", domain="com.microsoft")], {"x": [2]}, "y")
+    model.graph.output[0].type.CopyFrom(model.graph.input[0].type)
+    assert look_inside(save(model, tmp_path)).values == ()
+
+
+def test_shapes_that_the_model_tells_wrong_are_not_relied_on(tmp_path: Path) -> None:
+    """An input was made dynamic, and what was recorded of inner tensors is of before."""
+    nodes = [node("Relu", "x", "r"), node("InstanceNormalization", "r scale bias", "y")]
+    model = make_model(nodes, {"x": [1, 4, "h", "w"]}, "y", ONES)
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", TensorProto.FLOAT, [1, 4, 2, 2]))
+    graph = save(model, tmp_path)
+    x = np.random.default_rng(0).random((1, 4, 5, 6)).astype(np.float32)
+    found = measured(collect_ranges(graph, InMemoryCalibration(({"x": x},))))
+    assert_right(found, moments(x.astype(np.float64), (2, 3)))
+
+
+def test_where_the_rank_is_unknown_rows_are_flattened(tmp_path: Path) -> None:
+    nodes = [
+        node("Reshape", "x shape", "r"),
+        node("InstanceNormalization", "r scale bias", "a"),
+        node("GroupNormalization", "r scale bias", "b", num_groups=2),
+        node("GlobalAveragePool", "r", "c"),
+        node("LayerNormalization", "r scale", "d", axis=-1),
+        node("Softmax", "r", "e"),
+    ]
+    inputs = {"x": [48], "shape": (TensorProto.INT64, ["rank"])}
+    graph = save(make_model(nodes, inputs, "a b c d e", ONES, opset=21), tmp_path)
+    x = 5 + np.random.default_rng(0).standard_normal((1, 4, 3, 4)).astype(np.float32)
+    feeds = {"x": x.reshape(-1), "shape": ints(*x.shape)}
+    ranges = collect_ranges(graph, InMemoryCalibration((feeds,)))
+    wide = x.astype(np.float64)
+    expected = {
+        "InstanceNormalization_a": moments(wide, (2, 3)),
+        "GroupNormalization_b": group_moments(2)(wide, None),
+        "GlobalAveragePool_c": sums(wide, (2, 3)),
+        "LayerNormalization_d": moments(wide, (3,)),
+        "Softmax_e": row_maximum(wide, (3,)),
+    }
+    assert ranges.inner_of.keys() == expected.keys()
+    for label, values in expected.items():
+        assert_right(ranges.inner_of[label], values)
+
+
+def test_an_empty_list_of_axes_means_all(tmp_path: Path) -> None:
+    at = node("ReduceMean", "x", "y")
+    at.attribute.add(name="axes", type=onnx.AttributeProto.INTS)
+    graph = save(make_model([at], {"x": [2, 3]}, "y", opset=13), tmp_path)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    ranges = collect_ranges(graph, InMemoryCalibration(({"x": x},)))
+    assert_right(measured(ranges), sums(x.astype(np.float64), None))
+
+
+def test_nodes_that_share_a_source_and_constants(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceMean", "x axes", "a", noop_with_empty_axes=1),
+        node("LayerNormalization", "x scale", "b"),
+        node("LayerNormalization", "x scale", "c", axis=-1),
+        node("InstanceNormalization", "x scale bias", "d"),
+        node("CumSum", "x zero", "e", exclusive=1),
+    ]
+    constants = {**ONES, "axes": ints(), "zero": np.asarray(2, np.int64)}
+    graph = save(make_model(nodes, {"x": [2, 4, 4]}, "a b c d e", constants, opset=18), tmp_path)
+    x = np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32) * 9 + 4
+    found = collect_ranges(graph, InMemoryCalibration(({"x": x},))).inner_of
+    wide = x.astype(np.float64)
+    assert found.keys() == {f"LayerNormalization_{c}" for c in "bc"} | {"InstanceNormalization_d", "CumSum_e"}
+    for label in ("LayerNormalization_b", "LayerNormalization_c", "InstanceNormalization_d"):
+        assert_right(found[label], moments(wide, (2,)))
+    assert_right(found["CumSum_e"], last_sum(wide, (2,)))

@@ -1,0 +1,115 @@
+"""Sums of products that may overflow on the way, measured where a bound asks for it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_memory_calibration import InMemoryCalibration, make_model, node, save
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.inner.accumulators import (
+    bound_by_norm,
+    bound_by_ranges,
+    find_channel_norm,
+    find_products,
+)
+from overflow_fixer.planning import plan_precision
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import Array, PlanPolicy, RangeTable
+
+
+def _scan(folder: Path, at: Any, weights: Array, *batches: Array) -> tuple[Graph, RangeTable]:
+    graph = save(make_model([at], {"x": [None] * batches[0].ndim}, "y", {"w": weights}, 17), folder)
+    return graph, collect_ranges(graph, InMemoryCalibration(tuple({"x": x} for x in batches)))
+
+
+def _products(ranges: RangeTable) -> Any:
+    (found,) = [inner for inner in ranges.inner if inner.quantity == "products"]
+    return found
+
+
+MATMUL = node("MatMul", "x w", "y")
+
+
+@pytest.mark.parametrize(("scale", "is_over"), [(32752, False), (32753, True)])
+def test_over_the_limit_of_fp16_alone(tmp_path: Path, scale: float, is_over: bool) -> None:
+    """Of two products of +-`scale`, whose sum is 0; 65504 itself is within."""
+    x, w = np.array([[scale, scale]], np.float32), np.array([[1], [-1]], np.float32)
+    graph, ranges = _scan(tmp_path, MATMUL, w, x)
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=65504))
+    findings = [f for pin in plan.pins for f in pin.findings]
+    assert [(f.rule, f.value, f.severity) for f in findings] == (
+        [("accumulator", 2.0 * scale, "low")] if is_over else []
+    )
+    assert _products(ranges).is_bound
+
+
+@pytest.mark.parametrize(("setting", "actions"), [("pin", ["pin"]), ("report", ["none"]), ("off", [])])
+def test_the_switch(tmp_path: Path, setting: Any, actions: list[str]) -> None:
+    x, w = np.array([[40000, 40000]], np.float32), np.array([[1], [-1]], np.float32)
+    graph, ranges = _scan(tmp_path, MATMUL, w, x)
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=65504, accumulators=setting))
+    findings = [*(f for pin in plan.pins for f in pin.findings), *plan.considered]
+    assert [f.action for f in findings if f.rule == "accumulator"] == actions
+
+
+def test_measured_in_the_batches_that_may_be_over(tmp_path: Path) -> None:
+    w = np.array([[1], [-1]], np.float32)
+    small, large = np.array([[1, 1]], np.float32), np.array([[40000, 30000]], np.float32)
+    _, ranges = _scan(tmp_path, MATMUL, w, small, large, small)
+    found = _products(ranges).seen
+    assert (found.max_abs, found.worst_batch, found.element_count) == (70000, 1, 1)
+
+
+def test_never_measured_where_no_bound_is_over(tmp_path: Path) -> None:
+    w = np.array([[1], [-1]], np.float32)
+    _, ranges = _scan(tmp_path, MATMUL, w, np.array([[1, 1]], np.float32))
+    assert _products(ranges).seen.element_count == 0
+    assert np.isnan(_products(ranges).seen.max_abs)
+
+
+def test_a_convolution_with_groups_and_bias(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, 2000, (1, 4, 6, 6)).astype(np.float32)
+    w = rng.normal(0, 3, (6, 2, 3, 3)).astype(np.float32)
+    at = node("Conv", "x w", "y", group=2, pads=[1, 1, 1, 1])
+    _, ranges = _scan(tmp_path, at, w, x)
+    padded = np.pad(np.abs(x.astype(np.float64)), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    expected = max(
+        np.einsum(
+            "chwij,cij->hw", windows[0, 2 * (m // 3) : 2 * (m // 3) + 2], np.abs(w[m], dtype=np.float64)
+        ).max()
+        for m in range(6)
+    )
+    assert _products(ranges).seen.max_abs == pytest.approx(expected, rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 5), terms=st.integers(1, 6), columns=st.integers(1, 4)
+)
+def test_no_bound_is_under_the_truth(seed: int, rows: int, terms: int, columns: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, terms)).astype(np.float32)
+    w = rng.normal(size=(terms, columns)).astype(np.float32)
+    truth = (np.abs(x, dtype=np.float64) @ np.abs(w, dtype=np.float64)).max()
+    for name, inputs, attributes in (("MatMul", (x, w), {}), ("Gemm", (x, w.T.copy()), {"transB": 1})):
+        model = make_model(
+            [node(name, "x w", "y", **attributes)], {"x": list(x.shape)}, "y", {"w": inputs[1]}, 17
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            graph = save(model, Path(folder))
+            (product,) = find_products(graph)
+            largest = {"x": float(np.abs(x).max()), "w": float(np.abs(w).max())}
+            norm = find_channel_norm(graph, product)
+            assert norm is not None
+            shapes = {"x": x.shape, "w": inputs[1].shape}
+            assert bound_by_ranges(product, largest.__getitem__, shapes) >= truth * (1 - 1e-6)
+            assert bound_by_norm(product, norm, largest.__getitem__) >= truth * (1 - 1e-6)
