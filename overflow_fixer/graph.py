@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _STRIPPED_ELEMENTS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One node of the main graph.
+    """One node of a graph.
 
     `label` is unique in the graph: the node's name, or `node_of_<first output>` where that is empty
     or taken (the name TensorRT's parser gives to a nameless node). `inputs` and `outputs` are tensor
@@ -82,6 +82,8 @@ class Graph:
     shapes: Mapping[str, tuple[Dim, ...]] = field(repr=False)
     is_inlined: bool = False
     """Whether the file's local functions were inlined, so that `model` has other nodes than the file."""
+    other_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict, repr=False)
+    """The types of sequences and optionals, as far as they could be told."""
 
     @property
     def folder(self) -> Path:
@@ -192,15 +194,38 @@ def load_graph(path: Path) -> Graph:
     _drop_repeated_names(model.graph)
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
+    dtypes, shapes, others = _tell_types(model, path.parent, nodes)
+    return Graph(path, data_files, stamps, model, opset, nodes, dtypes, shapes, has_functions, others)
+
+
+def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
+    """The graph of another model whose weights lie where `graph`'s do, such as a body's; the files stay `graph`'s.
+
+    Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
+    """
+    nodes = tuple(_number_nodes(model.graph))
+    dtypes, shapes, others = _tell_types(model, graph.folder, nodes)
+    return replace(graph, model=model, nodes=nodes, dtypes=dtypes, shapes=shapes, other_types=others)
+
+
+def _tell_types(
+    model: onnx.ModelProto, folder: Path, nodes: Sequence[Node]
+) -> tuple[dict[str, int], dict[str, tuple[Dim, ...]], dict[str, onnx.TypeProto]]:
+    """What Graph.dtypes, shapes and other_types hold."""
     types = _infer(model)
     dtypes = {
         name: info.tensor_type.elem_type for name, info in types.items() if info.HasField("tensor_type")
     }
     shapes = {name: dims for name, info in types.items() if (dims := _dims(info)) is not None}
-    unknown = [n for node in nodes for n in node.writes if n not in types or not _is_typed(types[n])]
+    others = {
+        name: info
+        for name, info in types.items()
+        if info.WhichOneof("value") in ("sequence_type", "optional_type")
+    }
+    unknown = [n for node in nodes for n in node.writes if n not in types or not is_typed(types[n])]
     if unknown:
-        dtypes.update(infer_types(model, path.parent, unknown))
-    return Graph(path, data_files, stamps, model, opset, nodes, dtypes, shapes, has_functions)
+        dtypes.update(infer_types(model, folder, unknown))
+    return dtypes, shapes, others
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -302,15 +327,17 @@ def _free_label(label: str, taken: set[str]) -> str:
 
 def _captured(proto: onnx.NodeProto) -> list[str]:
     """Tensors of the outer graph that the node's bodies read."""
-    names: dict[str, None] = {}
-    for body in bodies(proto):
-        own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
-        own |= {tensor.values.name for tensor in body.sparse_initializer}
-        own |= {name for node in body.node for name in node.output}
-        reads = [name for node in body.node for name in (*node.input, *_captured(node))]
-        reads += [info.name for info in body.output]
-        names.update(dict.fromkeys(name for name in reads if name and name not in own))
-    return list(names)
+    return list(dict.fromkeys(name for body in bodies(proto) for name in captures(body)))
+
+
+def captures(body: onnx.GraphProto) -> list[str]:
+    """Tensors of the outer graph that the body, or one inside it, reads; each once."""
+    own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    own |= {name for node in body.node for name in node.output}
+    reads = [name for node in body.node for name in (*node.input, *_captured(node))]
+    reads += [info.name for info in body.output]
+    return list(dict.fromkeys(name for name in reads if name and name not in own))
 
 
 def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -443,7 +470,8 @@ def _constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
     return None
 
 
-def _is_typed(info: onnx.TypeProto) -> bool:
+def is_typed(info: onnx.TypeProto) -> bool:
+    """Whether the type says what it is a type of; that of a tensor its element type too."""
     kind = info.WhichOneof("value")
     return kind is not None and (kind != "tensor_type" or info.tensor_type.elem_type != TensorProto.UNDEFINED)
 

@@ -13,17 +13,16 @@ from pathlib import Path
 
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.graph import Graph
-from overflow_fixer.inner import Inside, look_inside
 from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.coverage import not_observed, observed_tensors
+from overflow_fixer.ranges.bodies import Level, ModelWalk, Settings, find_level
+from overflow_fixer.ranges.coverage import not_observed
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.over_limit import OnOver, OverLimit, ignore_over
-from overflow_fixer.ranges.recording import Inner, Part, Recording, ScanKey, no_batches
+from overflow_fixer.ranges.recording import Part, Recording, ScanKey, no_batches
 from overflow_fixer.ranges.resumption import Existing, find_begun
 from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
-from overflow_fixer.ranges.walk import Walk
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
 from overflow_fixer.sessions import hash_custom_ops
 
@@ -51,7 +50,8 @@ def collect_ranges(
     store: Path | None = None,
     existing: Existing = "keep",
 ) -> RangeTable:
-    """Run every batch and record the range of every float tensor of the main graph and of what nodes compute inside.
+    """Run every batch and record the range of every float tensor, bodies of control flow included, and of what nodes
+    compute inside.
 
     Values are those of a run with every tensor marked as an output and graph optimisation off, bit
     for bit; NaN and infinities are counted as records.Range says. FP16 and BF16 are taken as float,
@@ -78,17 +78,17 @@ def collect_ranges(
     with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)
-        inside = look_inside(graph)
-        settings = (observed_tensors(graph), inside, observe, provider, small_values, beside)
-        walk = None if is_there else Walk(graph, *settings)
+        level = find_level(graph)
+        settings = Settings(observe, provider, small_values, beside)
+        walk = None if is_there else ModelWalk(level, settings)
         key = hashing.result()
         begun = None if store is None else find_begun(store, key, existing)
-        scan = Scan(_begin(graph, inside, calibration, key, begun))
+        scan = Scan(_begin(level, calibration, key, begun))
         watch = OverLimit(limit, over)
         watch.look(scan.recording)
         progress(scan.done, scan.total)
         if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
-            walk = walk or Walk(graph, *settings)
+            walk = walk or ModelWalk(level, settings)
             batches = _read_ahead(islice(calibration, scan.done, None), beside)
             _run(scan, walk, batches, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
@@ -107,26 +107,21 @@ def _make_key(
     return ScanKey(graph.sha256, fingerprint, *own)
 
 
-def _begin(
-    graph: Graph,
-    inside: Inside,
-    calibration: CalibrationSet,
-    key: ScanKey,
-    begun: Recording | None,
-) -> Recording:
+def _begin(level: Level, calibration: CalibrationSet, key: ScanKey, begun: Recording | None) -> Recording:
     """What there is to go on from; the data are told by the path that they have now."""
     done = 0 if begun is None else len(begun.batch_names)
     part = Part(calibration.source, calibration.synthetic, key.calibration_fingerprint, done)
     if begun is not None:
         return replace(begun, parts=(part,))
-    values = (Inner(value.node, value.quantity, value.is_bound) for value in inside.values)
-    inner = (*values, *(Inner(product.node.label, "products", True) for product in inside.products))
-    return no_batches(key, part, observed_tensors(graph), inner, not_observed(graph))
+    rows = [row.about for row in level.rows()]
+    tensors = tuple(about for about in rows if isinstance(about, str))
+    inner = tuple(about for about in rows if not isinstance(about, str))
+    return no_batches(key, part, tensors, inner, not_observed(level.graph))
 
 
 def _run(
     scan: Scan,
-    walk: Walk,
+    walk: ModelWalk,
     batches: Iterable[Batch],
     progress: OnProgress,
     watch: OverLimit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
+from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.graph import Graph
 
 _NOT_DENSE = {
@@ -21,12 +22,20 @@ _WITHOUT_RANGE = frozenset(
 
 
 def observed_tensors(graph: Graph) -> tuple[str, ...]:
-    """Every dense tensor of the main graph of a type in graph.FLOAT_TYPES, in the graph's order."""
+    """Every dense tensor of the graph, bodies aside, of a type in graph.FLOAT_TYPES, in the graph's order."""
     return tuple(name for name in graph.tensors if graph.is_float(name))
 
 
 def not_observed(graph: Graph) -> dict[str, str]:
-    """What is neither observed nor integer or boolean, with the reason."""
+    """What is neither observed nor integer or boolean, with the reason; in bodies, and bodies themselves, too."""
+    found, bodies = _not_observed_here(graph), find_bodies(graph)
+    for body in bodies.read:
+        inner = not_observed(body.graph)
+        found |= {body.prefix + name: inner[name] for name in inner if name not in body.captured}
+    return found | dict(bodies.unread)
+
+
+def _not_observed_here(graph: Graph) -> dict[str, str]:
     sparse = [tensor.values.name for tensor in graph.model.graph.sparse_initializer]
     left = [name for name in graph.tensors if not graph.is_float(name)]
     known = {name for name in left if graph.dtypes.get(name) in _WITHOUT_RANGE}

@@ -16,6 +16,7 @@ from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, merge_sum
 from overflow_fixer.records import InnerRange, Range, RangeTable
 
 FORMAT_VERSION = 3
+_RUNS = "runs of "
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,16 @@ class Inner:
     def name(self) -> str:
         return f"{self.node}: {self.quantity}"
 
+    @property
+    def runs_of(self) -> str | None:
+        """For a row that counts the runs of a body, in its element_count: "OPERATOR.ATTRIBUTE"."""
+        return self.quantity.removeprefix(_RUNS) if self.quantity.startswith(_RUNS) else None
+
+
+def name_runs(node: str, op_type: str, attribute: str) -> tuple[str, str]:
+    """The node and the quantity of the row that counts the runs of a body; see Inner.runs_of."""
+    return node, f"{_RUNS}{op_type}.{attribute}"
+
 
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -151,11 +162,27 @@ class Recording:
             ranges=ranges[:count],
             batch_names=tuple(_tell_batches(self.parts, self.batch_names)),
             batch_max_abs=self.batch_max_abs[:count],
-            not_observed=self.not_observed,
+            not_observed={**self.not_observed, **dict(self._tell_unseen())},
             observe=self.key.observe,
             provider=self.key.provider,
-            inner=tuple(InnerRange(one.node, one.quantity, one.is_bound, seen) for one, seen in inside),
+            inner=tuple(
+                InnerRange(one.node, one.quantity, one.is_bound, seen)
+                for one, seen in inside
+                if one.runs_of is None
+            ),
         )
+
+    def _tell_unseen(self) -> Iterator[tuple[str, str]]:
+        """The bodies of control flow that never ran, but for those inside one of them, with the reason."""
+        counts = self.totals["element_count"][len(self.tensors) :].tolist()
+        unseen: list[str] = []
+        for one, count in zip(self.inner, counts, strict=True):
+            if one.runs_of is None or count or one.node.startswith(tuple(unseen)):
+                continue
+            op_type, _, attribute = one.runs_of.partition(".")
+            verb = "took" if op_type == "If" else "ran"
+            unseen.append(f"{one.node}/{attribute}/")
+            yield f"{one.node}/{attribute}", f"{op_type} {one.node} never {verb} its {attribute} on this data"
 
 
 def no_batches(

@@ -13,6 +13,7 @@ from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.accumulator import find_large_accumulators
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
+from overflow_fixer.rules.control_flow import find_inside_bodies
 from overflow_fixer.rules.inner_value import find_large_inner_values
 from overflow_fixer.rules.non_finite import find_non_finite
 from overflow_fixer.rules.threshold import find_over_threshold
@@ -28,5 +29,6 @@ DEFAULT_RULES: dict[str, Rule] = {
     "vanishing_constant": find_vanishing_constants,
     "inner_value": find_large_inner_values,
     "accumulator": find_large_accumulators,
+    "control_flow": find_inside_bodies,
     "user": find_user_choice,
 }

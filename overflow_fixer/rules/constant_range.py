@@ -3,7 +3,7 @@
 Whatever the data showed: a padding mask of -3.4e38 may not have been used by any calibration sample,
 and turns into -inf, or NaN, with the first one that does. Where nothing depends on the data (a weight,
 a bias), every sample shows what the constant does, and the measured ranges say where its value ends.
-Constants inside the bodies of control flow are not looked at: such a node runs in FP32 as a whole.
+Constants inside the bodies of control flow are judged body by body: see control_flow.
 """
 
 from __future__ import annotations
