@@ -90,17 +90,19 @@ class Expression:
             self._constants[value] = self.apply("Constant", value=tensor)
         return self._constants[value]
 
-    def rows(self, axes: Sequence[int]) -> Rows:
-        """`source` along `axes`, along all of them where none is named.
+    def rows(self, axes: Sequence[int], *, as_given: bool = False) -> Rows:
+        """`source` along `axes`, negative ones too; along all of them where none is named.
 
-        Negative ones stay so: of an empty tensor ONNX Runtime gives another shape for them, and its plan of the memory
-        takes two reductions by the same axes for alike.
+        `as_given`: negative ones stay so, for a node that reduces the same axes. Of an empty tensor ONNX Runtime gives
+        another shape for them, and where it shares the memory of two reductions that ought to be alike, it fails.
         """
         if self.dims is None:
             return Rows(self.source, tuple(axes), (None,) * len(axes))
-        given = {axis % len(self.dims): axis for axis in axes} if self.dims else {}
-        named = {place: given.get(place, place) for place in sorted(given) or range(len(self.dims))}
-        return Rows(self.source, tuple(named.values()), tuple(self.dims[place] for place in named))
+        rank = len(self.dims)
+        given = {axis % rank: axis for axis in axes} if rank else {}
+        places = sorted(given) or range(rank)
+        found = (given.get(place, place) if as_given else place for place in places)
+        return Rows(self.source, tuple(found), tuple(self.dims[place] for place in places))
 
     def rows_behind(self, axis: int) -> Rows:
         """`source` along `axis` and all axes behind it."""

@@ -51,7 +51,7 @@ def _find_sums(expression: Expression, *, is_divided: bool) -> Iterator[Found]:
         return
     axes = attribute if constant is None else np.asarray(constant, np.int64).reshape(-1).tolist()
     if axes or not expression.attribute("noop_with_empty_axes", 0):
-        rows = expression.rows(axes)
+        rows = expression.rows(axes, as_given=True)
         if is_divided:
             yield "sum", expression.add_up("ReduceSum", rows)
         yield "sum of magnitudes", expression.add_up("ReduceL1", rows)

@@ -111,8 +111,10 @@ class ReductionObserver:
         self._open()
 
     def _find_derivations(self, extremes: Mapping[str, tuple[str, str, str]]) -> Iterator[Derivation]:
-        """Sources come before what is derived of them."""
-        found = list(find_derivations(self._graph, self._sources))
+        """Sources come before what is derived of them; each is a tensor of which both extremes are taken."""
+        partial = {name for name, words in self._words.items() if not {"max", "min"} <= words}
+        everything = find_derivations(self._graph, self._sources)
+        found = [derivation for derivation in everything if partial.isdisjoint(derivation.sources)]
         derived = {derivation.tensor for derivation in found}
         for tensor, rows in extremes.items():
             source = self._sources.get(tensor, "")

@@ -54,8 +54,8 @@ def _judge(node: Node, inner: _Inner, ranges: RangeTable, policy: PlanPolicy) ->
     if operator(node) == "LogSoftmax":
         if inner.value <= FP16_UNDERFLOW:
             reason = (
-                f"inside, {inner.text} is {inner.value:.6g}, not over the {FP16_UNDERFLOW:.6g} that FP16 rounds to 0, "
-                "whose logarithm is -inf"
+                f"inside, {inner.text} is {inner.value:.6g}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and "
+                "the logarithm of 0 is -inf"
             )
             yield Finding("inner_value", node.label, tensor, inner.value, FP16_UNDERFLOW, reason, batch)
         return

@@ -34,7 +34,7 @@ def find_large_inner_values(
     """A finding for each quantity inside the node that is over its limit.
 
     Of what only bounds a value, none where the node is found out by a measured one. NaN and infinities that
-    come in are the rule non_finite's.
+    come in are the rule non_finite's; a finite value whose square or sum FP32 does not hold is threshold's.
     """
     inner = ranges.inner_of.get(node.label, {}).values()
     found = [finding for one in inner for finding in _judge(node, ranges, one, policy)]
@@ -60,7 +60,7 @@ def _judge_magnitude(
     if inner.quantity in _SQUARED:
         value *= value
     limit = FP16_MAX if inner.is_bound else policy.threshold
-    if value <= limit or math.isnan(value):
+    if value <= limit or not math.isfinite(value):
         return
     named = "FP16's limit" if inner.is_bound else "the threshold"
     reason = f"inside, {_TEXT[inner.quantity]} reaches {value:.6g}, over {named} of {limit:g}"

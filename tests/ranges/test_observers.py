@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from scan_cases import assert_same, reckon, save_model, value_info
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import observers
-from overflow_fixer.ranges.observers import Observe, OutputObserver, ReductionObserver, open_observer
+from overflow_fixer.ranges.observers import Look, Observe, OutputObserver, ReductionObserver, open_observer
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, hide_small
 from overflow_fixer.records import Array, Batch, Range
 
@@ -184,3 +184,17 @@ def test_a_random_model_is_run_once_a_batch(tmp_path: Path, count_runs: dict[str
         assert_same(first, second)
         assert first[1].max_abs == first[2].max_abs > 65520
     assert count_runs == {"run_session": 4, "open_session": 2}
+
+
+def test_nothing_is_derived_of_a_tensor_whose_extremes_are_not_taken(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1]),
+        helper.make_node("Mul", ["mean", "two"], ["y"]),
+    ]
+    two = numpy_helper.from_array(np.array(2, np.float32), "two")
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 4])], [value_info("y")], [two], opset=13
+    )
+    observer = ReductionObserver(graph, ["y"], looks={"mean": Look(frozenset({"sum"}))})
+    found = observer.observe(Batch("b", {"x": np.array([[1, 2, 3, 6]], np.float32)}))
+    assert (found["max"].tolist(), found["min"].tolist()) == ([6.0], [6.0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_memory_calibration import InMemoryCalibration, make_model, node, save
+from in_memory_calibration import InMemoryCalibration, ask, floats, make_model, node, save, scan
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import (
@@ -22,6 +22,7 @@ from overflow_fixer.inner.accumulators import (
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, PlanPolicy, RangeTable
+from overflow_fixer.rules.accumulator import find_large_accumulators
 
 
 def _scan(folder: Path, at: Any, weights: Array, *batches: Array) -> tuple[Graph, RangeTable]:
@@ -113,3 +114,62 @@ def test_no_bound_is_under_the_truth(seed: int, rows: int, terms: int, columns: 
             shapes = {"x": x.shape, "w": inputs[1].shape}
             assert bound_by_ranges(product, largest.__getitem__, shapes) >= truth * (1 - 1e-6)
             assert bound_by_norm(product, norm, largest.__getitem__) >= truth * (1 - 1e-6)
+
+
+def _multiply(*batches: tuple[Array, Array], folder: Path) -> tuple[Graph, RangeTable]:
+    model = make_model([node("MatMul", "a b", "y")], {"a": ["m", "k"], "b": ["k", "n"]}, "y")
+    return scan(model, folder, *({"a": a, "b": b} for a, b in batches))
+
+
+OVER = (floats(300, 300)[None], floats(200, -200)[:, None])
+"""Output 0, sum of magnitudes 120000."""
+
+
+def test_a_sum_that_cancels_is_found(tmp_path: Path) -> None:
+    graph, ranges = _multiply((OVER[0] / 100, OVER[1]), OVER, folder=tmp_path)
+    (found,) = ask(find_large_accumulators, graph, ranges)
+    assert ranges.by_tensor["y"].max_abs == 0
+    assert (found.node, found.tensor, found.value, found.limit) == ("MatMul_y", "y", 120000, 65504)
+    assert (found.batch, found.action, found.severity) == ("batch_1", "pin", "low")
+    assert found.reason == (
+        "inside, sum |a| |b| reaches 120000, over FP16's limit of 65504: a kernel that accumulates in FP16 may overflow "
+        "on the way to an output that does not"
+    )
+
+
+def test_the_threshold_does_not_matter(tmp_path: Path) -> None:
+    graph, ranges = _multiply(OVER, folder=tmp_path)
+    for threshold in (1, 1e9):
+        assert len(ask(find_large_accumulators, graph, ranges, PlanPolicy(threshold=threshold))) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_nothing_is_said_of_what_is_not_finite(bad: float, side: int, tmp_path: Path) -> None:
+    broken = [part.copy() for part in OVER]
+    broken[side].flat[1] = bad
+    graph, ranges = _multiply(OVER, (broken[0], broken[1]), folder=tmp_path)
+    assert not ask(find_large_accumulators, graph, ranges)
+
+
+def test_where_fp32_itself_overflows_nothing_is_said(tmp_path: Path) -> None:
+    graph, ranges = _multiply((floats(1e30)[None], floats(1e30)[None]), folder=tmp_path)
+    assert not ask(find_large_accumulators, graph, ranges)
+
+
+def test_empty_products_are_no_reason(tmp_path: Path) -> None:
+    empty = np.zeros((2, 0), np.float32)
+    graph, ranges = _multiply((empty, empty.T), folder=tmp_path)
+    assert not ask(find_large_accumulators, graph, ranges)
+
+
+def test_a_product_of_two_vectors_is_a_number(tmp_path: Path) -> None:
+    model = make_model([node("MatMul", "a b", "y")], {"a": [2], "b": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"a": floats(300, 300), "b": floats(200, -200)})
+    assert [one.value for one in ask(find_large_accumulators, graph, ranges)] == [120000]
+
+
+def test_no_backend_protects_it(tmp_path: Path) -> None:
+    graph, ranges = _multiply(OVER, folder=tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(protected={"LayerNormalization": "protected"}))
+    assert plan.pinned == {"MatMul_y"}
