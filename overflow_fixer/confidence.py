@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.planning import is_pinnable
 from overflow_fixer.records import Confidence, Growth, PrecisionPlan, RangeTable
+from overflow_fixer.rules.settling import is_pinnable
 
 DOUBLINGS = 2
 """How much more data is asked about: four times what there is."""

@@ -6,16 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from onnx import TensorProto
-
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.masks import judge_masks
+from overflow_fixer.rules.settling import settle
 
-_ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
-"""Rules whose findings a backend answers that computes the operator in FP32 by itself."""
 _ABOUT_MAGNITUDE = frozenset({"threshold", "non_finite", "constant_range"})
 """Rules whose findings about a tensor a clamp answers."""
 
@@ -68,12 +65,6 @@ def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
         )
 
 
-def is_pinnable(graph: Graph, node: Node) -> bool:
-    """Whether the node computes FP32 values: what integers, booleans and constants do not."""
-    is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
-    return is_fp32 and node.op_type != "Constant"
-
-
 def is_excluded(node: Node, policy: PlanPolicy) -> bool:
     """Whether the user wants the node left in FP16."""
     return node.op_type in policy.exclude_ops or any(re.search(p, node.label) for p in policy.exclude_nodes)
@@ -110,25 +101,12 @@ def _settle(
 
 def _settle_one(finding: Finding, graph: Graph, policy: PlanPolicy, clamped: Mapping[str, Clamp]) -> Finding:
     """The finding with the action that is left to it, and why."""
-    if finding.action == "none":
-        return finding
     node = graph.by_label[finding.node]
-    if finding.rule in _ABOUT_INSIDE and node.op_type in policy.protected:
-        return replace(
-            finding, action="protected", reason=f"{finding.reason}; {policy.protected[node.op_type]}"
-        )
-    if finding.tensor in clamped and finding.rule in _ABOUT_MAGNITUDE:
+    if finding.action == "pin" and finding.tensor in clamped and finding.rule in _ABOUT_MAGNITUDE:
         reason = clamped[finding.tensor].reason
         said = finding.reason if reason in finding.reason else f"{finding.reason}; {reason}"
         return replace(finding, action="clamp", reason=said)
-    if is_excluded(node, policy):
-        reason = f"{finding.reason}; left in FP16 because you excluded it"
-        return replace(finding, action="none", reason=reason)
-    if not is_pinnable(graph, node):
-        is_constant = node.op_type == "Constant"
-        why = "a constant is typed by its readers" if is_constant else "it computes no FP32 value"
-        return replace(finding, action="none", reason=f"{finding.reason}; not pinned: {why}")
-    return finding
+    return settle(finding, node, graph, policy, is_excluded=is_excluded(node, policy))
 
 
 def _by_tensor(clamps: Iterable[Clamp]) -> dict[str, Clamp]:

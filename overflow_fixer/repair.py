@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.losses import Loss, measure_losses
-from overflow_fixer.planning import add_pins, is_excluded, is_pinnable, plan_precision
+from overflow_fixer.planning import add_pins, is_excluded, plan_precision
 from overflow_fixer.records import (
     Artifact,
     Batch,
@@ -25,6 +25,7 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.settling import is_pinnable
 from overflow_fixer.verification import find_worst_batch, judge, worst_snr_db
 
 Build = Callable[[PrecisionPlan], tuple[Artifact, Verification]]

@@ -14,9 +14,10 @@ from onnx import TensorProto, numpy_helper
 
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.planning import add_pins, check_plan, is_pinnable, plan_precision
+from overflow_fixer.planning import add_pins, check_plan, plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
+from overflow_fixer.rules.settling import is_pinnable
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 MIN = float(np.finfo(np.float32).min)

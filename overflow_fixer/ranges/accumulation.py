@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.inner.accumulators import (
@@ -49,9 +51,7 @@ class Accumulation:
         look_up = max_abs.__getitem__
         bound = bound_by_ranges(product, look_up, self._infer_shapes({}))
         if math.isnan(bound):
-            fed = {
-                name: array.shape for name, array in batch.feeds.items() if hasattr(array, "shape")
-            }  # no sequences
+            fed = {name: array.shape for name, array in batch.feeds.items() if isinstance(array, np.ndarray)}
             bound = bound_by_ranges(product, look_up, self._infer_shapes(fed))
         if bound <= FP16_MAX:
             return False

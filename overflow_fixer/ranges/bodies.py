@@ -93,10 +93,7 @@ def find_level(graph: Graph, hidden: frozenset[str] = frozenset()) -> Level:
     bodies = tuple(
         (body, find_level(body.graph, body.captured_constants)) for body in find_bodies(graph).read
     )
-    inside = look_inside(graph)
-    if not graph.other_types.keys().isdisjoint(spec.name for spec in graph.inputs):
-        inside = replace(inside, products=())  # the bound needs the shapes of feeds: a sequence has none
-    return Level(graph, inside, (*own, *rest), len(own), bodies)
+    return Level(graph, look_inside(graph), (*own, *rest), len(own), bodies)
 
 
 class ModelWalk:

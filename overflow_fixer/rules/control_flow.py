@@ -10,16 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from onnx import TensorProto
-
 from overflow_fixer.body_graphs import Body, find_bodies
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.settling import settle
 
 RULE = "control_flow"
 
-_ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
-"""Rules whose findings a backend answers that computes the operator in FP32 by itself."""
 _OF_THE_MODEL = frozenset({RULE, "user"})
 """Rules that are not asked of a body: this one goes on by itself, and the user's words name nodes of the model."""
 _Findings = Mapping[str, tuple[Finding, ...]]
@@ -57,25 +54,10 @@ def _judge(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Fin
     nested = _judge_bodies(graph, ranges, policy)
     for node in graph.nodes:
         found = [finding for rule in rules for finding in rule(node, graph, ranges, policy)]
-        yield from (_settle(finding, node, graph, policy) for finding in dict.fromkeys(found))
+        is_excluded = node.op_type in policy.exclude_ops
+        for finding in dict.fromkeys(found):
+            yield settle(finding, node, graph, policy, is_excluded=is_excluded)
         yield from nested.get(node.label, ())
-
-
-def _settle(finding: Finding, node: Node, graph: Graph, policy: PlanPolicy) -> Finding:
-    """The finding with the action that is left to it where it is about a node of a body."""
-    if finding.action != "pin":
-        return finding
-    if finding.rule in _ABOUT_INSIDE and node.op_type in policy.protected:
-        reason = f"{finding.reason}; {policy.protected[node.op_type]}"
-        return replace(finding, action="protected", reason=reason)
-    if node.op_type in policy.exclude_ops:
-        reason = f"{finding.reason}; left in FP16 because you excluded it"
-        return replace(finding, action="none", reason=reason)
-    is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
-    if node.op_type == "Constant" or not is_fp32:
-        why = "it computes no FP32 value" if not is_fp32 else "a constant is typed by its readers"
-        return replace(finding, action="none", reason=f"{finding.reason}; not pinned: {why}")
-    return finding
 
 
 def _tell_outside(body: Body, finding: Finding) -> Finding:

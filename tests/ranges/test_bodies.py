@@ -239,6 +239,9 @@ def test_a_sequence_that_is_carried_and_one_that_is_captured(tmp_path: Path) -> 
     assert table.by_tensor["l/body/all"].element_count == 2 + 4 + 6 + 2
     assert {"l/body/q", "l/body/r"} <= set(table.not_observed)
     assert table.not_observed["l/body/q"] == "it is a sequence, not a tensor"
+    products = [np.square(run["all"].astype(np.float64)).sum() for batch in runs for run in batch]
+    measured = table.inner_of["l/body/node_of_p"]["products"].seen
+    np.testing.assert_allclose(measured.max_abs, max(products), rtol=1e-5)
 
 
 def _scan_model(folder: Path, directions: list[int], axes: list[int]) -> Graph:

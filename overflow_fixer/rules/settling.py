@@ -1,0 +1,39 @@
+"""What is left of a finding that would pin a node: the pin, or why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy
+
+_ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
+"""Rules whose findings a backend answers that computes the operator in FP32 by itself."""
+
+
+def is_pinnable(graph: Graph, node: Node) -> bool:
+    """Whether the node computes FP32 values: what integers, booleans and constants do not."""
+    is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
+    return is_fp32 and node.op_type != "Constant"
+
+
+def settle(finding: Finding, node: Node, graph: Graph, policy: PlanPolicy, *, is_excluded: bool) -> Finding:
+    """A finding about `node`, with another action and the reason where the node is not to be pinned for it.
+
+    One that asks for no pin stays as it is.
+    """
+    if finding.action != "pin":
+        return finding
+    if finding.rule in _ABOUT_INSIDE and node.op_type in policy.protected:
+        reason = f"{finding.reason}; {policy.protected[node.op_type]}"
+        return replace(finding, action="protected", reason=reason)
+    if is_excluded:
+        reason = f"{finding.reason}; left in FP16 because you excluded it"
+        return replace(finding, action="none", reason=reason)
+    if not is_pinnable(graph, node):
+        is_constant = node.op_type == "Constant"
+        why = "a constant is typed by its readers" if is_constant else "it computes no FP32 value"
+        return replace(finding, action="none", reason=f"{finding.reason}; not pinned: {why}")
+    return finding
