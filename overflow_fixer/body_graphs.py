@@ -104,7 +104,7 @@ def _begins_one(prefix: str, names: list[str]) -> bool:
 
 def _read(graph: Graph, node: Node, attribute: AttributeProto, prefix: str) -> Body:
     """Raises ModelError, in words that say of a body why it is not read."""
-    if node.op_type not in _OPERATORS or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in _OPERATORS or not node.is_standard:
         raise ModelError(f"what runs inside {node.op_type} is not looked into")
     proto = attribute.g
     captured = tuple(captures(proto))

@@ -70,7 +70,7 @@ def count_share(graph: Graph, artifact: Artifact, batch: Batch) -> Share:
 
 def _count(node: Node, shapes: Shapes) -> int | None:
     """The node's FLOPs; None where they are not known."""
-    if node.domain not in ("", "ai.onnx") or node.op_type in _UNCOUNTED:
+    if not node.is_standard or node.op_type in _UNCOUNTED:
         return None
     return COUNTERS[node.op_type](node, shapes) if node.op_type in COUNTERS else 0
 

@@ -24,6 +24,7 @@ from overflow_fixer.weights import read_pieces, read_values
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 _STRIPPED_ELEMENTS = 1024
+_STANDARD_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,11 @@ class Node:
     def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
         names = tuple(proto.input), tuple(proto.output), tuple(_captured(proto))
         return Node(index, label, proto.op_type, proto.domain, *names, proto)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is one of ONNX's own operators, and not another domain's of the same name."""
+        return self.domain in _STANDARD_DOMAINS
 
     @property
     def reads(self) -> Iterator[str]:
@@ -150,11 +156,7 @@ class Graph:
     @cached_property
     def constants(self) -> Mapping[str, TensorProto]:
         """Initializers and the outputs of Constant nodes that hold a dense tensor."""
-        nodes = {
-            n.outputs[0]: n.proto
-            for n in self.nodes
-            if n.op_type == "Constant" and n.domain in ("", "ai.onnx")
-        }
+        nodes = {n.outputs[0]: n.proto for n in self.nodes if n.op_type == "Constant" and n.is_standard}
         values = {name: _constant_tensor(proto) for name, proto in nodes.items()}
         return {
             **self.initializers,
@@ -276,7 +278,9 @@ def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
 
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
-    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    opset = max(
+        (entry.version for entry in model.opset_import if entry.domain in _STANDARD_DOMAINS), default=0
+    )
     newest = onnx.defs.onnx_opset_version()
     if not MIN_OPSET <= opset <= newest:
         raise ModelError(

@@ -79,9 +79,7 @@ def find_unsimulated(graph: Graph) -> Iterator[Node]:
         reads_half = any(
             graph.dtypes.get(name) == TensorProto.FLOAT16 for name in (*node.reads, *node.writes)
         )
-        if any(_holds_half(body) for body in bodies(node.proto)) or (
-            reads_half and node.domain not in ("", "ai.onnx")
-        ):
+        if any(_holds_half(body) for body in bodies(node.proto)) or (reads_half and not node.is_standard):
             yield node
 
 
@@ -226,7 +224,7 @@ class _Simulation:
             self.unpacked.add(view)
 
     def _is_widening(self, node: Node) -> bool:
-        is_cast = node.op_type == "Cast" and node.domain in ("", "ai.onnx") and self._is_half(node.inputs[0])
+        is_cast = node.op_type == "Cast" and node.is_standard and self._is_half(node.inputs[0])
         return is_cast and self.graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
 
     def _is_twinnable(self, node: Node) -> bool:
@@ -238,7 +236,7 @@ class _Simulation:
         return (
             any(self._is_half(name) for name in names)
             and all(name in self.graph.dtypes for name in names)
-            and node.domain in ("", "ai.onnx")
+            and node.is_standard
             and node.op_type not in _NO_TWIN
             and not (node.op_type == "Gather" and self._is_constant(node.inputs[0]))
             and not any(True for _ in bodies(node.proto))

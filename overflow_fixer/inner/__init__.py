@@ -102,5 +102,4 @@ def look_inside(graph: Graph) -> Inside:
 
 
 def _computes_float(graph: Graph, node: Node) -> bool:
-    is_standard = node.domain in ("", "ai.onnx")
-    return is_standard and graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
+    return node.is_standard and graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT

@@ -102,9 +102,9 @@ def _on_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
 
 
 def _adds_products(graph: Graph, node: Node) -> bool:
-    is_standard = node.domain in ("", "ai.onnx") and node.op_type in _OPERATORS
+    is_product = node.is_standard and node.op_type in _OPERATORS
     is_float = graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
-    return is_standard and is_float and (node.op_type != "Einsum" or len(node.inputs) == 2)
+    return is_product and is_float and (node.op_type != "Einsum" or len(node.inputs) == 2)
 
 
 def _has_bias(node: Node) -> bool:

@@ -60,7 +60,7 @@ def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int
 
 def _is_plain(graph: Graph, node: Node) -> bool:
     """Whether it is a standard operator that computes float32 from float32."""
-    return node.domain in ("", "ai.onnx") and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
+    return node.is_standard and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
 
 
 def _find_steps(graph: Graph, node: Node, given: Iterable[str]) -> Iterator[tuple[tuple[str, ...], Step]]:

@@ -31,5 +31,5 @@ def find_covers(
 
 
 def _is_arithmetic(graph: Graph, node: Node, read: str) -> bool:
-    is_plain = node.domain in ("", "ai.onnx") and node.op_type in _ARITHMETIC
+    is_plain = node.is_standard and node.op_type in _ARITHMETIC
     return is_plain and graph.dtypes.get(read) == graph.dtypes.get(node.outputs[0])

@@ -53,7 +53,7 @@ def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
 
 
 def _is_float_conv(graph: Graph, node: Node) -> bool:
-    is_conv = node.op_type == "Conv" and node.domain in ("", "ai.onnx")
+    is_conv = node.op_type == "Conv" and node.is_standard
     return is_conv and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
 
 

@@ -30,5 +30,5 @@ def find_sources(graph: Graph, tensors: Sequence[str]) -> Mapping[str, str]:
 
 
 def _rearranges(graph: Graph, node: Node) -> bool:
-    is_plain = node.op_type in _REARRANGES and node.domain in ("", "ai.onnx")
+    is_plain = node.op_type in _REARRANGES and node.is_standard
     return is_plain and all(graph.dtypes.get(name) in _WIDE for name in (node.inputs[0], node.outputs[0]))

@@ -63,7 +63,7 @@ _KEEPS_SIGN = _MOVES | frozenset(
 
 def operator(node: Node) -> str:
     """The node's operator, or "" for one of another domain, of which the tables know nothing."""
-    return node.op_type if node.domain in ("", "ai.onnx") else ""
+    return node.op_type if node.is_standard else ""
 
 
 def moves(node: Node, slot: int) -> bool:

@@ -79,7 +79,7 @@ def writes_float(graph: Graph, node: Node) -> bool:
 
 def read_type(graph: Graph, node: Node, slot: int, compute: int) -> int | None:
     """The type in which a node that runs in `compute` reads an FP32 input; None: whatever it is stored in."""
-    if node.op_type == "Cast" and node.domain in operators.STANDARD_DOMAINS:
+    if node.op_type == "Cast" and node.is_standard:
         return None
     return compute if compute == FLOAT or operators.input_follows(node, graph.opset, slot) else FLOAT
 

@@ -14,7 +14,6 @@ from onnx.defs import OpSchema
 
 from overflow_fixer.graph import Node, bodies
 
-STANDARD_DOMAINS = ("", "ai.onnx")
 _FP16 = "tensor(float16)"
 
 _NORMALIZATION = "its sums of squares would run in FP16 under strong typing"
@@ -64,7 +63,7 @@ def reason_to_keep(node: Node, opset: int) -> str | None:
     """Why a node that computes floats cannot run in FP16, or None where it can."""
     if any(True for _ in bodies(node.proto)):
         return "control flow stays in FP32 as one node"
-    if node.domain not in STANDARD_DOMAINS or schema_of(node.op_type, opset) is None:
+    if not node.is_standard or schema_of(node.op_type, opset) is None:
         return f"not a standard ONNX operator (domain {node.domain!r}), so its FP16 support is unknown"
     if node.op_type in KEPT_OPS:
         return KEPT_OPS[node.op_type]
