@@ -41,9 +41,8 @@ class _Field:
 def read_model(path: Path) -> onnx.ModelProto:
     """The model in the file, its large weights as external data that lies in the file itself.
 
-    Weights in Constant nodes and in bodies are read as they are, and all of them behind a symbolic link, which external
-    data must not pass. Raises ModelError for a file that
-    cannot be read or is no ONNX model.
+    Weights in Constant nodes and in bodies are read as they are, and all of them behind a symbolic link, which
+    external data must not pass. Raises ModelError for a file that cannot be read or is no ONNX model.
     """
     try:
         with path.open("rb") as file:

@@ -84,7 +84,8 @@ class Range:
 
     `max_abs`, `min` and `max` are over every element that is not NaN, infinities included;
     `min_nonzero_abs` likewise, over the elements that are not zero. Each is NaN when no such
-    element was seen. `min_nonzero_abs` is -inf where it was not taken: docs/numerics.md says where it is. Counts are totals over the batches (a constant is present in each).
+    element was seen. `min_nonzero_abs` is -inf where it was not taken: docs/numerics.md says where it is.
+    Counts are totals over the batches (a constant is present in each).
     `over_fp16_count` counts |x| >= 65520, infinities included: what FP16 stores as infinity.
     `worst_batch` is the index of the first batch that holds `max_abs`, or -1 when there is none.
     """

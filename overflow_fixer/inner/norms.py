@@ -66,8 +66,8 @@ def _lengths_in_groups(expression: Expression, groups: int) -> tuple[int | str |
 def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     """x - mean, its squares summed, and x summed.
 
-    The largest |x - mean| of a row is that of its extremes: rounding keeps the order; of an empty row it is 0. What rounding took from the mean
-    is the mean of x - mean; it matters where the mean is large and the deviations are small.
+    The largest |x - mean| of a row is that of its extremes: rounding keeps the order; of an empty row it is 0. What
+    rounding took from the mean is the mean of x - mean; it matters where the mean is large and deviations small.
     """
     highest, lowest = (expression.reduce(op, rows.tensor, rows.axes) for op in ("ReduceMax", "ReduceMin"))
     mean = expression.add_up("ReduceMean", rows)

@@ -31,7 +31,7 @@ _ONE_RUN = np.array([(1, 1, 1, 1, 1, 0, 0, 0)], SUMMARY)
 
 @dataclass(frozen=True)
 class Settings:
-    """How a scan observes; see collect.collect_ranges. `beside` is a thread for what can wait."""
+    """How a scan observes; see docs/scan.md. `beside` is a thread for what can wait."""
 
     observe: Observe
     provider: Provider

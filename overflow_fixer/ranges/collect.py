@@ -50,26 +50,21 @@ def collect_ranges(
     store: Path | None = None,
     existing: Existing = "keep",
 ) -> RangeTable:
-    """Run every batch and record the range of every float tensor, bodies of control flow included, and of what nodes
-    compute inside.
+    """Run every batch; record the range of every float tensor, in bodies too, and of what nodes compute inside.
 
-    Values are those of a run with every tensor marked as an output and graph optimisation off, bit
-    for bit; NaN and infinities are counted as records.Range says. FP16 and BF16 are taken as float,
-    which is exact; a double's `batch_max_abs` is rounded to float32. `observe`: "outputs" marks the
-    tensors literally and needs the memory of all of them; "reductions" gives the same from probes in
-    the graph, of which only short vectors leave; "optimized" gives the values of ONNX Runtime's optimised
-    kernels, which differ in the last bits, and is faster where those are. None needs more memory for more
-    batches. `provider`, which must load here, runs the model: see providers.choose_provider.
-    `small_values`: "all" takes min_nonzero_abs of every tensor, at a cost; else see small_values.
+    Values are those of a run with every tensor marked as an output and graph optimisation off, bit for bit
+    ("optimized": those of other kernels); NaN and infinities are counted as records.Range says. FP16 and BF16 are
+    taken as float, which is exact; a double's `batch_max_abs` is rounded to float32. Memory does not grow with the
+    batches. docs/scan.md tells of `observe` and `provider` (which must load here), docs/numerics.md of `small_values`.
 
-    `progress` is called with (batches done, batches in all) at the start and after each batch, before
-    that `over` with the ranges so far of the tensors whose max |x| is newly over `limit`, or further
-    over it, or that show their first NaN. What either raises ends the scan, as a KeyboardInterrupt does.
+    `progress` is called with (batches done, batches in all) at the start and after each batch, before that `over`
+    with the ranges so far of the tensors whose max |x| is newly over `limit`, or further over it, or that show their
+    first NaN. What either raises ends the scan, as a KeyboardInterrupt does.
 
-    With `store`, what is done is written there every few seconds, at the end, and when the scan fails
-    or is stopped. A scan in `store` of the same model, data, settings and versions goes on after its
-    last batch, or is returned when finished: the result is the same, unless the model draws random
-    numbers. `existing` says what may become of any other file there; see resumption.Existing.
+    With `store`, what is done is written there every few seconds, at the end, and when the scan fails or is stopped.
+    A scan in `store` of the same model, data, settings and versions goes on after its last batch, or is returned when
+    finished: the result is the same, unless the model draws random numbers. For another file there see
+    resumption.Existing.
 
     Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold,
     CalibrationError when the data gives another number of batches than it has, OutputError when

@@ -111,15 +111,18 @@ def add_probes(
     gatherings = _open_gatherings(probes, prefix)
     behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
     first = list(shared_constants(prefix, sorted({probe.rows for probe in probes})))
-    last, fetches = [], []
-    for gathering in gatherings.values():
-        nodes, outputs = gathering.finish()
-        last += nodes
-        fetches += outputs
+    last, fetches = _finish(gatherings.values())
     starts, quick, full = _locate(probes, gatherings)
     known = [count_elements(shapes.get(name)) for name in tensors if name not in detailed]
     counts = np.array([np.nan if count is None else count for count in known], np.float64)
-    return Probed(graph, prefix, Added(first, behind, last), tuple(fetches), starts, counts, quick, full)
+    return Probed(graph, prefix, Added(first, behind, last), fetches, starts, counts, quick, full)
+
+
+def _finish(gatherings: Iterable[Gathering]) -> tuple[list[NodeProto], tuple[str, ...]]:
+    """The nodes that join what is left, and the outputs that hold everything."""
+    finished = [gathering.finish() for gathering in gatherings]
+    nodes = [node for found, _ in finished for node in found]
+    return nodes, tuple(output for _, outputs in finished for output in outputs)
 
 
 def _make_probe(

@@ -75,8 +75,8 @@ class ReductionObserver:
     own. Each other starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
     NaN), the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
     batch could give other values, every tensor has a detailed probe from the start. `small` are the tensors
-    whose smallest magnitude is taken, `looks` those of which not everything is.
-    `extremes` names, for a tensor, others that hold the largest, the smallest and the mean of each of its rows.
+    whose smallest magnitude is taken, `looks` those of which not everything is. `extremes` names, for a tensor,
+    others that hold the largest, the smallest and the mean of each of its rows.
     """
 
     def __init__(
