@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph, Node
+from overflow_fixer.patterns import Region, find_regions
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.masks import judge_masks
@@ -15,6 +16,8 @@ from overflow_fixer.rules.settling import settle
 
 _ABOUT_MAGNITUDE = frozenset({"threshold", "non_finite", "constant_range"})
 """Rules whose findings about a tensor a clamp answers."""
+REGION = "region"
+"""The rule by whose name a pin goes on to the other nodes of its pattern."""
 
 
 def plan_precision(
@@ -25,6 +28,7 @@ def plan_precision(
 ) -> PrecisionPlan:
     """Ask every rule about every node. A node with a finding that says so is pinned.
 
+    With it go the other nodes of a LayerNorm, softmax or other pattern that it is a part of (rule "region").
     Never pinned: nodes without an FP32 output (integers, booleans, shapes), constants, and what the
     user excludes; their findings are kept under `considered`. Raises PlanError when the ranges belong
     to another model, or a name or operator of the policy matches nothing.
@@ -89,6 +93,8 @@ def _settle(
     while True:
         clamped = _by_tensor(clamps)
         settled += [_settle_one(finding, graph, policy, clamped) for finding in pending]
+        spread = _spread(graph, settled, clamps)
+        settled += [_settle_one(finding, graph, policy, clamped) for finding in spread]
         pinned = {finding.node for finding in settled if finding.action == "pin"}
         broken = [clamp for clamp in clamps if not pinned.isdisjoint(_on_the_way(clamp, graph))]
         if not broken:
@@ -107,6 +113,49 @@ def _settle_one(finding: Finding, graph: Graph, policy: PlanPolicy, clamped: Map
         said = finding.reason if reason in finding.reason else f"{finding.reason}; {reason}"
         return replace(finding, action="clamp", reason=said)
     return settle(finding, node, graph, policy, is_excluded=is_excluded(node, policy))
+
+
+def _spread(graph: Graph, settled: Iterable[Finding], clamps: Iterable[Clamp]) -> list[Finding]:
+    """A finding for each node that is not pinned and shares a region with one that is.
+
+    A node on the way of a clamped mask gets none: what the clamp proved holds in FP16, and a pin would undo it.
+    """
+    causes: dict[str, Finding] = {}
+    reached = {label for clamp in clamps for label in _on_the_way(clamp, graph)}
+    for finding in settled:
+        if finding.action == "pin" and finding.rule != REGION:
+            causes[finding.node] = _graver(causes.get(finding.node), finding)
+        elif finding.rule == REGION:
+            reached.add(finding.node)
+    spread: dict[str, Finding] = {}
+    for region in find_regions(graph) if causes else ():
+        cause = _cause_in(region, causes)
+        if cause is not None:
+            others = [label for label in region.nodes if label not in causes and label not in reached]
+            spread.update((label, _pass_on(cause, region, label)) for label in others if label not in spread)
+    return list(spread.values())
+
+
+def _cause_in(region: Region, causes: Mapping[str, Finding]) -> Finding | None:
+    """The first finding of the greatest severity among the region's nodes."""
+    cause: Finding | None = None
+    for label in region.nodes:
+        if label in causes:
+            cause = _graver(cause, causes[label])
+    return cause
+
+
+def _graver(one: Finding | None, other: Finding) -> Finding:
+    """The first of two findings, unless the other alone is severe."""
+    return other if one is None or (one.severity, other.severity) == ("low", "high") else one
+
+
+def _pass_on(cause: Finding, region: Region, label: str) -> Finding:
+    reason = (
+        f"in one {region.kind} with {cause.node}, which the rule {cause.rule} pins: the pattern is computed in one "
+        "precision"
+    )
+    return replace(cause, rule=REGION, node=label, reason=reason)
 
 
 def _by_tensor(clamps: Iterable[Clamp]) -> dict[str, Clamp]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.losses import Loss, measure_losses
-from overflow_fixer.planning import add_pins, is_excluded, plan_precision
+from overflow_fixer.planning import REGION, add_pins, is_excluded, plan_precision
 from overflow_fixer.records import (
     Artifact,
     Batch,
@@ -172,8 +172,15 @@ class _Search:
                 if len(self.rounds) >= most or self._is_spent():
                     return
                 left = tuple(finding for finding in self.findings if finding.node not in group)
-                if not self._try(left, f"took back {_name(sorted(group))}"):
+                if self._pins_the_same(left):
+                    self.findings = left
+                elif not self._try(left, f"took back {_name(sorted(group))}"):
                     break
+
+    def _pins_the_same(self, findings: tuple[Finding, ...]) -> bool:
+        """Whether a plan with these findings has the best plan's pins, since nodes left out share a region with others."""
+        plan = add_pins(self.first.plan, self.graph, self.policy, findings)
+        return plan.pinned == self.best.plan.pinned
 
     def _is_over(self) -> bool:
         """Whether every output passes, or fails by nothing but what is NaN in FP32."""
@@ -283,7 +290,7 @@ class _Search:
             lowered = plan_precision(self.graph, self.ranges, policy)
             pins = [pin for pin in lowered.pins if pin.node not in self.best.plan.pinned]
             if self._is_new(pin.node for pin in pins):
-                added = [finding for pin in pins for finding in pin.findings]
+                added = [finding for pin in pins for finding in pin.findings if finding.rule != REGION]
                 return f"lowered the threshold to {self.threshold:g}", added
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import add_pins, check_plan, plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
+from overflow_fixer.rules import DEFAULT_RULES
 from overflow_fixer.rules.settling import is_pinnable
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
@@ -233,7 +235,7 @@ def test_pins_are_added_in_the_order_of_the_graph_and_once_a_node(tmp_path: Path
     more = [Finding("repair", name, "up", math.nan, 30.0, "because") for name in names]
     wider = add_pins(plan, graph, PlanPolicy(), more)
     assert [pin.node for pin in wider.pins] == ["Mul_up", "Mul_down", "Tanh_y"]
-    assert [f.rule for f in wider.pins[0].findings] == ["threshold", "threshold", "repair"]
+    assert wider.pins[0].findings == (*plan.pins[0].findings, more[1])
     assert "ArgMax_best" in {finding.node for finding in wider.considered}
     assert [pin.node for pin in plan.pins] == ["Mul_up", "Mul_down"]
 
@@ -274,7 +276,7 @@ def test_an_empty_plan_pins_nothing() -> None:
             {
                 f"/{norm}/{op}"
                 for norm in ("ln_1", "ln_2", "ln_f")
-                for op in ("Pow", "ReduceMean_1", "Add", "Sqrt")
+                for op in ("ReduceMean", "Sub", "Pow", "ReduceMean_1", "Add", "Sqrt", "Div", "Mul", "Add_1")
             },
         ),
         ("masked_attention", {"/Mul", "/attention/self/Add", "/attention/self/Softmax"}),
@@ -294,3 +296,159 @@ def test_a_mask_that_no_sample_used_is_pinned_all_the_same() -> None:
     feeds = {"input_ids": np.ones((1, 8), np.int64), "attention_mask": np.ones((1, 8), np.int64)}
     plan = plan_precision(graph, collect_ranges(graph, InMemoryCalibration((feeds,))), PlanPolicy())
     assert plan.pinned == {"/Mul", "/attention/self/Add", "/attention/self/Softmax"}
+
+
+NORM = ("ReduceMean_m", "Sub_d", "Pow_q", "ReduceMean_v", "Add_s", "Sqrt_r", "Div_n", "Mul_w", "Add_y")
+
+
+def _norm(folder: Path, size: float = 1.0, epsilon: float = 1e-5) -> tuple[Graph, RangeTable]:
+    """A LayerNorm written out, between two nodes; `size` is that of what comes in."""
+    model = make_model(
+        [
+            node("Neg", "x", "h"),
+            node("ReduceMean", "h", "m", axes=[-1]),
+            node("Sub", "h m", "d"),
+            node("Pow", "d two", "q"),
+            node("ReduceMean", "q", "v", axes=[-1]),
+            node("Add", "v eps", "s"),
+            node("Sqrt", "s", "r"),
+            node("Div", "d r", "n"),
+            node("Mul", "n g", "w"),
+            node("Add", "w b", "y"),
+            node("Tanh", "y", "z"),
+        ],
+        {"x": [2, 4]},
+        "z",
+        {
+            "two": scalar(2),
+            "eps": scalar(epsilon),
+            "g": floats(1, 2, 3, 4),
+            "b": floats(1, -1, 1, -1),
+        },
+        opset=13,
+    )
+    return scan(model, folder, {"x": floats(-1, 2, -3, 4, 1, 1, -1, -1).reshape(2, 4) * np.float32(size)})
+
+
+def _of_region(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.node: finding for finding in findings if finding.rule == "region"}
+
+
+def _from_region(plan: PrecisionPlan) -> dict[str, Finding]:
+    return _of_region(finding for pin in plan.pins for finding in pin.findings)
+
+
+def test_a_region_alone_pins_nothing(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pins == plan.considered == ()
+
+
+def test_a_pin_takes_its_region_along_and_nothing_else(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path, size=50)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    by_rules = plan.pinned - set(_from_region(plan))
+    assert plan.pinned == set(NORM)
+    assert {"Pow_q"} <= by_rules < set(NORM)
+    found = _from_region(plan)
+    assert all("in one LayerNorm with " in finding.reason for finding in found.values())
+    causes = [f for pin in plan.pins for f in pin.findings if f.rule != "region"]
+    assert {(f.value, f.limit, f.batch) for f in found.values()} <= {
+        (f.value, f.limit, f.batch) for f in causes
+    }
+
+
+def test_an_epsilon_that_vanishes_takes_the_region_along(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path, epsilon=1e-12)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pinned == set(NORM)
+    assert all("which the rule vanishing_constant pins" in f.reason for f in _from_region(plan).values())
+
+
+def test_your_own_choice_takes_the_region_along(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=("Sqrt_r",)))
+    assert plan.pinned == set(NORM)
+    assert set(_from_region(plan)) == set(NORM) - {"Sqrt_r"}
+
+
+def test_what_you_exclude_of_a_region_is_left_and_said_so(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path)
+    plan = plan_precision(
+        graph, ranges, PlanPolicy(include_nodes=("Sqrt_r",), exclude_nodes=("Add_y", "Sub"))
+    )
+    assert plan.pinned == set(NORM) - {"Add_y", "Sub_d"}
+    left = _of_region(plan.considered)
+    assert set(left) == {"Add_y", "Sub_d"}
+    assert all(f.action == "none" and "because you excluded it" in f.reason for f in left.values())
+
+
+def _add(plan: PrecisionPlan, graph: Graph, *findings: Finding) -> PrecisionPlan:
+    return add_pins(plan, graph, PlanPolicy(protected={"Pow": "it does that itself"}), findings)
+
+
+def test_what_does_not_pin_does_not_spread(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    protected = Finding("inner_value", "Pow_q", "d", 1e6, 1e4, "because")
+    noted = replace(protected, rule="accumulator", node="Sub_d", action="none")
+    widened = _add(plan, graph, protected, noted)
+    assert widened.pins == ()
+    assert [finding.action for finding in widened.considered] == ["none", "protected"]
+
+
+def test_the_severity_is_that_of_the_gravest_cause(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    mild = Finding("accumulator", "ReduceMean_m", "m", 7e4, 65504, "because", severity="low")
+    grave = Finding("repair", "Div_n", "n", 3.0, 30, "because")
+    assert {f.severity for f in _from_region(_add(plan, graph, mild)).values()} == {"low"}
+    both = _from_region(_add(plan, graph, mild, grave))
+    assert {(f.severity, f.value) for f in both.values()} == {("high", 3.0)}
+    assert set(both) == set(NORM) - {"ReduceMean_m", "Div_n"}
+    assert all("with Div_n, which the rule repair pins" in f.reason for f in both.values())
+
+
+def test_a_region_is_spread_once_however_often_pins_are_added(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path)
+    policy = PlanPolicy(include_nodes=("Sqrt_r",), exclude_nodes=("Add_y",))
+    plan = plan_precision(graph, ranges, policy)
+    more = Finding("repair", "Tanh_z", "z", 1.0, 30.0, "because")
+    widened = add_pins(plan, graph, policy, [more])
+    assert widened.pinned == plan.pinned | {"Tanh_z"}
+    assert _from_region(widened) == _from_region(plan)
+    assert widened.considered == plan.considered
+
+
+def _masked_attention(folder: Path) -> tuple[Graph, RangeTable]:
+    """softmax(where(c, -3.4e38, q k)) v: a mask that is provably clamped."""
+    nodes = [
+        node("MatMul", "q q", "s"),
+        node("Where", "c low s", "u"),
+        node("Softmax", "u", "p"),
+        node("MatMul", "p q", "y"),
+    ]
+    inputs = {"q": [3, 3], "c": (TensorProto.BOOL, [3, 3])}
+    model = make_model(nodes, inputs, "y", {"low": scalar(MIN)}, opset=13)
+    return scan(model, folder, {"q": np.eye(3, dtype=np.float32), "c": np.eye(3, dtype=bool)})
+
+
+def test_a_pinned_softmax_does_not_undo_the_clamp_of_its_mask(tmp_path: Path) -> None:
+    graph, ranges = _masked_attention(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(include_ops=("Softmax",)))
+    assert plan.pinned == {"Softmax_p"}
+    assert [clamp.tensor for clamp in plan.clamps] == ["low"]
+
+
+def test_without_the_clamp_mask_and_softmax_go_together_and_no_product_does(tmp_path: Path) -> None:
+    graph, ranges = _masked_attention(tmp_path)
+    by_data = plan_precision(graph, ranges, PlanPolicy(masks="pin"))
+    assert by_data.pinned == {"Where_u", "Softmax_p"}
+    for chosen in ("Softmax_p", "Where_u"):
+        policy = PlanPolicy(include_nodes=(chosen,), masks="pin")
+        alone = plan_precision(graph, ranges, policy, rules={"user": DEFAULT_RULES["user"]})
+        assert alone.pinned == {"Where_u", "Softmax_p"}
+    product = PlanPolicy(include_nodes=("MatMul_s",))
+    assert plan_precision(graph, ranges, product, rules={"user": DEFAULT_RULES["user"]}).pinned == {
+        "MatMul_s"
+    }

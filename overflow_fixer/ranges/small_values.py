@@ -12,7 +12,7 @@ from typing import Literal
 
 from overflow_fixer.graph import Graph, Node
 
-_ENLARGING = frozenset({("Div", 1), ("Mod", 1), ("Log", 0), ("Reciprocal", 0), ("Pow", 0)})
+_ENLARGING = frozenset({("Div", 1), ("Mod", 1), ("Log", 0), ("Reciprocal", 0), ("Pow", 0), ("Sqrt", 0)})
 """Operators and the input whose small values they make large."""
 _SWITCHES = frozenset("Hardmax OneHot Sign Floor Ceil Round".split())
 """Operators whose outputs are few numbers whatever comes in."""

@@ -15,10 +15,15 @@ from overflow_fixer.rules.accumulator import find_large_accumulators
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
 from overflow_fixer.rules.control_flow import find_inside_bodies
 from overflow_fixer.rules.inner_value import find_large_inner_values
+from overflow_fixer.rules.lost_integer import find_lost_integers
+from overflow_fixer.rules.lost_phase import find_lost_phases
 from overflow_fixer.rules.non_finite import find_non_finite
+from overflow_fixer.rules.small_value import find_small_values
 from overflow_fixer.rules.threshold import find_over_threshold
 from overflow_fixer.rules.user_choice import find_user_choice
 from overflow_fixer.rules.vanishing_constant import find_vanishing_constants
+from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
+from overflow_fixer.rules.vanishing_output import find_vanishing_outputs
 
 Rule = Callable[[Node, Graph, RangeTable, PlanPolicy], Iterator[Finding]]
 
@@ -27,6 +32,11 @@ DEFAULT_RULES: dict[str, Rule] = {
     "non_finite": find_non_finite,
     "constant_range": find_constants_out_of_range,
     "vanishing_constant": find_vanishing_constants,
+    "vanishing_divisor": find_vanishing_divisors,
+    "vanishing_output": find_vanishing_outputs,
+    "small_value": find_small_values,
+    "lost_integer": find_lost_integers,
+    "lost_phase": find_lost_phases,
     "inner_value": find_large_inner_values,
     "accumulator": find_large_accumulators,
     "control_flow": find_inside_bodies,

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from overflow_fixer.formats import FP16_UNDERFLOW
+import numpy as np
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.semantics import moves, operator, readers
 
 _GUARD_SLOTS = {
@@ -35,6 +39,17 @@ _FACTOR_SLOTS = {
     **dict.fromkeys(("Conv", "ConvTranspose"), frozenset({1})),
     **dict.fromkeys(("Mul", "MatMul", "Gemm"), frozenset({0, 1})),
 }
+
+
+_NORMALIZATIONS = frozenset(
+    "LayerNormalization InstanceNormalization GroupNormalization RMSNormalization MeanVarianceNormalization".split()
+)
+_BUILT_IN_EPSILON = {"MeanVarianceNormalization": 1e-9}
+"""What the ONNX definition adds, of an operator that has no attribute for it."""
+_STASH_TYPE_SINCE = {"LayerNormalization": 17, "GroupNormalization": 21}
+"""The opset from which on the operator computes its variance in FP32 unless `stash_type` says otherwise."""
+_MOST_CHANGE = 2.0**-5
+"""By which share of it a variance, its epsilon added, may change: twice what 30 dB are."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +75,17 @@ class _Use:
 def find_vanishing_constants(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
-    """A finding for each vanishing constant that the node adds, divides or multiplies by, or passes on."""
+    """A finding for each vanishing constant that the node adds, divides or multiplies by, or passes on.
+
+    The epsilon of a normalisation that the backend computes in FP32 by itself is protected.
+    """
     for constant, reason in _evidence(graph, ranges).get(node.label, {}).items():
         tensor, value = constant.tensor, constant.least
-        yield Finding("vanishing_constant", node.label, tensor, value, FP16_UNDERFLOW, reason)
+        found = Finding("vanishing_constant", node.label, tensor, value, FP16_UNDERFLOW, reason)
+        protection = policy.protected.get(node.op_type) if operator(node) in _NORMALIZATIONS else None
+        if protection is not None:
+            found = replace(found, action="protected", reason=f"{reason}; {protection}")
+        yield found
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +97,46 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Vanishing, st
             reason = f"{use.constant.text} rounds to zero in FP16, {consequence}"
             for node in (*use.movers, *nodes):
                 found.setdefault(node.label, {}).setdefault(use.constant, reason)
+    for node in graph.nodes:
+        for constant, reason in (*_in_normalization(graph, node), *_in_batch_normalization(graph, node)):
+            found.setdefault(node.label, {}).setdefault(constant, reason)
     return found
+
+
+def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
+    """The epsilon of an operator that divides by what it measures of the data, where ONNX does not ask for FP32."""
+    epsilon = _epsilon(node)
+    if operator(node) not in _NORMALIZATIONS or not 0 < epsilon <= FP16_UNDERFLOW:
+        return
+    stash = node.attribute("stash_type")
+    in_fp32 = stash is None or stash.i == TensorProto.FLOAT
+    if graph.opset >= _STASH_TYPE_SINCE.get(node.op_type, math.inf) and in_fp32:
+        return
+    text = f"the epsilon of {node.label} = {epsilon:.3g}"
+    reason = f"{text} rounds to zero in FP16, so that nothing keeps zero from the division inside"
+    yield _Vanishing(node.outputs[0], epsilon, epsilon, text), reason
+
+
+def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
+    """The variance that FP16 changes most, its epsilon added."""
+    variances = graph.read_constant(node.inputs[4]) if operator(node) == "BatchNormalization" else None
+    if variances is None or graph.dtypes.get(node.inputs[4]) != TensorProto.FLOAT or not variances.size:
+        return
+    epsilon, exact = _epsilon(node), variances.astype(np.float64).reshape(-1)
+    right = exact + epsilon
+    kept = round_to_fp16(exact).astype(np.float64) + (epsilon if epsilon > FP16_UNDERFLOW else 0)
+    with np.errstate(all="ignore"):
+        change = np.where((right > 0) & (exact < FP16_MIN_NORMAL), np.abs(kept / right - 1), 0)
+    worst = int(np.argmax(change))
+    if change[worst] > _MOST_CHANGE:
+        text = f"a variance of {node.label}, its epsilon added, is {right[worst]:.3g}"
+        constant = _Vanishing(node.inputs[4], float(right[worst]), float(right[worst]), text)
+        yield constant, f"{text} and becomes {kept[worst]:.3g} in FP16, and its root is divided by"
+
+
+def _epsilon(node: Node) -> float:
+    found = node.attribute("epsilon")
+    return _BUILT_IN_EPSILON.get(operator(node), 1e-5) if found is None else float(found.f)
 
 
 def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:
@@ -160,7 +221,7 @@ def _path_to_sensitive(graph: Graph, guard: Node, least: float) -> tuple[Node, .
             image = _image(graph, reader, slot, bound)
             if is_new and image is not None and image <= FP16_UNDERFLOW:
                 pending.append((reader, image))
-    return _lead_back(behind, ends, guard)
+    return tuple(node for node in lead_back(behind, ends) if node is not guard)
 
 
 def _image(graph: Graph, node: Node, slot: int, bound: float) -> float | None:
@@ -177,15 +238,3 @@ def _exponent(graph: Graph, node: Node) -> float:
     """Pow's exponent: the least of a constant's elements, NaN where it is not constant."""
     value = graph.read_constant(node.inputs[1])
     return math.nan if value is None or not value.size else float(value.min())
-
-
-def _lead_back(behind: dict[str, list[Node]], ends: list[Node], start: Node) -> tuple[Node, ...]:
-    """Every node on a way from `start` (left out) to one of `ends`, in topological order."""
-    found = {node.label: node for node in ends}
-    pending = list(ends)
-    while pending:
-        for node in behind[pending.pop().label]:
-            if node is not start and node.label not in found:
-                found[node.label] = node
-                pending.append(node)
-    return tuple(sorted(found.values(), key=lambda node: node.index))

@@ -11,7 +11,7 @@ from overflow_fixer.ranges.small_values import find_small_valued
 node = helper.make_node
 
 
-def test_divisors_and_what_a_logarithm_or_power_reads(tmp_path: Path) -> None:
+def test_divisors_and_what_a_logarithm_power_or_root_reads(tmp_path: Path) -> None:
     nodes = [
         node("Exp", ["x"], ["e"]),
         node("ReduceSum", ["e"], ["s"]),
@@ -19,10 +19,12 @@ def test_divisors_and_what_a_logarithm_or_power_reads(tmp_path: Path) -> None:
         node("Log", ["p"], ["l"]),
         node("Tanh", ["l"], ["t"]),
         node("Pow", ["t", "t"], ["w"]),
-        node("Reciprocal", ["w"], ["y"]),
+        node("Reciprocal", ["w"], ["r"]),
+        node("Relu", ["r"], ["z"]),
+        node("Sqrt", ["z"], ["y"]),
     ]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")])
-    assert find_small_valued(graph) == {"x", "s", "p", "t", "w"}
+    assert find_small_valued(graph) == {"x", "s", "p", "t", "w", "z"}
 
 
 def test_masks_made_of_inputs_integers_and_constants(tmp_path: Path) -> None:

@@ -79,13 +79,39 @@ def _oddities(folder: Path) -> tuple[Graph, RangeTable]:
     return graph, collect_ranges(graph, InMemoryCalibration(tuple(feeds)))
 
 
+def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
+    """Values that FP16 makes zero, positions that it cannot tell apart, and angles; some in a body."""
+    info = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    body = helper.make_graph([helper.make_node("Sin", ["phase"], ["inner"])], "body", [], [info])
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Sub", "p last", "d"),
+        node("Mul", "p third", "phase"),
+        node("If", "c", "s", then_branch=body, else_branch=body),
+        node("Cos", "phase", "t"),
+        node("Mul", "x small", "a"),
+        node("Div", "d a", "q"),
+        node("Exp", "x", "e"),
+        node("Mul", "e small", "rate"),
+        node("Sum", "d s t q", "y"),
+    ]
+    inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
+    constants = {"last": scalar(2999), "third": scalar(1 / 3), "small": scalar(1e-8)}
+    graph = save(make_model(nodes, inputs, "y rate", constants), folder)
+    feeds = {"ids": ints(0, 1500, 3001), "c": np.asarray(True), "x": floats(0.5, 1, 2)}
+    return graph, collect_ranges(graph, InMemoryCalibration((feeds,)))
+
+
 def _findings(rule: str, graph: Graph, ranges: RangeTable) -> list[Finding]:
     return [found for at in graph.nodes for found in DEFAULT_RULES[rule](at, graph, ranges, POLICY)]
 
 
-@pytest.fixture(params=[*SAMPLES, "oddities"])
+MADE = {"oddities": _oddities, "small_and_counted": _small_and_counted}
+
+
+@pytest.fixture(params=[*SAMPLES, *MADE])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Graph, RangeTable]:
-    return _oddities(tmp_path) if request.param == "oddities" else _sample(request.param)
+    return MADE[request.param](tmp_path) if request.param in MADE else _sample(request.param)
 
 
 @every_rule
@@ -118,7 +144,7 @@ def test_asking_again_gives_the_same(rule: str, model: tuple[Graph, RangeTable])
 
 
 def test_every_rule_finds_something_somewhere(tmp_path: Path) -> None:
-    models = [_oddities(tmp_path), _sample("masked_attention")]
+    models = [*(make(tmp_path) for make in MADE.values()), _sample("masked_attention")]
     assert all(any(_findings(rule, *model) for model in models) for rule in DEFAULT_RULES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.records import PlanPolicy
 from overflow_fixer.rules.vanishing_constant import find_vanishing_constants
 
 EPS = scalar(1e-12)
@@ -234,3 +236,82 @@ def test_a_long_chain_of_movers_is_followed_without_recursion(tmp_path: Path) ->
     pins = _pins(tmp_path, nodes, {"e0": EPS})
     assert len(pins) == 1502
     assert {"Identity_e1", "Identity_e1500", "Add_a", "Sqrt_y"} <= set(pins)
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "inputs", "attributes", "is_found"),
+    [
+        ("InstanceNormalization", 17, "x one one", {"epsilon": 1e-12}, True),
+        ("InstanceNormalization", 17, "x one one", {"epsilon": 2.0**-25}, True),
+        ("InstanceNormalization", 17, "x one one", {"epsilon": 1e-5}, False),
+        ("InstanceNormalization", 17, "x one one", {}, False),
+        ("InstanceNormalization", 17, "x one one", {"epsilon": 0.0}, False),
+        ("MeanVarianceNormalization", 17, "x", {}, True),
+        ("LayerNormalization", 17, "x scale", {"epsilon": 1e-12}, False),
+        ("GroupNormalization", 18, "x one one", {"epsilon": 1e-12, "num_groups": 1}, True),
+        ("GroupNormalization", 21, "x one one", {"epsilon": 1e-12, "num_groups": 1}, False),
+        ("RMSNormalization", 23, "x scale", {"epsilon": 1e-12}, True),
+    ],
+)
+def test_the_epsilon_of_a_normalisation(
+    op: str, opset: int, inputs: str, attributes: dict[str, Any], is_found: bool, tmp_path: Path
+) -> None:
+    """Not where ONNX asks for a variance in FP32 (stash_type)."""
+    constants = {"one": floats(1), "scale": floats(1, 1, 1)}
+    model = make_model([node(op, inputs, "y", **attributes)], {"x": [1, 1, 2, 3]}, "y", constants, opset)
+    graph, ranges = scan(model, tmp_path, {"x": X[None, None]})
+    assert pinned_by(find_vanishing_constants, graph, ranges) == ([f"{op}_y"] if is_found else [])
+    policy = PlanPolicy(protected={op: "in FP32 by itself"})
+    for found in ask(find_vanishing_constants, graph, ranges, policy):
+        assert found.action == "protected"
+        assert found.reason.endswith("division inside; in FP32 by itself")
+
+
+@pytest.mark.parametrize(
+    ("variance", "epsilon", "is_found"),
+    [
+        (1e-12, 1e-5, False),
+        (1.0, 1e-12, False),
+        (1e-9, 1e-9, True),
+        (1e-7, 1e-12, True),
+        (0.0, 1e-12, True),
+        (0.0, 1e-5, False),
+        (0.0, 0.0, False),
+        (2.0**-14, 1e-12, False),
+    ],
+)
+def test_variances_of_a_batch_normalization(
+    variance: float, epsilon: float, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [node("BatchNormalization", "x one zero zero v", "y", epsilon=epsilon)]
+    constants = {"one": floats(1, 1, 1), "zero": floats(0, 0, 0), "v": floats(1, variance, 1)}
+    assert _pins(tmp_path, nodes, constants) == (["BatchNormalization_y"] if is_found else [])
+
+
+def test_the_evidence_of_a_variance(tmp_path: Path) -> None:
+    constants = {"one": floats(1), "zero": floats(0), "v": floats(2e-8)}
+    model = make_model(
+        [node("BatchNormalization", "x one zero zero v", "y", epsilon=1e-8)], {"x": [2, 1]}, "y", constants
+    )
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)[:, None]})
+    (found,) = ask(find_vanishing_constants, graph, ranges)
+    assert (found.tensor, found.value) == ("v", pytest.approx(3e-8))
+    assert found.reason == (
+        "a variance of BatchNormalization_y, its epsilon added, is 3e-08 and becomes 0 in FP16, and its root is divided by"
+    )
+
+
+def test_variances_with_nan_or_none_at_all(tmp_path: Path) -> None:
+    for name, values in (("nan", [math.nan, 1.0]), ("none", [])):
+        (tmp_path / name).mkdir()
+        size = len(values)
+        constants = {
+            "one": np.ones(size, np.float32),
+            "zero": np.zeros(size, np.float32),
+            "v": floats(*values),
+        }
+        model = make_model(
+            [node("BatchNormalization", "x one zero zero v", "y")], {"x": [1, size]}, "y", constants
+        )
+        graph, ranges = scan(model, tmp_path / name, {"x": np.ones((1, size), np.float32)})
+        assert ask(find_vanishing_constants, graph, ranges) == []

@@ -1,0 +1,164 @@
+"""A tensor divided by the root of a sum or mean of squares: what every norm is in the end, however it is spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.patterns.tracing import (
+    constant_operand,
+    is_same,
+    operands,
+    operator,
+    origin,
+    read_axes,
+    read_number,
+    reduction,
+    skip,
+    sole_reader,
+    writer,
+)
+
+_GUARDS = ("Add", "Max", "Clip")
+_SCALES = ("Mul", "Div")
+
+
+@dataclass(frozen=True)
+class Squares:
+    """A sum or mean of squares of `squared` over `axes`, and what was done to it by constants, the last first.
+
+    `spread` is true of a variance written E[x^2] - E[x]^2, of which `squared` is x.
+    """
+
+    squared: str
+    axes: tuple[int, ...] | None
+    is_mean: bool
+    changes: tuple[Node, ...]
+    spread: bool = False
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """`node` divides `dividend` by the root of `squares`; constants may change the root, and scale its inverse."""
+
+    node: Node
+    dividend: str
+    squares: Squares
+    root_changes: tuple[Node, ...]
+    inverse_scales: tuple[Node, ...]
+
+
+@lru_cache(maxsize=1)
+def find_quotients(graph: Graph) -> tuple[Quotient, ...]:
+    """Every quotient by a root of squares, a product with its inverse included, in the order of the graph."""
+    return tuple(_find_quotients(graph))
+
+
+def _find_quotients(graph: Graph) -> Iterator[Quotient]:
+    for node in graph.nodes:
+        if operator(node) == "Div":
+            found = _find_root(graph, node.inputs[1])
+            if found is not None:
+                yield Quotient(node, node.inputs[0], *found, inverse_scales=())
+        elif operator(node) == "Mul":
+            for dividend, inverse in operands(node):
+                turned = _find_inverse(graph, inverse)
+                if turned is not None:
+                    yield Quotient(node, dividend, *turned)
+
+
+def find_mean(graph: Graph, tensor: str) -> tuple[str, tuple[int, ...] | None] | None:
+    """What the tensor is the mean of, and over which axes."""
+    node = reduction(graph, tensor, "ReduceMean")
+    return None if node is None else (node.inputs[0], read_axes(graph, node))
+
+
+def follow_affine(graph: Graph, tensor: str) -> tuple[str, list[Node]]:
+    """The end of a multiplication and an addition by constants that stand directly behind, and these nodes."""
+    nodes: list[Node] = []
+    for op in ("Mul", "Add"):
+        reader = sole_reader(graph, tensor)
+        if reader is not None and operator(reader) == op and constant_operand(graph, reader) is not None:
+            nodes.append(reader)
+            tensor = reader.outputs[0]
+    return tensor, nodes
+
+
+def _find_inverse(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...], tuple[Node, ...]] | None:
+    """Of 1 / root, times constants."""
+    tensor, scales = skip(graph, tensor, ("Mul",))
+    node = writer(graph, tensor, "Reciprocal", "Div", "Pow")
+    if node is None:
+        return None
+    if operator(node) == "Pow":
+        squares = _find_squares(graph, node.inputs[0]) if read_number(graph, node.inputs[1]) == -0.5 else None
+        return None if squares is None else (squares, (), tuple(scales))
+    if operator(node) == "Div" and read_number(graph, node.inputs[0]) != 1:
+        return None
+    found = _find_root(graph, node.inputs[-1])
+    return None if found is None else (*found, tuple(scales))
+
+
+def _find_root(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...]] | None:
+    tensor, changes = skip(graph, tensor, _GUARDS)
+    norm = reduction(graph, tensor, "ReduceL2")
+    if norm is not None:
+        return Squares(norm.inputs[0], read_axes(graph, norm), False, ()), tuple(changes)
+    node = writer(graph, tensor, "Sqrt", "Pow")
+    if node is None or (operator(node) == "Pow" and read_number(graph, node.inputs[1]) != 0.5):
+        return None
+    squares = _find_squares(graph, node.inputs[0])
+    return None if squares is None else (squares, tuple(changes))
+
+
+def _find_squares(graph: Graph, tensor: str) -> Squares | None:
+    tensor, changes = skip(graph, tensor, (*_GUARDS, *_SCALES))
+    difference = writer(graph, tensor, "Sub")
+    if difference is not None:
+        return _find_spread(graph, difference, changes)
+    node = reduction(graph, tensor, "ReduceMean", "ReduceSum", "ReduceSumSquare")
+    if node is None:
+        return None
+    squared = _find_square(graph, node)
+    is_mean = operator(node) == "ReduceMean" or any(operator(change) in _SCALES for change in changes)
+    return None if squared is None else Squares(squared, read_axes(graph, node), is_mean, tuple(changes))
+
+
+def _find_square(graph: Graph, total: Node) -> str | None:
+    """What the reduction adds up the squares of."""
+    if operator(total) == "ReduceSumSquare":
+        return total.inputs[0]
+    node = writer(graph, total.inputs[0], "Pow", "Mul")
+    return None if node is None else _find_base(graph, node)
+
+
+def _find_base(graph: Graph, node: Node) -> str | None:
+    """x of x^2 or x * x, |x| taken for x."""
+    is_square = (
+        read_number(graph, node.inputs[1]) == 2 if operator(node) == "Pow" else is_same(graph, *node.inputs)
+    )
+    if not is_square:
+        return None
+    magnitude = writer(graph, node.inputs[0], "Abs")
+    return node.inputs[0] if magnitude is None else magnitude.inputs[0]
+
+
+def _find_spread(graph: Graph, node: Node, changes: list[Node]) -> Squares | None:
+    """The mean of x^2 less the square of the mean of x."""
+    mean_of_squares = reduction(graph, node.inputs[0], "ReduceMean")
+    square_of_mean = writer(graph, node.inputs[1], "Pow", "Mul")
+    if mean_of_squares is None or square_of_mean is None:
+        return None
+    squared, root = _find_square(graph, mean_of_squares), _find_base(graph, square_of_mean)
+    mean = None if root is None else find_mean(graph, root)
+    axes = read_axes(graph, mean_of_squares)
+    if squared is None or mean is None or mean[1] != axes or not is_same(graph, squared, mean[0]):
+        return None
+    return Squares(squared, axes, True, tuple(changes), spread=True)
+
+
+def common_source(graph: Graph, one: str, other: str) -> str:
+    """The tensor that both are, or that the values of both come from."""
+    return one if one == other else origin(graph, one)

@@ -1,0 +1,170 @@
+"""Steps from a tensor back to what it is made from, past nodes that hand values on or take a constant in.
+
+A way is followed for a few nodes at most, so that a pattern is looked for in constant time a node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, Node
+
+_LONGEST = 8
+"""Nodes that stand in a row between two steps of a pattern."""
+_MOST_NODES = 40
+"""Nodes that belong to one pattern."""
+_MOST_MAKERS = 4
+"""Nodes that make a constant of others."""
+_RANDOM = frozenset({"", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+_HAND_ON = frozenset({"Cast", "Identity", "Dropout", "Expand"})
+"""Operators that hand the values of their first input on."""
+
+
+def operator(node: Node) -> str:
+    """The node's operator, or "" for one of another domain."""
+    return node.op_type if node.domain in ("", "ai.onnx") else ""
+
+
+def writer(graph: Graph, tensor: str, *operators: str) -> Node | None:
+    """The node that makes the tensor's values, if its operator is one of these."""
+    node = graph.producers.get(origin(graph, tensor))
+    return node if node is not None and operator(node) in operators else None
+
+
+def origin(graph: Graph, tensor: str) -> str:
+    """The tensor that the values come from, before casts and other nodes that hand them on."""
+    for _ in range(_LONGEST):
+        node = graph.producers.get(tensor)
+        if node is None or not _hands_on(graph, node):
+            break
+        tensor = node.inputs[0]
+    return tensor
+
+
+def is_same(graph: Graph, one: str, other: str) -> bool:
+    """Whether both tensors hold the values of one."""
+    return one == other or origin(graph, one) == origin(graph, other)
+
+
+def constant_operand(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """The variable and the constant input of a node with two inputs; None where it has not one of each."""
+    if len(node.inputs) != 2:
+        return None
+    first, second = node.inputs
+    if is_constant(graph, second):
+        return None if is_constant(graph, first) else (first, second)
+    return (second, first) if is_constant(graph, first) else None
+
+
+def is_constant(graph: Graph, tensor: str) -> bool:
+    """Whether the tensor is a constant, or one that a few nodes make of constants alone."""
+    pending, seen = [tensor], 0
+    while pending:
+        name = pending.pop()
+        if name in graph.constants:
+            continue
+        node, seen = graph.producers.get(name), seen + 1
+        if node is None or seen > _MOST_MAKERS or not node.inputs or operator(node) in _RANDOM:
+            return False
+        pending += node.reads
+    return True
+
+
+def read_number(graph: Graph, tensor: str) -> float | None:
+    """The value of a constant with one element; None for every other tensor."""
+    name = origin(graph, tensor)
+    if name not in graph.constants or math.prod(graph.constants[name].dims) != 1:
+        return None
+    value = graph.read_constant(name)
+    return None if value is None else float(value.reshape(()))
+
+
+def read_axes(graph: Graph, node: Node) -> tuple[int, ...] | None:
+    """The axes that a reduction goes over, in order; () where it names none, None where they are computed."""
+    attribute = node.attribute("axes")
+    if attribute is not None:
+        return tuple(sorted(attribute.ints))
+    if len(node.inputs) < 2 or not node.inputs[1]:
+        return ()
+    value = graph.read_constant(node.inputs[1])
+    return None if value is None else tuple(sorted(value.reshape(-1).tolist()))
+
+
+def reduction(graph: Graph, tensor: str, *operators: str) -> Node | None:
+    """The reduction that makes the tensor, if what it gives fits what it reads: it keeps dimensions, or goes over all."""
+    node = writer(graph, tensor, *operators)
+    if node is None:
+        return None
+    keeps = node.attribute("keepdims")
+    return node if keeps is None or keeps.i or read_axes(graph, node) == () else None
+
+
+def skip(graph: Graph, tensor: str, operators: Iterable[str]) -> tuple[str, list[Node]]:
+    """The tensor before nodes of these operators that take a constant in, and those nodes, the last first."""
+    skipped: list[Node] = []
+    while len(skipped) < _LONGEST:
+        node = writer(graph, tensor, *operators)
+        before = None if node is None else _variable(graph, node)
+        if node is None or before is None:
+            break
+        tensor = before
+        skipped.append(node)
+    return tensor, skipped
+
+
+def sole_reader(graph: Graph, tensor: str) -> Node | None:
+    """The one node that reads the tensor, casts passed; None where there are several, or it is an output of the model."""
+    for _ in range(_LONGEST):
+        readers = graph.consumers.get(tensor, ())
+        if len(readers) != 1 or tensor in graph.outputs:
+            return None
+        if not _hands_on(graph, readers[0]) or readers[0].inputs[0] != tensor:
+            return readers[0]
+        tensor = readers[0].outputs[0]
+    return None
+
+
+def collect(graph: Graph, source: str, output: str) -> tuple[Node, ...] | None:
+    """The nodes on the ways from `source` to `output`, in order.
+
+    None where something comes in besides constants and integers, or there are more than a pattern has.
+    """
+    found: dict[str, Node] = {}
+    pending = [output]
+    while pending:
+        tensor = pending.pop()
+        node = graph.producers.get(tensor)
+        if tensor == source or not graph.is_float(tensor) or is_constant(graph, tensor):
+            continue
+        if node is None or len(found) == _MOST_NODES:
+            return None
+        if node.label not in found:
+            found[node.label] = node
+            pending += node.reads
+    return tuple(sorted(found.values(), key=lambda node: node.index))
+
+
+def operands(node: Node) -> Iterator[tuple[str, str]]:
+    """The two inputs of a node in both orders."""
+    if len(node.inputs) == 2:
+        yield node.inputs[0], node.inputs[1]
+        yield node.inputs[1], node.inputs[0]
+
+
+def _variable(graph: Graph, node: Node) -> str | None:
+    if operator(node) == "Clip":
+        return node.inputs[0]
+    found = constant_operand(graph, node)
+    is_divided = found is not None and operator(node) in ("Div", "Sub") and found[0] != node.inputs[0]
+    return None if found is None or is_divided else found[0]
+
+
+def _hands_on(graph: Graph, node: Node) -> bool:
+    """Whether the node hands its first input on, as a float."""
+    op = operator(node)
+    in_training = op == "Dropout" and len(node.inputs) > 2
+    is_float = op != "Cast" or graph.dtypes.get(node.outputs[0]) in (TensorProto.FLOAT, TensorProto.DOUBLE)
+    return op in _HAND_ON and not in_training and is_float and bool(node.inputs[0])

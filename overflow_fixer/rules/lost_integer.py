@@ -1,0 +1,194 @@
+"""Integers over 2048 in floats, of which FP16 cannot tell all apart, where something tells them apart.
+
+Position 2049 becomes 2048. That is one in two thousand, no more than any other value loses, and no harm in a
+mean or a product. It is harm where a difference, a comparison or an index is made of them, or where they leave
+the model: the nodes from where they come from up to there stay in FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.coordinates import find_coordinates
+from overflow_fixer.rules.multiples import EXACT_STEPS, Multiples, find_multiples
+from overflow_fixer.rules.semantics import moves, operator
+
+_ADDED = frozenset(
+    """Add Sub Sum Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu
+    ScatterElements ScatterND""".split()
+)
+"""Operators that keep an absolute error."""
+_SCALED = {
+    "Mul": frozenset({0, 1}),
+    "Div": frozenset({0}),
+    **dict.fromkeys(("MatMul", "Einsum", "Gemm"), frozenset({0, 1})),
+}
+"""Operators that scale it; followed where the other factor is no data."""
+_ROUNDS = frozenset("Floor Ceil Round".split())
+_NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
+"""Types into which a Cast does not take integers for exact ones."""
+_DECIDES = {
+    **dict.fromkeys("Equal Greater Less GreaterOrEqual LessOrEqual Mod Range".split(), None),
+    **dict.fromkeys("ArgMax ArgMin TopK OneHot NonMaxSuppression Unique".split(), frozenset({0})),
+    **dict.fromkeys("RoiAlign MaxRoiPool Upsample".split(), frozenset({1})),
+    "Resize": frozenset({2}),
+}
+"""Operators to which another integer is another answer, and at which slots (None: at any)."""
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What a tensor has of the lost integers in `source`. `is_mixed`: data were added to them."""
+
+    source: str
+    is_mixed: bool = False
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A node that tells them apart in `tensor`, in words; None: the model gives them out."""
+
+    tensor: str
+    node: Node | None
+
+    @property
+    def text(self) -> str:
+        if self.node is None:
+            return f"the model gives them out in {self.tensor}"
+        return f"{self.node.op_type} {self.node.label} tells them apart"
+
+
+def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
+    """A finding for each tensor of lost integers that the node brings to where they are told apart, or tells apart.
+
+    `value` is its max |x|, `limit` up to where FP16 holds all: 2048, or more for multiples of a power of two.
+    """
+    multiples = find_multiples(graph, ranges)
+    for source, use in _evidence(graph, ranges).get(node.label, {}).items():
+        seen, step = ranges.by_tensor[source], multiples.steps[source]
+        limit = EXACT_STEPS * step
+        what = "integers" if step == 1 else f"multiples of {step:g}"
+        reason = (
+            f"{source} holds {what} up to {seen.max_abs:.9g}, of which FP16 tells apart those up to {limit:g}, and "
+            f"{use.text}"
+        )
+        batch = ranges.worst_batch_of(seen) if source not in graph.constants else None
+        yield Finding("lost_integer", node.label, source, seen.max_abs, limit, reason, batch)
+
+
+@lru_cache(maxsize=1)
+def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
+    """For each node concerned, the lost integers and what tells them apart."""
+    walk = _Walk(graph, ranges, find_multiples(graph, ranges), find_coordinates(graph))
+    walk.follow()
+    found: dict[str, dict[str, _Use]] = {}
+    for use in walk.uses:
+        source = walk.traces[use.tensor].source
+        for node in walk.lead_back(use):
+            found.setdefault(node.label, {}).setdefault(source, use)
+    return found
+
+
+@dataclass(eq=False)
+class _Walk:
+    """Follows lost integers forward, once through the graph, and finds what uses them."""
+
+    graph: Graph
+    ranges: RangeTable
+    multiples: Multiples
+    coordinates: frozenset[str]
+    traces: dict[str, _Trace] = field(default_factory=dict)
+    uses: list[_Use] = field(default_factory=list)
+
+    def follow(self) -> None:
+        floats = (*(spec.name for spec in self.graph.inputs), *self.graph.constants)
+        self.traces = {name: _Trace(name) for name in floats if self._is_lost(name)}
+        for node in self.graph.nodes:
+            held = [slot for slot, name in enumerate(node.inputs) if name in self.traces]
+            self.uses += [_Use(node.inputs[slot], node) for slot in held if self._tells_apart(node, slot)]
+            self.uses += [_Use(name, node) for name in node.captured if name in self.traces]
+            for output in node.writes:
+                trace = self._carried(node, held, output)
+                if trace is None and node.op_type != "Constant" and self._is_lost(output):
+                    trace = _Trace(output)
+                if trace is not None:
+                    self.traces[output] = trace
+        outputs = (name for name in self.graph.outputs if name in self.traces)
+        self.uses += [_Use(name, None) for name in outputs if self._max_abs(name) > EXACT_STEPS]
+
+    def lead_back(self, use: _Use) -> Iterator[Node]:
+        """The node that uses them, and all on the way from where they come from."""
+        if use.node is not None:
+            yield use.node
+        pending, seen = [use.tensor], {use.tensor}
+        while pending:
+            node = self.graph.producers.get(pending.pop())
+            if node is None:
+                continue
+            yield node
+            for slot, name in enumerate(node.inputs):
+                if name in self.traces and name not in seen and self._carries(node, slot):
+                    seen.add(name)
+                    pending.append(name)
+
+    def _is_lost(self, tensor: str) -> bool:
+        return self.graph.dtypes.get(tensor) == TensorProto.FLOAT and self.multiples.is_lost(tensor)
+
+    def _max_abs(self, tensor: str) -> float:
+        seen = self.ranges.get(tensor)
+        return 0.0 if seen is None else seen.max_abs
+
+    def _carried(self, node: Node, held: list[int], output: str) -> _Trace | None:
+        """The trace that an output has from what the node reads; data in it hide a small one."""
+        if self.graph.dtypes.get(output) != TensorProto.FLOAT:
+            return None
+        found = [self.traces[node.inputs[slot]] for slot in held if self._carries(node, slot)]
+        if not found:
+            return None
+        is_mixed = any(trace.is_mixed for trace in found) or not self._are_plain(node)
+        return (
+            None if is_mixed and self._max_abs(output) <= EXACT_STEPS else _Trace(found[0].source, is_mixed)
+        )
+
+    def _carries(self, node: Node, slot: int) -> bool:
+        op = operator(node)
+        if op in _SCALED:
+            return slot in _SCALED[op] and self._are_plain(node)
+        return op in _ADDED or moves(node, slot)
+
+    def _are_plain(self, node: Node) -> bool:
+        """Whether the node reads no data but integers, inputs and constants."""
+        return all(name in self.coordinates or not self.graph.is_float(name) for name in node.reads)
+
+    def _tells_apart(self, node: Node, slot: int) -> bool:
+        op = operator(node)
+        if op in _DECIDES:
+            slots = _DECIDES[op]
+            return slots is None or slot in slots
+        if op in _ROUNDS:
+            return (self.multiples.step(node.inputs[slot]) or 0) < 1
+        if op in ("Cast", "CastLike"):
+            return slot == 0 and self.graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
+        if op in ("Add", "Sub", "Sum"):
+            return self._cancels(node, slot)
+        return op in ("", "If", "Loop", "Scan")
+
+    def _cancels(self, node: Node, slot: int) -> bool:
+        """Whether values over 2048 at this slot may meet others of the opposite sign and as large."""
+        mine = self.ranges.get(node.inputs[slot])
+        for other, name in enumerate(node.inputs):
+            theirs = self.ranges.get(name)
+            if other == slot or mine is None or theirs is None:
+                continue
+            low, high = (-theirs.max, -theirs.min) if operator(node) == "Sub" else (theirs.min, theirs.max)
+            if (mine.max > EXACT_STEPS and low < -EXACT_STEPS) or (
+                mine.min < -EXACT_STEPS and high > EXACT_STEPS
+            ):
+                return True
+        return False

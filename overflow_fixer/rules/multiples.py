@@ -1,0 +1,190 @@
+"""Of which power of two the values of each tensor are multiples: of 1, where they are integers.
+
+FP16 has 11 significant bits, so it holds every multiple of 2^k up to 2^(k + 11): every integer up to 2048, every
+second one up to 4096. A pixel at a stride of 8 is a multiple of 8, and exact up to 16384.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Array, Range, RangeTable
+from overflow_fixer.rules.folding import Folder
+from overflow_fixer.rules.semantics import moves, operator
+
+EXACT_STEPS = 2048.0
+"""FP16 holds every multiple of a power of two up to so many times it."""
+
+_LARGE_ELEMENTS = 1 << 16
+_INTEGERS = frozenset(
+    getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
+) | {TensorProto.BOOL}
+
+_FIRST = (0,)
+_ALL = None
+_COMBINED: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys("Add Sub Sum Max Min Mod".split(), _ALL),
+    **dict.fromkeys(
+        "Neg Abs Relu CumSum ReduceSum ReduceMax ReduceMin ReduceL1 TopK MaxPool GlobalMaxPool Trilu".split(),
+        _FIRST,
+    ),
+    "Clip": (0, 1, 2),
+    "Pad": (0, 2),
+    "Range": (0, 2),
+    "Where": (1, 2),
+    "ScatterElements": (0, 2),
+    "ScatterND": (0, 2),
+}
+"""Operators whose values are sums, differences and choices of what comes in at these slots."""
+_PRODUCTS = frozenset("Mul MatMul Einsum".split())
+_WHOLE = frozenset("Floor Ceil Round Sign".split())
+
+
+@dataclass(eq=False)
+class Multiples:
+    """Looks tensors up; `steps` has the power of two for each of which one is known (inf: nothing but zeros)."""
+
+    graph: Graph
+    ranges: RangeTable
+    steps: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._folder = Folder(self.graph)
+        for spec in self.graph.inputs:
+            self._note(spec.name, _step_of_input(self.ranges.get(spec.name)))
+        for node in self.graph.nodes:
+            if node.op_type != "Constant":
+                step = _step_of_output(node, self)
+                for name in node.writes:
+                    self._note(name, step if name == node.outputs[0] or node.op_type == "Split" else None)
+
+    def step(self, tensor: str) -> float | None:
+        """The largest power of two that is known to divide every value; None where there is none."""
+        if tensor not in self.steps and tensor in self.graph.constants and self._is_worth_reading(tensor):
+            value = self.graph.read_constant(tensor)
+            assert value is not None
+            self._note(tensor, step_of(value))
+        return self.steps.get(tensor)
+
+    def is_held(self, tensor: str) -> bool:
+        """Whether every value that was seen is known to be an FP16 number."""
+        seen = self.ranges.get(tensor)
+        if seen is None or seen.nan_count:
+            return False
+        step = self.step(tensor)
+        if math.isnan(seen.max_abs) or (step is not None and seen.max_abs <= EXACT_STEPS * step):
+            return True
+        if seen.min == seen.max:
+            return _is_fp16(np.asarray(seen.max))
+        value = self._folder.value(tensor)
+        return value is not None and _is_fp16(value)
+
+    def is_lost(self, tensor: str) -> bool:
+        """Whether it is of FP32 and holds integers (or their multiples) of which FP16 cannot tell all apart.
+
+        Not where it has NaN or infinities, and not a mask of one magnitude that is over FP16's range: what that comes
+        to is other rules' matter.
+        """
+        seen = self.ranges.get(tensor)
+        if seen is None or not EXACT_STEPS < seen.max_abs < math.inf or seen.nan_count:
+            return False
+        step = self.step(tensor)
+        if step is None or step < 1 or self.graph.dtypes.get(tensor) != TensorProto.FLOAT:
+            return False
+        is_mask = seen.min_nonzero_abs == seen.max_abs >= FP16_OVERFLOW
+        return not is_mask and not self.is_held(tensor)
+
+    def _note(self, tensor: str, step: float | None) -> None:
+        if self.graph.dtypes.get(tensor) in _INTEGERS:
+            step = max(1.0, step or 1.0)
+        if step is not None:
+            self.steps[tensor] = step
+
+    def _is_worth_reading(self, tensor: str) -> bool:
+        """Numbers; a large constant is not read where FP16 has room for integers as large as its values."""
+        seen = self.ranges.get(tensor)
+        if not self.graph.is_float(tensor) and self.graph.dtypes.get(tensor) not in _INTEGERS:
+            return False
+        is_small = math.prod(self.graph.constants[tensor].dims) <= _LARGE_ELEMENTS
+        return is_small or (seen is not None and seen.max_abs > EXACT_STEPS)
+
+
+@lru_cache(maxsize=1)
+def find_multiples(graph: Graph, ranges: RangeTable) -> Multiples:
+    """The same object for the same graph and ranges, as long as no other are asked for."""
+    return Multiples(graph, ranges)
+
+
+def step_of(values: Array) -> float | None:
+    """The largest power of two that divides every value; inf of zeros and of nothing, None with NaN or infinity."""
+    wide = np.asarray(values).astype(np.float64).reshape(-1)
+    wide = wide[wide != 0]
+    if not np.isfinite(wide).all():
+        return None
+    mantissas, exponents = np.frexp(wide)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)
+    return float(np.min(np.ldexp((whole & -whole).astype(np.float64), exponents - 53), initial=math.inf))
+
+
+def _is_fp16(value: Array) -> bool:
+    return bool(np.array_equal(round_to_fp16(value).astype(np.float64), value.astype(np.float64)))
+
+
+def _step_of_input(seen: Range | None) -> float | None:
+    """Floats that are fed: taken for integers where their extremes and the smallest but 0 are."""
+    if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
+        return None
+    ends = (seen.min, seen.max, 1.0 if math.isnan(seen.min_nonzero_abs) else seen.min_nonzero_abs)
+    return 1.0 if all(math.isfinite(end) and end == round(end) for end in ends) else None
+
+
+def _step_of_output(node: Node, known: Multiples) -> float | None:
+    op = operator(node)
+    if op in _WHOLE:
+        return max(1.0, known.step(node.inputs[0]) or 1.0) if op != "Sign" else 1.0
+    if op in _PRODUCTS:
+        return _combine(node.inputs, known, math.prod)
+    if op == "Div":
+        return _step_of_quotient(node, known)
+    if op == "ConstantOfShape":
+        filled = node.attribute("value")
+        return math.inf if filled is None else step_of(onnx.numpy_helper.to_array(filled.t))
+    if op == "Clip" and any(node.attribute(name) for name in ("min", "max")):
+        return None
+    if moves(node, 0):
+        return _combine(node.inputs if op == "Concat" else node.inputs[:1], known, min)
+    if op not in _COMBINED:
+        return None
+    slots = _COMBINED[op]
+    read = [name for slot, name in enumerate(node.inputs) if name and (slots is None or slot in slots)]
+    return _combine(read, known, min)
+
+
+def _combine(
+    tensors: Iterable[str], known: Multiples, combine: Callable[[Iterable[float]], float]
+) -> float | None:
+    """None where one is unknown; constants are asked for last, since they are read for it."""
+    steps: list[float] = []
+    for name in sorted(tensors, key=lambda name: name in known.graph.constants):
+        step = known.step(name)
+        if step is None:
+            return None
+        steps.append(step)
+    return combine(steps) if steps else None
+
+
+def _step_of_quotient(node: Node, known: Multiples) -> float | None:
+    """By a power of two alone."""
+    step, divisor = known.step(node.inputs[0]), known.ranges.get(node.inputs[1])
+    if step is None or divisor is None or divisor.min != divisor.max or divisor.max <= 0:
+        return None
+    return step / divisor.max if math.frexp(divisor.max)[0] == 0.5 else None

@@ -1,0 +1,43 @@
+"""Ways through a graph, from a tensor to the nodes that it matters to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.rules.semantics import readers
+
+Step = Callable[[Node, int], bool]
+"""Of a node and the slot at which it reads a tensor."""
+
+
+def find_ways(graph: Graph, tensor: str, goes_on: Step, is_end: Step) -> tuple[Node, ...]:
+    """Every node on a way from `tensor` to a node that `is_end`, in topological order.
+
+    A way goes on through a node where `goes_on` says so. Bodies of control flow are not looked into.
+    """
+    behind: dict[str, list[Node]] = {}
+    ends: list[Node] = []
+    pending: list[tuple[str, Node | None]] = [(tensor, None)]
+    while pending:
+        name, writer = pending.pop()
+        for reader, slot in readers(graph, name):
+            is_new = reader.label not in behind
+            behind.setdefault(reader.label, []).extend([writer] if writer is not None else [])
+            if is_end(reader, slot):
+                ends.append(reader)
+            elif is_new and goes_on(reader, slot):
+                pending.extend((output, reader) for output in reader.writes)
+    return lead_back(behind, ends)
+
+
+def lead_back(behind: Mapping[str, Sequence[Node]], ends: Iterable[Node]) -> tuple[Node, ...]:
+    """Every node from which `behind` leads to one of `ends`, these included, in topological order."""
+    pending = list(ends)
+    found = {node.label: node for node in pending}
+    while pending:
+        for node in behind.get(pending.pop().label, ()):
+            if node.label not in found:
+                found[node.label] = node
+                pending.append(node)
+    return tuple(sorted(found.values(), key=lambda node: node.index))

@@ -1,0 +1,142 @@
+"""A value that FP16 rounds to zero, where it is divided by, or a logarithm is taken of it.
+
+FP32 divides by 1e-9; FP16 stores it as 0, and gives infinity or NaN. The root of 1e-12 is 1e-6, which FP16 holds,
+but not where the 1e-12 was rounded to zero before. What writes the value stays in FP32, and all up to the division.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
+from overflow_fixer.rules.paths import find_ways
+from overflow_fixer.rules.semantics import moves, operator
+
+_DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
+_KEEPS_ZERO = frozenset("Sqrt Mul Abs Neg".split())
+_SHRINKS = frozenset("ReduceSum ReduceMean Sqrt Abs Neg Clip Max Add Sum".split())
+"""Operators whose small outputs come from inputs as small, or smaller."""
+
+
+@dataclass(frozen=True)
+class _Divisor:
+    """A tensor with a value that FP16 makes zero of; `is_mean`: the terms of a sum, on average."""
+
+    tensor: str
+    least: float
+    is_mean: bool = False
+
+
+def find_vanishing_divisors(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each such tensor that the node writes, passes on, or divides by.
+
+    `value` is the smallest magnitude but zero that was seen, which may have been in any batch. Zeros themselves, which
+    FP32 divides by as well, are the rule non_finite's matter. The severity is low where a sum would be held and
+    only its terms, on average, would not.
+    """
+    for divisor, end in _evidence(graph, ranges).get(node.label, {}).items():
+        what = (
+            f"a sum of squares of {divisor.least:.3g} on average, which are"
+            if divisor.is_mean
+            else "which is"
+        )
+        reason = (
+            f"{divisor.tensor} is as small as {ranges.by_tensor[divisor.tensor].min_nonzero_abs:.3g}, {what} zero in FP16, "
+            f"and {end.op_type} {end.label} makes infinity or NaN of it"
+        )
+        severity: Severity = "low" if divisor.is_mean else "high"
+        yield Finding(
+            "vanishing_divisor",
+            node.label,
+            divisor.tensor,
+            divisor.least,
+            FP16_UNDERFLOW,
+            reason,
+            severity=severity,
+        )
+
+
+@lru_cache(maxsize=1)
+def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Divisor, Node]]:
+    """For each node concerned, the divisors and what divides by each."""
+    found: dict[str, dict[_Divisor, Node]] = {}
+    for divisor in _find_divisors(graph, ranges):
+        reached = _reach(graph, divisor.tensor)
+        if reached:
+            for node in (*_origins(graph, ranges, divisor.tensor), *reached):
+                found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
+    return found
+
+
+def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
+    for node in graph.nodes:
+        for name in node.writes if node.op_type != "Constant" else ():
+            seen = ranges.get(name)
+            if seen is None or graph.dtypes.get(name) != TensorProto.FLOAT:
+                continue
+            least = seen.min_nonzero_abs
+            if 0 < least <= FP16_UNDERFLOW:
+                yield _Divisor(name, least)
+            elif operator(node) == "ReduceSum" and _is_square(graph, node.inputs[0]):
+                terms = ranges.by_tensor[node.inputs[0]].element_count / max(seen.element_count, 1)
+                if 0 < least <= FP16_UNDERFLOW * terms:
+                    yield _Divisor(name, least / terms, is_mean=True)
+
+
+def _is_square(graph: Graph, tensor: str) -> bool:
+    node = graph.producers.get(tensor)
+    if node is None:
+        return False
+    if operator(node) == "Mul":
+        return node.inputs[0] == node.inputs[1]
+    return operator(node) == "Pow" and _exponent(graph, node) == 2
+
+
+def _reach(graph: Graph, tensor: str) -> tuple[Node, ...]:
+    """The nodes from the tensor to those that divide by it, in order; none where nothing does."""
+    return find_ways(graph, tensor, partial(_keeps_zero, graph), partial(_divides, graph))
+
+
+def _divides(graph: Graph, node: Node, slot: int) -> bool:
+    return (operator(node), slot) in _DIVIDES or (slot == 0 and _exponent(graph, node) < 0)
+
+
+def _keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
+    """Whether the node makes zero of zero."""
+    is_power = slot == 0 and _exponent(graph, node) > 0
+    return is_power or operator(node) in _KEEPS_ZERO or moves(node, slot)
+
+
+def _exponent(graph: Graph, node: Node) -> float:
+    """Pow's exponent, where it is one number; NaN elsewhere."""
+    value = graph.read_constant(node.inputs[1]) if operator(node) == "Pow" else None
+    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else math.nan
+
+
+def _origins(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
+    """The node that writes the tensor, and those before it whose outputs are as small: squares that are summed."""
+    pending, seen = [tensor], {tensor}
+    while pending:
+        node = graph.producers.get(pending.pop())
+        if node is None:
+            continue
+        yield node
+        for name in node.inputs if operator(node) in _SHRINKS or moves(node, 0) else ():
+            if name not in seen and name in graph.producers and _is_positive(graph, ranges, name):
+                seen.add(name)
+                pending.append(name)
+
+
+def _is_positive(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is computed, and never below zero: what is small is not a difference of larger values."""
+    seen = ranges.get(tensor)
+    return seen is not None and seen.min >= 0 and tensor not in graph.constants

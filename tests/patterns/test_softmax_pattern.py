@@ -1,0 +1,60 @@
+"""Every spelling of Softmax and LogSoftmax is one region."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from spellings import check_computes, place, softmax, spell
+
+from overflow_fixer.patterns.softmax import find_softmax
+
+SHIFTED = "ReduceMax x -> m\nSub x m -> d\nExp d -> e\nReduceSum e -> t\n"
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    return np.log(softmax(x))
+
+
+SPELLINGS = {
+    "shifted": ("Softmax", spell(SHIFTED + "Div e t -> y", softmax)),
+    "plain": ("Softmax", spell("Exp x -> e\nReduceSum e -> t\nDiv e t -> y", softmax)),
+    "reciprocal": ("Softmax", spell(SHIFTED + "Reciprocal t -> i\nMul i e -> y", softmax)),
+    "casts": ("Softmax", spell(SHIFTED + "Cast t -> c\nDiv e c -> y", softmax)),
+    "log of the sum": ("LogSoftmax", spell(SHIFTED + "Log t -> l\nSub d l -> y", _log_softmax)),
+    "log of Softmax": ("LogSoftmax", spell("Softmax x -> p\nLog p -> y", _log_softmax)),
+    "ReduceLogSumExp": ("LogSoftmax", spell("ReduceLogSumExp x -> l\nSub x l -> y", _log_softmax)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_spelling_is_one_region_that_computes_it(name: str, tmp_path: Path) -> None:
+    kind, spelling = SPELLINGS[name]
+    graph = place(spelling, tmp_path)
+    (region,) = find_softmax(graph)
+    assert (region.kind, region.source, region.output, region.nodes) == (kind, "x", "y", spelling.labels)
+    check_computes(graph, region, spelling.function)
+
+
+def test_the_logarithm_of_one_that_is_written_out_is_one_with_it(tmp_path: Path) -> None:
+    spelling = spell(SHIFTED + "Div e t -> p\nLog p -> y", _log_softmax)
+    graph = place(spelling, tmp_path)
+    whole, inner = find_softmax(graph)
+    assert (whole.kind, whole.nodes) == ("LogSoftmax", spelling.labels)
+    assert (inner.kind, inner.nodes) == ("Softmax", spelling.labels[:-1])
+    check_computes(graph, whole, _log_softmax)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Exp x -> e\nReduceSum x -> t\nDiv e t -> y",
+        "Exp x -> e\nReduceMean e -> t\nDiv e t -> y",
+        "Exp x -> e\nReduceSum e -> t\nDiv t e -> y",
+        "Exp x -> e\nReduceSum e -> t\nLog t -> l\nSub e l -> y",
+        "Softmax x -> p\nExp p -> y",
+    ],
+)
+def test_what_only_looks_like_one_is_none(text: str, tmp_path: Path) -> None:
+    assert list(find_softmax(place(spell(text, softmax), tmp_path))) == []

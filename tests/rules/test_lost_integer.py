@@ -1,0 +1,216 @@
+"""Integers over 2048, where something tells them apart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto, helper
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.lost_integer import find_lost_integers
+
+INT64 = TensorProto.INT64
+CAST = node("Cast", "ids", "p", to=TensorProto.FLOAT)
+CONSTANTS = {
+    "one": scalar(1),
+    "near": scalar(2047),
+    "far": scalar(3001),
+    "even": scalar(3000),
+    "third": scalar(1 / 3),
+    "top": ints(1),
+    "zero": ints(0),
+}
+
+
+def _scan(
+    folder: Path, nodes: list[onnx.NodeProto], ids: Any, outputs: str = "y", **types: int
+) -> tuple[Graph, RangeTable]:
+    inputs = {"ids": (INT64, None), "x": [None]}
+    model = make_model([CAST, *nodes], inputs, outputs, CONSTANTS, output_types=types)
+    return scan(model, folder, {"ids": np.asarray(ids, np.int64), "x": floats(0.3, 0.7)})
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_found"),
+    [
+        ([0, 2047], False),
+        ([0, 2048], False),
+        ([0, 2049], True),
+        ([-2049, 0], True),
+        (2049, True),
+        (2048, False),
+        (3000, False),
+        ([], False),
+    ],
+)
+def test_boundary(ids: Any, is_found: bool, tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, [node("Neg", "p", "y")], ids)
+    assert pinned_by(find_lost_integers, graph, ranges) == (["Cast_p", "Neg_y"] if is_found else [])
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    inputs = {"ids": (INT64, [2])}
+    model = make_model([CAST, node("Sub", "p even", "y")], inputs, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"ids": ints(1, 2)}, {"ids": ints(1, 5001)})
+    cast, sub = ask(find_lost_integers, graph, ranges)
+    assert (cast.node, sub.node, sub.tensor, sub.batch) == ("Cast_p", "Sub_y", "p", "batch_1")
+    assert (sub.value, sub.limit, sub.action) == (5001, 2048, "pin")
+    assert sub.reason == (
+        "p holds integers up to 5001, of which FP16 tells apart those up to 2048, and Sub Sub_y tells them apart"
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "is_found"),
+    [
+        ("Sub", "p far", True),
+        ("Sub", "far p", True),
+        ("Sub", "p near", False),
+        ("Sub", "p one", False),
+        ("Add", "p far", False),
+        ("Equal", "p far", True),
+        ("Less", "one p", True),
+        ("Mod", "p far", True),
+        ("Log", "p", False),
+        ("Sqrt", "p", False),
+        ("Div", "one p", False),
+        ("Mul", "p third", False),
+        ("Sigmoid", "p", False),
+        ("ReduceMean", "p", False),
+    ],
+)
+def test_what_tells_them_apart(op: str, inputs: str, is_found: bool, tmp_path: Path) -> None:
+    extra = {"fmod": 1} if op == "Mod" else {}
+    nodes = [node(op, inputs, "a", **extra), node("Cast", "a", "b", to=TensorProto.FLOAT)]
+    nodes += [node("Sigmoid", "b", "y")]
+    graph, ranges = _scan(tmp_path, nodes, [1, 4001])
+    found = {finding.node for finding in ask(find_lost_integers, graph, ranges)}
+    assert found == ({"Cast_p", f"{op}_a"} if is_found else set())
+
+
+def test_the_way_goes_on_where_values_become_small_but_are_rounded(tmp_path: Path) -> None:
+    """4095 / 64 is 63.98, of which FP16 makes 64."""
+    nodes = [
+        node("Mul", "p third", "a"),
+        node("Reshape", "a top", "b"),
+        node("Floor", "b", "c"),
+        node("Relu", "c", "y"),
+    ]
+    graph, ranges = _scan(tmp_path, nodes, [4001])
+    pins = pinned_by(find_lost_integers, graph, ranges)
+    assert pins == ["Cast_p", "Mul_a", "Reshape_b", "Floor_c"]
+
+
+def test_casts_to_integers_and_what_orders(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "p", "i", to=INT64),
+        node("Cast", "p", "b", to=TensorProto.BOOL),
+        node("ArgMax", "p", "best"),
+        node("TopK", "p top", "most where"),
+        node("Relu", "most", "y"),
+    ]
+    graph, ranges = _scan(
+        tmp_path, nodes, [1, 4001], "y i b best where", i=INT64, b=TensorProto.BOOL, best=INT64, where=INT64
+    )
+    found = ask(find_lost_integers, graph, ranges)
+    assert [f.node for f in found if f.tensor == "p"] == ["Cast_p", "Cast_i", "ArgMax_best", "TopK_most"]
+
+
+def test_data_hide_small_ones_and_not_large_ones(tmp_path: Path) -> None:
+    """The centre of a box is a place and data."""
+    for name, factor, pins in (
+        ("large", "one", ["Cast_p", "Mul_q", "Add_a", "Floor_y"]),
+        ("small", "third", []),
+    ):
+        nodes = [
+            node("Sigmoid", "x", "s"),
+            node("Mul", f"p {factor}", "q"),
+            node("Add", "q s", "a"),
+            node("Floor", "a", "y"),
+        ]
+        (tmp_path / name).mkdir()
+        graph, ranges = _scan(tmp_path / name, nodes, [1, 4001])
+        found = [f.node for f in ask(find_lost_integers, graph, ranges)]
+        assert found == pins
+
+
+def test_products_with_data_are_not_followed(tmp_path: Path) -> None:
+    nodes = [node("Sigmoid", "x", "s"), node("Mul", "p s", "q"), node("Floor", "q", "f")]
+    nodes += [node("Sigmoid", "f", "y")]
+    graph, ranges = _scan(tmp_path, nodes, [1, 4001])
+    assert pinned_by(find_lost_integers, graph, ranges) == []
+
+
+def test_multiples_of_powers_of_two(tmp_path: Path) -> None:
+    """Pixels at a stride of 8 are exact up to 16384."""
+    for largest, limit in ((2048, None), (2049, 16384)):
+        folder = tmp_path / str(largest)
+        folder.mkdir()
+        nodes = [node("Mul", "ids eight", "pixels"), node("Cast", "pixels", "a", to=TensorProto.FLOAT)]
+        nodes += [node("Neg", "a", "y")]
+        inputs = {"ids": (INT64, [2])}
+        graph, ranges = scan(
+            make_model(nodes, inputs, "y", {"eight": ints(8)}), folder, {"ids": ints(1, largest)}
+        )
+        found = ask(find_lost_integers, graph, ranges)
+        assert [(f.node, f.limit) for f in found if f.tensor == "a"] == (
+            [("Cast_a", limit), ("Neg_y", limit)] if limit is not None else []
+        )
+
+
+def test_an_output_of_the_model(tmp_path: Path) -> None:
+    nodes = [node("Mul", "p third", "small"), node("Mul", "small third", "y")]
+    graph, ranges = _scan(tmp_path, nodes, [1, 4001], "y p")
+    found = ask(find_lost_integers, graph, ranges)
+    assert [(f.node, f.reason.split(", and ")[1]) for f in found] == [
+        ("Cast_p", "the model gives them out in p")
+    ]
+
+
+def test_bodies_and_operators_of_other_domains_may_tell_them_apart(tmp_path: Path) -> None:
+    info = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    body = helper.make_graph([helper.make_node("Log", ["q"], ["inner"])], "body", [], [info])
+    nodes = [
+        node("Relu", "p", "q"),
+        node("Cast", "x", "bits", to=TensorProto.BOOL),
+        node("ReduceMax", "x", "most", keepdims=0),
+        node("Cast", "most", "c", to=TensorProto.BOOL),
+        node("If", "c", "a", then_branch=body, else_branch=body),
+        node("Gelu", "q", "b", domain="com.microsoft"),
+        node("Sigmoid", "a", "d"),
+        node("Sigmoid", "b", "e"),
+        node("Add", "d e", "y"),
+    ]
+    graph, ranges = _scan(tmp_path, nodes, [1, 4001])
+    found = {f.node for f in ask(find_lost_integers, graph, ranges)}
+    assert found == {"Cast_p", "Relu_q", "If_a", "Gelu_b"}
+
+
+def test_what_holds_nan_or_infinity_is_left_to_other_rules(tmp_path: Path) -> None:
+    for name, value in (("nan", math.nan), ("inf", math.inf)):
+        (tmp_path / name).mkdir()
+        model = make_model([node("Floor", "x", "a"), node("Neg", "a", "y")], {"x": [2]}, "y")
+        graph, ranges = scan(model, tmp_path / name, {"x": floats(value, 3001)})
+        assert ask(find_lost_integers, graph, ranges) == []
+
+
+def test_masks_are_no_integers_to_tell_apart(tmp_path: Path) -> None:
+    nodes = [
+        node("Sub", "one p", "left_out"),
+        node("Mul", "left_out low", "mask"),
+        node("Add", "x mask", "y"),
+    ]
+    for low in (-1e4, -1e9, -3.4028234663852886e38):
+        folder = tmp_path / str(low)
+        folder.mkdir()
+        inputs = {"ids": (INT64, [2]), "x": [2]}
+        model = make_model([CAST, *nodes], inputs, "y", {"one": scalar(1), "low": scalar(low)})
+        graph, ranges = scan(model, folder, {"ids": ints(1, 0), "x": floats(0.5, 0.25)})
+        assert ask(find_lost_integers, graph, ranges) == []

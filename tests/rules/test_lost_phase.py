@@ -1,0 +1,93 @@
+"""Sines of angles that FP16 cannot hold."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.rules.lost_phase import LARGEST_ANGLE, find_lost_phases
+
+
+@pytest.mark.parametrize(("largest", "is_under_30_db"), [(LARGEST_ANGLE, False), (2 * LARGEST_ANGLE, True)])
+def test_where_rounding_leaves_a_sine_less_than_30_db(largest: float, is_under_30_db: bool) -> None:
+    angles = np.linspace(largest / 2, largest, 200001)[:-1]
+    right, found = np.sin(angles), np.sin(angles.astype(np.float16).astype(np.float64))
+    snr_db = 10 * np.log10(np.square(right).sum() / np.square(right - found).sum())
+    assert bool(snr_db < 30) == is_under_30_db
+
+
+def _pins(folder: Path, op: str, values: list[float], **feeds: Any) -> list[str]:
+    model = make_model([node("Mul", "x f", "a"), node(op, "a", "y")], {"x": [None]}, "y", {"f": scalar(0.75)})
+    graph, ranges = scan(model, folder, {"x": floats(*values) / np.float32(0.75)})
+    return pinned_by(find_lost_phases, graph, ranges)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_found"),
+    [
+        ([127.9, 3.3], False),
+        ([128.0, 3.3], False),
+        ([128.0625, 3.3], True),
+        ([-1000.1, 3.3], True),
+        ([], False),
+        ([math.nan, 1000.1], False),
+    ],
+)
+@pytest.mark.parametrize("op", ["Sin", "Cos", "Tan"])
+def test_boundary(op: str, values: list[float], is_found: bool, tmp_path: Path) -> None:
+    assert _pins(tmp_path, op, values) == (["Mul_a", f"{op}_y"] if is_found else [])
+
+
+def test_infinity_is_another_rules_matter(tmp_path: Path) -> None:
+    """An angle of 0-d, infinite in every batch, is held: its sine is NaN before and after."""
+    model = make_model([node("Sin", "x", "y")], {"x": []}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": scalar(math.inf)})
+    assert ask(find_lost_phases, graph, ranges) == []
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    model = make_model([node("Sin", "x", "y")], {"x": []}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": scalar(1)}, {"x": scalar(500.1)})
+    (found,) = ask(find_lost_phases, graph, ranges)
+    assert (found.node, found.tensor, found.batch) == ("Sin_y", "x", "batch_1")
+    assert (found.value, found.limit) == (np.float32(500.1), 128)
+    assert found.reason.startswith("Sin Sin_y takes angles of up to 500.1 radians from x")
+
+
+def test_integers_that_fp16_holds_are_angles_that_it_holds(tmp_path: Path) -> None:
+    nodes = [node("Cast", "ids", "p", to=TensorProto.FLOAT), node("Sin", "p", "y")]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y")
+    for largest, pins in ((2048, []), (2049, ["Cast_p", "Sin_y"])):
+        (tmp_path / str(largest)).mkdir()
+        graph, ranges = scan(model, tmp_path / str(largest), {"ids": ints(0, largest)})
+        assert pinned_by(find_lost_phases, graph, ranges) == pins
+
+
+def test_frequencies_computed_in_the_model_are_part_of_it_and_layers_are_not(tmp_path: Path) -> None:
+    nodes = [
+        node("Range", "zero eight one", "r"),
+        node("Div", "r eight", "share"),
+        node("Pow", "base share", "period"),
+        node("Reciprocal", "period", "f"),
+        node("Softmax", "x", "weights"),
+        node("MatMul", "weights column", "place"),
+        node("Mul", "place f", "a"),
+        node("Cos", "a", "y"),
+    ]
+    constants = {
+        "zero": scalar(0),
+        "eight": scalar(8),
+        "one": scalar(1),
+        "base": scalar(10000),
+        "column": np.full((4, 1), 900.3, np.float32),
+    }
+    graph, ranges = scan(
+        make_model(nodes, {"x": [2, 4]}, "y", constants), tmp_path, {"x": np.ones((2, 4), np.float32)}
+    )
+    assert pinned_by(find_lost_phases, graph, ranges) == ["Pow_period", "Reciprocal_f", "Mul_a", "Cos_y"]

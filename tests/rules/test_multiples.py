@@ -1,0 +1,174 @@
+"""Which tensors are of integers, or of multiples of a power of two, and which of those FP16 holds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto, numpy_helper
+
+from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples, step_of
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        ([1.0, 2.0, 4096.0], 1),
+        ([8.0, -24.0], 8),
+        ([0.5, 3.0], 0.5),
+        ([1e-45], 2.0**-149),
+        ([-3.4028234663852886e38], 2.0**104),
+        ([0.0, -0.0], math.inf),
+        ([], math.inf),
+        ([1.0, math.nan], None),
+        ([1.0, -math.inf], None),
+    ],
+)
+def test_steps(values: list[float], step: float | None) -> None:
+    assert step_of(np.asarray(values, np.float32)) == step
+    assert step_of(np.asarray(values, np.float32)[None]) == step
+
+
+@given(st.lists(st.integers(-1000, 1000).filter(bool), min_size=1), st.integers(-20, 20))
+def test_every_value_is_a_whole_number_of_steps_and_not_of_two(numbers: list[int], power: int) -> None:
+    values = np.asarray(numbers, np.float64) * 2.0**power
+    step = step_of(values)
+    assert step is not None
+    assert np.all(values % step == 0)
+    assert not np.all(values % (2 * step) == 0)
+
+
+@given(st.integers(-2048, 2048), st.integers(-14, 4))
+def test_fp16_holds_so_many_steps(number: int, power: int) -> None:
+    assert number * 2.0**power == np.float16(number * 2.0**power)
+    assert EXACT_STEPS == 2048
+    assert float(np.float16(2049)) == 2048
+
+
+def test_what_operators_make_of_them(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Mul", "p eight", "pixels"),
+        node("Add", "p half", "centres"),
+        node("Sub", "pixels p", "d"),
+        node("Div", "pixels four", "cells"),
+        node("Div", "pixels three", "thirds"),
+        node("Floor", "thirds", "whole"),
+        node("Sigmoid", "p", "s"),
+        node("Concat", "p pixels", "joined", axis=0),
+        node("Split", "joined", "first second", axis=0),
+        node("Where", "c pixels zero", "chosen"),
+        node("Cast", "c", "flag", to=TensorProto.FLOAT),
+        node("Range", "zero end two", "r"),
+        node("ConstantOfShape", "shape", "filled", value=numpy_helper.from_array(floats(16))),
+        node("Clip", "pixels - half", "clipped"),
+        node("TopK", "pixels k", "top where"),
+        node("Cast", "where", "places", to=TensorProto.FLOAT),
+        node("Round", "p", "same"),
+        node("MatMul", "pixels ones", "dot"),
+    ]
+    constants = {
+        "eight": scalar(8),
+        "half": scalar(0.5),
+        "four": scalar(4),
+        "three": scalar(3),
+        "zero": scalar(0),
+        "end": scalar(10),
+        "two": scalar(2),
+        "shape": ints(3),
+        "k": ints(1),
+        "ones": floats(1, 3, 5, 7),
+    }
+    inputs = {"ids": (TensorProto.INT64, [4]), "c": (TensorProto.BOOL, [4])}
+    graph, ranges = scan(
+        make_model(nodes, inputs, "s", constants),
+        tmp_path,
+        {"ids": np.arange(4), "c": np.asarray([True, False, True, True])},
+    )
+    known = find_multiples(graph, ranges)
+    expected = {
+        **dict.fromkeys("p d whole joined first second flag places same".split(), 1),
+        **dict.fromkeys("pixels chosen dot top".split(), 8),
+        **dict.fromkeys("centres clipped".split(), 0.5),
+        **dict.fromkeys("thirds s".split()),
+        "cells": 2,
+        "r": 2,
+        "filled": 16,
+    }
+    assert {name: known.step(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "is_held"),
+    [
+        ([2048.0, 3.0], True),
+        ([2049.0, 3.0], False),
+        ([2050.0], True),
+        ([2050.0, 4098.0], False),
+        ([4096.0, 2.0], True),
+        ([0.1], False),
+        ([0.5, 1024.0], True),
+        ([], True),
+        ([math.nan], False),
+        ([math.inf], True),
+    ],
+)
+def test_held_constants(values: list[float], is_held: bool, tmp_path: Path) -> None:
+    model = make_model([node("Add", "x c", "y")], {"x": [1]}, "y", {"c": floats(*values)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1)})
+    assert find_multiples(graph, ranges).is_held("c") == is_held
+
+
+@pytest.mark.parametrize(
+    ("values", "is_lost"),
+    [
+        ([0, 1, 2048], False),
+        ([0, 1, 2049], True),
+        ([2049, 2049], True),
+        ([3000, 3000], False),
+        ([0, 100001], False),
+        ([7, 100001], True),
+    ],
+)
+def test_lost_integers_that_are_fed(values: list[int], is_lost: bool, tmp_path: Path) -> None:
+    """One magnitude over FP16's range is a mask, one that FP16 holds is no loss."""
+    nodes = [node("Cast", "ids", "p", to=TensorProto.FLOAT), node("Neg", "p", "y")]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [None])}, "y")
+    graph, ranges = scan(model, tmp_path, {"ids": np.asarray(values)})
+    assert find_multiples(graph, ranges).is_lost("p") == is_lost
+
+
+def test_what_is_made_of_constants_is_looked_up(tmp_path: Path) -> None:
+    """4096 by its range may be any even number; the values themselves are all held."""
+    nodes = [node("Mul", "c two", "a"), node("Add", "x a", "y")]
+    model = make_model(nodes, {"x": [2]}, "y", {"c": floats(1, 1025), "two": scalar(3)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0, 0)})
+    assert not find_multiples(graph, ranges).is_held("a")
+    model = make_model(nodes, {"x": [2]}, "y", {"c": floats(1, 1026), "two": scalar(3)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0, 0)})
+    assert find_multiples(graph, ranges).is_held("a")
+
+
+def test_inputs_of_integers_and_of_others(tmp_path: Path) -> None:
+    model = make_model([node("Add", "x z", "y")], {"x": [3], "z": [3]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 0, 3000), "z": floats(0.5, 7, 3000)})
+    known = find_multiples(graph, ranges)
+    assert (known.is_lost("x"), known.is_lost("z")) == (True, False)
+
+
+def test_strings_are_no_numbers(tmp_path: Path) -> None:
+    nodes = [
+        node("Gather", "words i", "word"),
+        node("Equal", "word word", "same"),
+        node("Cast", "same", "y", to=TensorProto.FLOAT),
+    ]
+    constants = {"words": np.asarray(["a", "b"], object)}
+    model = make_model(nodes, {"i": (TensorProto.INT64, [])}, "y", constants, opset=19)
+    graph, ranges = scan(model, tmp_path, {"i": np.asarray(1)})
+    known = find_multiples(graph, ranges)
+    assert (known.step("words"), known.step("y")) == (None, 1)

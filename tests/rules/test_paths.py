@@ -1,0 +1,40 @@
+"""Ways from a tensor to nodes."""
+
+from pathlib import Path
+
+from in_memory_calibration import make_model, node, save
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.rules.paths import find_ways
+
+
+def _ways(graph: Graph, tensor: str) -> list[str]:
+    def is_log(at: Node, slot: int) -> bool:
+        return at.op_type == "Log"
+
+    def is_neg(at: Node, slot: int) -> bool:
+        return at.op_type == "Neg"
+
+    return [at.label for at in find_ways(graph, tensor, is_neg, is_log)]
+
+
+def test_every_way_and_nothing_beside(tmp_path: Path) -> None:
+    nodes = [
+        node("Neg", "x", "a"),
+        node("Neg", "a", "b"),
+        node("Neg", "a", "c"),
+        node("Abs", "b", "d"),
+        node("Log", "d", "e"),
+        node("Log", "c", "f"),
+        node("Log", "a", "g"),
+        node("Sum", "e f g", "y"),
+    ]
+    graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+    assert _ways(graph, "x") == ["Neg_a", "Neg_c", "Log_f", "Log_g"]
+    assert _ways(graph, "b") == []
+
+
+def test_a_long_way_without_recursion(tmp_path: Path) -> None:
+    nodes = [node("Neg", f"t{i}", f"t{i + 1}") for i in range(2000)]
+    graph = save(make_model([*nodes, node("Log", "t2000", "y")], {"t0": [2]}, "y"), tmp_path)
+    assert len(_ways(graph, "t0")) == 2001

@@ -1,0 +1,121 @@
+"""Tensors that are too small as a whole for FP16."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.rules.small_value import LEAST_MAGNITUDE, find_small_values
+
+ONE = {"one": scalar(1), "up": scalar(1e6)}
+BELOW = float(np.nextafter(np.float32(LEAST_MAGNITUDE), np.float32(0)))
+
+
+def _pins(
+    folder: Path, nodes: list[onnx.NodeProto], values: Any, constants: dict[str, Any] | None = None
+) -> list[str]:
+    model = make_model(nodes, {"x": None}, "y", {**ONE, **(constants or {})})
+    graph, ranges = scan(model, folder, {"x": np.asarray(values, np.float32)})
+    return pinned_by(find_small_values, graph, ranges)
+
+
+@pytest.mark.parametrize(("largest", "is_under_35_db"), [(LEAST_MAGNITUDE, True), (2.0**-14, False)])
+def test_where_rounding_nears_30_db(largest: float, is_under_35_db: bool) -> None:
+    values = np.random.default_rng(0).normal(size=100_000) * largest / 4.5
+    noise = values - values.astype(np.float16).astype(np.float64)
+    snr_db = 10 * np.log10(np.square(values).sum() / np.square(noise).sum())
+    assert bool(30 < snr_db < 35) == is_under_35_db
+
+
+@pytest.mark.parametrize(
+    ("values", "is_found"),
+    [
+        ([LEAST_MAGNITUDE, 0], False),
+        ([BELOW, 0], True),
+        ([-BELOW, 0], True),
+        ([2.0**-24], True),
+        ([1e-30], True),
+        ([0, 0], False),
+        (1e-7, True),
+        ([1e-7, math.nan], False),
+        ([1e-7, math.inf], False),
+        ([], False),
+    ],
+)
+def test_boundary(values: Any, is_found: bool, tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "a"), node("Mul", "a up", "y")]
+    assert _pins(tmp_path, nodes, values) == (["Neg_a", "Mul_y"] if is_found else [])
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    model = make_model([node("Neg", "x", "y")], {"x": [1]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(1e-8)}, {"x": floats(-(2.0**-22))})
+    own, given = ask(find_small_values, graph, ranges)
+    assert (own.node, own.tensor, given.tensor, given.batch) == ("Neg_y", "x", "y", "batch_1")
+    assert (given.value, given.limit) == (2.0**-22, LEAST_MAGNITUDE)
+    assert (
+        given.reason
+        == "y reaches 2.38e-07, of which FP16 holds 4.0 steps of 2^-24, and the model gives it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_found"),
+    [
+        ([node("Mul", "a up", "y")], True),
+        ([node("Tanh", "a", "b"), node("Mul", "b up", "y")], True),
+        ([node("LayerNormalization", "a g", "y", epsilon=1e-20)], True),
+        ([node("ArgMax", "a", "i", keepdims=0), node("Cast", "i", "y", to=1)], True),
+        ([node("Softmax", "a", "y")], False),
+        ([node("Sigmoid", "a", "y")], False),
+        ([node("Exp", "a", "y")], False),
+        ([node("Add", "a one", "y")], False),
+        ([node("Max", "a one", "y")], False),
+        ([node("Concat", "a h", "b", axis=0), node("Mul", "b g", "y")], True),
+        ([node("Concat", "a h", "b", axis=0), node("Add", "b one", "y")], False),
+        ([node("Concat", "a h", "b", axis=0), node("ReduceSum", "b", "y")], False),
+    ],
+)
+def test_where_it_shows(nodes: list[onnx.NodeProto], is_found: bool, tmp_path: Path) -> None:
+    constants = {"g": np.full(4, 3, np.float32), "h": np.ones(0 if len(nodes) < 2 else 4, np.float32)}
+    if any(each.op_type == "Mul" and "g" in each.input for each in nodes):
+        constants["g"] = np.full(8, 3, np.float32)
+    pins = _pins(tmp_path, [node("Mul", "x one", "a"), *nodes], [1e-7, 2e-7, -3e-7, 0], constants)
+    assert bool(pins) == is_found
+    assert not pins or pins[:2] == ["Mul_a", f"{nodes[0].op_type}_{nodes[0].output[0]}"] or pins == ["Mul_a"]
+
+
+def test_weights_and_a_bias(tmp_path: Path) -> None:
+    w = np.ones((3, 2), np.float32)
+    for name, inputs, pins in (("bias", "a w b", []), ("none", "a w", ["Neg_a", "Gemm_y"])):
+        (tmp_path / name).mkdir()
+        nodes = [node("Neg", "x", "a"), node("Gemm", inputs, "y")]
+        values = np.full((2, 3), 1e-7)
+        constants = {"w": w, "b": floats(0.5, 1)}
+        assert _pins(tmp_path / name, nodes, values, constants) == pins
+
+
+def test_batch_normalization_makes_it_large_or_hides_it(tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "a"), node("BatchNormalization", "a s b m v", "y", epsilon=1e-20)]
+    for name, variance, bias, pins in (
+        ("large", 1e-14, 0.0, ["Neg_a", "BatchNormalization_y"]),
+        ("hidden", 1.0, 1.0, []),
+    ):
+        (tmp_path / name).mkdir()
+        constants = {"s": floats(1), "b": floats(bias), "m": floats(0), "v": floats(variance)}
+        assert _pins(tmp_path / name, nodes, np.full((1, 1, 2, 2), 1e-7), constants) == pins
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_found"), [(2.0**-20, False), (3 * 2.0**-24, False), (2.1e-7, True), (1e-9, False)]
+)
+def test_constants_that_fp16_holds_badly(factor: float, is_found: bool, tmp_path: Path) -> None:
+    """Powers of two it holds; what vanishes is the rule vanishing_constant's."""
+    nodes = [node("Mul", "x f", "y")]
+    assert _pins(tmp_path, nodes, [3e5], {"f": scalar(factor)}) == (["Mul_y"] if is_found else [])

@@ -1,0 +1,119 @@
+"""Values that FP16 rounds to zero, where they are divided by."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
+
+NEXT = float(np.nextafter(np.float32(FP16_UNDERFLOW), np.float32(1)))
+CONSTANTS = {"one": scalar(1), "minus": scalar(-1), "two": scalar(2), "half": scalar(0.5), "axes": ints(0)}
+
+
+def _pins(folder: Path, nodes: list[Any], values: Any) -> list[str]:
+    model = make_model(nodes, {"x": None}, "y", CONSTANTS)
+    graph, ranges = scan(model, folder, {"x": np.asarray(values, np.float32)})
+    return pinned_by(find_vanishing_divisors, graph, ranges)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_found"),
+    [
+        ([1, FP16_UNDERFLOW], True),
+        ([1, -FP16_UNDERFLOW], True),
+        ([1, NEXT], False),
+        ([1, 1e-45], True),
+        ([1, 0], False),
+        ([1e-9, math.nan], True),
+        ([1e-9, math.inf], True),
+        (1e-9, True),
+        ([], False),
+    ],
+)
+def test_boundary(values: Any, is_found: bool, tmp_path: Path) -> None:
+    assert bool((np.asarray(values, np.float32).astype(np.float16) == 0).any()) >= is_found
+    nodes = [node("Mul", "x one", "a"), node("Div", "one a", "y")]
+    assert _pins(tmp_path, nodes, values) == (["Mul_a", "Div_y"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "is_found"),
+    [
+        ("Div", "one a", True),
+        ("Div", "a one", False),
+        ("Reciprocal", "a", True),
+        ("Log", "a", True),
+        ("Pow", "a minus", True),
+        ("Pow", "a two", False),
+        ("Sqrt", "a", False),
+        ("Mul", "a one", False),
+    ],
+)
+def test_what_divides(op: str, inputs: str, is_found: bool, tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x one", "a"),
+        node(op, inputs, "b"),
+        node("Sqrt", "a", "c"),
+        node("Sum", "b c", "y"),
+    ]
+    assert _pins(tmp_path, nodes, [1, 1e-9]) == (["Mul_a", f"{op}_b"] if is_found else [])
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    model = make_model([node("Abs", "x", "a"), node("Log", "a", "y")], {"x": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)}, {"x": floats(1, 1e-9)})
+    first, second = ask(find_vanishing_divisors, graph, ranges)
+    assert (first.node, second.node, second.tensor, second.batch) == ("Abs_a", "Log_y", "a", None)
+    assert (second.value, second.limit, second.severity) == (np.float32(1e-9), FP16_UNDERFLOW, "high")
+    assert second.reason == (
+        "a is as small as 1e-09, which is zero in FP16, and Log Log_y makes infinity or NaN of it"
+    )
+
+
+def test_a_root_hides_it_and_an_epsilon_that_stays_saves_it(tmp_path: Path) -> None:
+    """sqrt(1e-12) is 1e-6, which FP16 holds; but it is the root of 0."""
+    start = [node("Mul", "x x", "q"), node("Abs", "q", "a")]
+    for name, nodes, pins in (
+        ("root", [node("Sqrt", "a", "r"), node("Div", "x r", "y")], ["Mul_q", "Abs_a", "Sqrt_r", "Div_y"]),
+        ("epsilon", [node("Add", "a half", "e"), node("Sqrt", "e", "r"), node("Div", "x r", "y")], []),
+        ("sum", [node("Sqrt", "a", "r"), node("Add", "r half", "e"), node("Div", "x e", "y")], []),
+    ):
+        (tmp_path / name).mkdir()
+        assert _pins(tmp_path / name, [*start, *nodes], [1, 1e-6]) == pins, name
+
+
+def test_terms_of_a_sum_that_vanish_on_average(tmp_path: Path) -> None:
+    """1000 squares of 1e-9 make 1e-6, which FP16 holds; it has 1000 zeros to add."""
+    nodes = [
+        node("Mul", "x x", "q"),
+        node("ReduceSum", "q axes", "s"),
+        node("Sqrt", "s", "n"),
+        node("Div", "x n", "y"),
+    ]
+    model = make_model(nodes, {"x": [None]}, "y", CONSTANTS)
+    value = np.float32(math.sqrt(1e-9))
+    graph, ranges = scan(model, tmp_path, {"x": np.full(1000, value)}, {"x": np.full(1000, value)})
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert [finding.node for finding in found] == ["Mul_q", "ReduceSum_s", "Sqrt_n", "Div_y"]
+    assert {finding.severity for finding in found} == {"low"}
+    assert found[0].value == pytest.approx(1e-9, rel=1e-5)
+    assert "a sum of squares of 1e-09 on average" in found[0].reason
+    model = make_model(nodes, {"x": [None]}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"x": np.full(1000, np.float32(2e-4))})
+    assert ask(find_vanishing_divisors, graph, ranges) == []
+
+
+def test_a_difference_is_pinned_and_what_it_is_made_of_is_not(tmp_path: Path) -> None:
+    nodes = [node("Relu", "x", "r"), node("Sub", "r one", "a"), node("Mul", "a small", "b")]
+    model = make_model(
+        [*nodes, node("Div", "x b", "y")], {"x": [2]}, "y", {**CONSTANTS, "small": scalar(1e-6)}
+    )
+    graph, ranges = scan(model, tmp_path, {"x": floats(2, 1.01)})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_b", "Div_y"]
