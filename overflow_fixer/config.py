@@ -123,6 +123,8 @@ class FixConfig(BaseModel):
     out: Path | None = None
     custom_ops: tuple[Path, ...] = ()
     """Libraries of custom operators for ONNX Runtime."""
+    refuse_layernorm: bool = False
+    """Make LayerNorms that are written out LayerNormalization nodes first."""
     calibration: CalibrationOptions = CalibrationOptions()
     scan: ScanOptions = ScanOptions()
     plan: PlanOptions = PlanOptions()
@@ -133,6 +135,10 @@ class FixConfig(BaseModel):
     @property
     def folder(self) -> Path:
         return self.out if self.out is not None else Path(f"{self.model.stem}.fp16")
+
+    def with_model(self, model: Path) -> FixConfig:
+        """The same for another model, in the same folder."""
+        return self.model_copy(update={"model": model, "out": self.folder})
 
 
 SECTIONS = ("calibration", "scan", "plan", "build", "verify", "repair")

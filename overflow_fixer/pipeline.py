@@ -27,6 +27,7 @@ from overflow_fixer.providers import choose_provider
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
 from overflow_fixer.records import (
     Artifact,
+    Batch,
     CalibrationSet,
     FixReport,
     PlanPolicy,
@@ -36,6 +37,7 @@ from overflow_fixer.records import (
     RepairRound,
     Verification,
 )
+from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.sessions import use_custom_ops
@@ -66,6 +68,12 @@ def fix(
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     check_request(config, graph, BACKENDS[backend])
     make_folder(config.folder)
+    fused = None
+    if config.refuse_layernorm:
+        with clock.time("fuse"):
+            path = config.folder / "fused" / config.model.name
+            fused = refuse_layernorm(graph, path, _tell("fuse", calibration, progress))
+        config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
     with clock.time("scan"):
         ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
     with clock.time("plan"):
@@ -75,6 +83,8 @@ def fix(
         best = replace(result.best, artifact=bench.ship(result.best.artifact))
     save_plan(best.plan, config.folder / "plan.json")
     report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
+    if fused is not None:
+        report = replace(report, fused=fused, files=(*fused.files, *report.files))
     exports = config.build.exports
     try:
         exported = write_exports(exports, graph, best.plan, best.artifact, bench.settings, config.folder)
@@ -134,6 +144,12 @@ def scan(
         existing=existing,
     )
     return replace(ranges, provider_lack=chosen.lack)
+
+
+def _tell(stage: str, calibration: CalibrationSet, progress: Progress) -> Iterator[Batch]:
+    for done, batch in enumerate(calibration, 1):
+        yield batch
+        progress(stage, done, len(calibration))
 
 
 def make_policy(config: FixConfig, backend: str) -> PlanPolicy:

@@ -572,12 +572,29 @@ class Share:
 
 
 @dataclass(frozen=True)
+class FusedModel:
+    """A model whose LayerNorms, written out as several nodes in the `source`, are LayerNormalization nodes.
+
+    `files` are the model and, if its weights lie beside it, their file. `fused` are the tensors that the nodes write;
+    `left` gives, for the output of each LayerNorm that was not fused, the reason. It was proved equal:
+    `max_relative_error` is the largest |difference| of an output in a batch, as a share of that output's largest |x| there.
+    """
+
+    source: Path
+    source_sha256: str
+    files: tuple[Path, ...]
+    fused: tuple[str, ...]
+    left: Mapping[str, str]
+    max_relative_error: float
+
+
+@dataclass(frozen=True)
 class FixReport:
     """Everything the main job learned: what `report.json` and the closing table are made from.
 
     `naive` is None where the comparison with plain FP16 was not wanted. `price` and `fp32_engine` (the
     backend's own FP32 engine, TF32 off, held against the reference) are there for engines alone. `confidence`
-    tells how sure `plan` is.
+    tells how sure `plan` is. `fused` is there where `model` was made from the user's: see FusedModel.
     """
 
     model: Path
@@ -604,6 +621,7 @@ class FixReport:
     price: Price | None = None
     fp32_engine: Verification | None = None
     confidence: Confidence = field(default_factory=lambda: Confidence(0, (), ()))
+    fused: FusedModel | None = None
 
     @property
     def passed(self) -> bool:

@@ -15,7 +15,7 @@ FLOORS = [
     {"body_graphs", "inner", "patterns"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification"},
-    {"reports", "repair", "trials", "confidence"},
+    {"reports", "repair", "trials", "confidence", "refusing"},
     {"pipeline"},
     {"cli"},
 ]

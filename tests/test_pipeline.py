@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, ModelError
+from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import _luck, _Result, fix
 from overflow_fixer.records import Engine
 from overflow_fixer.repair import Attempt
@@ -70,3 +71,36 @@ def test_that_plain_fp16_passes_in_one_build_is_told_as_luck(
     told = list(_luck(_Result(best, report.fixed if naive_passes else report.naive)))
     assert (len(told) == 1) is is_told
     assert all(text.startswith("Plain FP16 passes in this build.") for text in told)
+
+
+def test_layer_norms_that_are_written_out_are_fused_first_and_the_report_names_both_models(
+    tmp_path: Path,
+) -> None:
+    sample = SAMPLE.parent / "layernorm_transformer"
+    config = FixConfig(
+        model=sample / "model.onnx",
+        calib=sample / "data",
+        out=tmp_path / "out",
+        refuse_layernorm=True,
+        build=BuildOptions(backend="onnx"),
+    )
+    told: list[tuple[str, int, int]] = []
+    report = fix(config, lambda *step: told.append(step))
+    model = tmp_path / "out" / "fused" / "model.onnx"
+    assert report.passed
+    assert report.fused is not None
+    assert (report.model, report.artifact.path) == (model, tmp_path / "out" / "model.fp16.onnx")
+    assert (report.model_sha256, report.fused.source_sha256) == tuple(
+        load_graph(path).sha256 for path in (model, sample / "model.onnx")
+    )
+    assert [pin.op_type for pin in report.plan.pins] == ["LayerNormalization"] * 3
+    assert report.files[0] == model
+    assert told[:4] == [("fuse", done, 4) for done in (1, 2, 3, 4)]
+    assert "3 LayerNorms of" in " ".join(render_text(report).split())
+
+
+def test_nothing_to_fuse_ends_the_job_before_the_scan(tmp_path: Path) -> None:
+    config = _config(tmp_path).model_copy(update={"refuse_layernorm": True})
+    with pytest.raises(ModelError, match="no LayerNorm that is written out"):
+        fix(config)
+    assert list((tmp_path / "out").iterdir()) == []

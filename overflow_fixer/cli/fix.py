@@ -18,6 +18,12 @@ from overflow_fixer.reports import closing_table, render_json
 @click.command("fix")
 @options.model_argument
 @click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")
+@click.option(
+    "--refuse-layernorm",
+    is_flag=True,
+    default=None,
+    help="Make LayerNorms that are written out LayerNormalization nodes first.",
+)
 @options.calibration_options
 @options.plan_options
 @options.build_options

@@ -19,6 +19,7 @@ _PLACES = {
     "calib": (),
     "out": (),
     "custom_ops": (),
+    "refuse_layernorm": (),
     "threshold": ("plan",),
     "masks": ("plan",),
     "accumulators": ("plan",),

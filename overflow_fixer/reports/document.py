@@ -15,6 +15,7 @@ from overflow_fixer.records import (
     Engine,
     Finding,
     FixReport,
+    FusedModel,
     Growth,
     Kept,
     Latency,
@@ -39,7 +40,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.2"
+SCHEMA_VERSION = "2.3"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -73,6 +74,7 @@ def build_document(report: FixReport) -> Document:
         "verdict": {"status": verdict.status, "passed": verdict.passed, "sentence": verdict.sentence},
         "warnings": list(report.warnings),
         "model": {"path": str(report.model), "sha256": report.model_sha256},
+        "fused": None if report.fused is None else _describe_fused(report.fused),
         "tool_version": report.tool_version,
         "versions": dict(report.versions),
         "backend": _describe_backend(report),
@@ -93,6 +95,16 @@ def build_document(report: FixReport) -> Document:
         "repair_rounds": [_describe_round(found) for found in report.rounds],
         "files": [_describe_file(path) for path in report.files],
         "durations_seconds": _encode_all(report.durations_seconds),
+    }
+
+
+def _describe_fused(fused: FusedModel) -> Document:
+    return {
+        "source": str(fused.source),
+        "source_sha256": fused.source_sha256,
+        "outputs": list(fused.fused),
+        "left": [{"output": output, "reason": reason} for output, reason in fused.left.items()],
+        "max_relative_error": encode_number(fused.max_relative_error),
     }
 
 

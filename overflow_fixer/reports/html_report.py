@@ -28,6 +28,7 @@ from overflow_fixer.reports.wording import (
     say_bytes,
     say_decibels,
     say_flops,
+    say_fused,
     say_match,
     say_milliseconds,
     say_number,
@@ -107,6 +108,7 @@ def _template() -> Template:
         batches=say_batches,
         bytes=say_bytes,
         flops=say_flops,
+        fused=say_fused,
         percent=say_share,
         bar=measure_bar,
     )

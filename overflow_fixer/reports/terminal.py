@@ -27,6 +27,7 @@ from overflow_fixer.reports.wording import (
     say_count,
     say_decibels,
     say_flops,
+    say_fused,
     say_match,
     say_number,
     say_plural,
@@ -86,6 +87,8 @@ def _head(document: Document) -> Iterator[RenderableType]:
         yield line(alert, "bold red")
     for warning in document["warnings"]:
         yield line(f"Warning: {warning}", "yellow")
+    if document["fused"] is not None:
+        yield line(say_fused(document["fused"]))
 
 
 def _verdict(document: Document) -> Text:

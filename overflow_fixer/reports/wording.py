@@ -7,6 +7,7 @@ Numbers come as JSON holds them: NaN and infinities as strings (see `numbers_jso
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -117,6 +118,17 @@ def say_share(share: JsonNumber) -> str:
 
 def say_batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
+
+
+def say_fused(fused: Mapping[str, Any]) -> str:
+    """What --refuse-layernorm did, in words."""
+    count, left = say_plural(len(fused["outputs"]), "LayerNorm"), fused["left"]
+    rest = f" {len(left)} more stay as they are: {left[0]['output']}, {left[0]['reason']}." if left else ""
+    error = say_number(fused["max_relative_error"])
+    return (
+        f"{count} of {fused['source']} became LayerNormalization; outputs differ by at most {error} of their largest "
+        f"magnitude in FP32.{rest}"
+    )
 
 
 def say_plural(count: int, noun: str) -> str:

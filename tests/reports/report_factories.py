@@ -17,6 +17,7 @@ from overflow_fixer.records import (
     Engine,
     Finding,
     FixReport,
+    FusedModel,
     Growth,
     Kept,
     Latency,
@@ -151,6 +152,15 @@ def make_report(folder: Path, **changes: Any) -> FixReport:
         confidence=make_confidence("/conv1/out"),
     )
     return replace(report, **changes)
+
+
+def make_fused(**changes: Any) -> FusedModel:
+    """One LayerNorm that was fused, one that was not."""
+    left = {"/ln_2/Add_1": "its axes are not the last ones, or not known"}
+    fused = FusedModel(
+        Path("chain.onnx"), "ab" * 32, (Path("fused/chain.onnx"),), ("/ln_1/Add_1",), left, 2.5e-7
+    )
+    return replace(fused, **changes)
 
 
 def make_confidence(tensor: str) -> Confidence:
@@ -374,6 +384,7 @@ def make_hostile(folder: Path, name: str = HOSTILE, **changes: Any) -> FixReport
         versions={name: name},
         price=Price(name, (Latency(name, 1.5, 2.5, 100),), 0.5, 0.1, (name,)),
         confidence=make_confidence(name),
+        fused=make_fused(source=Path(name), fused=(name,), left={name: name}),
         fp32_engine=make_failing(name, first=name),
         **changes,
     )

@@ -10,6 +10,7 @@ from report_factories import (
     BATCHES,
     make_engine_report,
     make_error,
+    make_fused,
     make_lost,
     make_passing,
     make_range,
@@ -123,3 +124,14 @@ def test_the_first_wrong_tensor_is_described_in_full(tmp_path: Path) -> None:
     fixed = replace(make_passing("logits"), first_wrong=make_error("/a", 12.0))
     first = build_document(make_report(tmp_path, fixed=fixed))["verification"]["fixed"]["first_wrong"]
     assert (first["tensor"], first["snr_db"], first["worst_batch"]) == ("/a", 12.0, BATCHES[2])
+
+
+def test_a_model_that_was_made_of_another_names_it(tmp_path: Path) -> None:
+    assert build_document(make_report(tmp_path))["fused"] is None
+    assert build_document(make_report(tmp_path, fused=make_fused()))["fused"] == {
+        "source": "chain.onnx",
+        "source_sha256": "ab" * 32,
+        "outputs": ["/ln_1/Add_1"],
+        "left": [{"output": "/ln_2/Add_1", "reason": "its axes are not the last ones, or not known"}],
+        "max_relative_error": 2.5e-7,
+    }

@@ -108,3 +108,17 @@ def test_an_output_that_is_not_of_floats_is_said_by_its_agreement() -> None:
     assert wording.say_match(error) == "99.5 % equal"
     assert wording.say_match({**error, "element_count": 0, "mismatched": 0}) == "n/a equal"
     assert wording.say_match({**error, "is_float": True, "snr_db": 31.26}) == "31.3"
+
+
+def test_what_was_fused_is_told_with_its_error_and_what_was_left() -> None:
+    fused = {"source": "a.onnx", "outputs": ["y", "z"], "left": [], "max_relative_error": 2.5e-7}
+    told = (
+        "2 LayerNorms of a.onnx became LayerNormalization; outputs differ by at most 2.5e-07 of their largest "
+        "magnitude in FP32."
+    )
+    assert wording.say_fused(fused) == told
+    left = [{"output": "w", "reason": "its axes are computed"}]
+    assert (
+        wording.say_fused({**fused, "left": left})
+        == f"{told} 1 more stay as they are: w, its axes are computed."
+    )
