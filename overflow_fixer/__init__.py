@@ -8,13 +8,14 @@ The stages are functions of their own, one type in and one out: `load_graph`, `o
 `collect_ranges`, `plan_precision`, `emit`, `open_runner`, `verify`. docs/python.md shows them.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from overflow_fixer.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from overflow_fixer.backends.mixed_onnx.emit import emit, open_runner
+    from overflow_fixer.backends.mixed_onnx.emission import emit, open_runner
     from overflow_fixer.calibration import open_calibration
     from overflow_fixer.confidence import judge_confidence
     from overflow_fixer.config import FixConfig
@@ -56,24 +57,19 @@ __all__ = [
     "verify",
 ]
 
-_ROOMS = {
-    "backends.mixed_onnx": ("emit", "open_runner"),
-    "calibration": ("open_calibration",),
-    "confidence": ("judge_confidence",),
-    "config": ("FixConfig",),
-    "errors": ("FixError",),
-    "graph": ("load_graph",),
-    "pipeline": ("fix",),
-    "planning": ("plan_precision",),
-    "ranges": ("collect_ranges", "merge_ranges"),
-    "records": ("FixReport", "PlanPolicy", "PrecisionPlan", "RangeTable", "Tolerance", "Verification"),
-    "verification": ("open_reference", "verify"),
-}
-"""Where each name lives. A room is imported when a name of it is first asked for: a scan needs few."""
-
-
-def __getattr__(name: str) -> Any:
-    for room, names in _ROOMS.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{room}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "backends.mixed_onnx": ("emit", "open_runner"),
+        "calibration": ("open_calibration",),
+        "confidence": ("judge_confidence",),
+        "config": ("FixConfig",),
+        "errors": ("FixError",),
+        "graph": ("load_graph",),
+        "pipeline": ("fix",),
+        "planning": ("plan_precision",),
+        "ranges": ("collect_ranges", "merge_ranges"),
+        "records": ("FixReport", "PlanPolicy", "PrecisionPlan", "RangeTable", "Tolerance", "Verification"),
+        "verification": ("open_reference", "verify"),
+    },
+)

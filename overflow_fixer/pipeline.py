@@ -12,7 +12,7 @@ from importlib.metadata import version
 import onnxruntime
 
 from overflow_fixer import __version__
-from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
+from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.confidence import judge_confidence
@@ -154,7 +154,7 @@ def _tell(stage: str, calibration: CalibrationSet, progress: Progress) -> Iterat
 
 def make_policy(config: FixConfig, backend: str) -> PlanPolicy:
     """What the planner may decide, with what the backend protects by itself. Raises BackendError where it is missing."""
-    return config.plan.policy(BACKENDS[backend].find_protected(config.build.typing))
+    return config.plan.policy(find_protected(backend, config.build.typing))
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,6 @@ import pytest
 import overflow_fixer
 
 
-@pytest.mark.parametrize("name", overflow_fixer.__all__)
-def test_every_name_is_there(name: str) -> None:
-    assert getattr(overflow_fixer, name) is not None
-
-
-def test_the_table_of_rooms_has_every_name_once() -> None:
-    names = [name for names in overflow_fixer._ROOMS.values() for name in names]
-    assert sorted(names) == sorted(set(overflow_fixer.__all__) - {"__version__"})
-
-
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'fixx'"):
         overflow_fixer.fixx  # noqa: B018

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
 from overflow_fixer.confidence import judge_confidence
 from overflow_fixer.errors import PlanError
@@ -34,8 +34,8 @@ def plan_command(
     """
     config = options.settings(calib="random", **flags)
     graph = load_graph(config.model)
-    backend = BACKENDS[choose_backend(config.build.backend)[0]]
-    policy = config.plan.policy(backend.find_protected(config.build.typing))
+    backend, _ = choose_backend(config.build.backend)
+    policy = config.plan.policy(find_protected(backend, config.build.typing))
     table = load_ranges(ranges or config.folder / "ranges.h5")
     plan = plan_precision(graph, table, policy)
     path = config.folder / "plan.json"

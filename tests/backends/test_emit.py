@@ -21,7 +21,7 @@ from typed_models import (
 )
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.backends.mixed_onnx.emit import check_artifact
+from overflow_fixer.backends.mixed_onnx.emission import check_artifact
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.records import Batch

@@ -15,7 +15,7 @@ from recorded_networks import make_plan
 from standin_gpu import StandInDriver, use_standin_gpu
 
 from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_fp32, open_runner, open_tracer
-from overflow_fixer.backends.tensorrt.emit import inspect_artifact
+from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.errors import BackendError, PlanError
 from overflow_fixer.graph import Graph

@@ -13,7 +13,7 @@ from fake_tensorrt import Plan, Script, fake_tensorrt
 from standin_gpu import StandInDriver, use_standin_gpu
 
 from overflow_fixer.backends.tensorrt import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
-from overflow_fixer.backends.tensorrt.emit import BY_ITSELF
+from overflow_fixer.backends.tensorrt.emission import BY_ITSELF
 from overflow_fixer.backends.tensorrt.price import _explain_slowness
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from overflow_fixer.backends import BACKENDS
+from overflow_fixer.backends import BACKENDS, find_protected
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.graph import load_graph
@@ -108,7 +108,7 @@ def measure(folder: Path) -> str:
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     settings = make_settings(config, graph, calibration, backend)
     ranges = collect_ranges(graph, calibration)
-    policy = config.plan.policy(backend.find_protected("auto"))
+    policy = config.plan.policy(find_protected("tensorrt", "auto"))
     plan = plan_precision(graph, ranges, policy)
     said = []
     for kind, tried in (("naive", PrecisionPlan(graph.sha256, 10000.0, ())), ("fixed", plan)):

@@ -14,7 +14,7 @@ from gpu_networks import LARGE
 from overflow_fixer.backends import BACKENDS
 from overflow_fixer.backends.tensorrt import FIXED, FP32_EXACT, NAIVE, weak
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt
-from overflow_fixer.backends.tensorrt.emit import inspect_artifact
+from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.network import open_builder
 from overflow_fixer.backends.tensorrt.timings import find_obstacle
 from overflow_fixer.errors import PlanError

@@ -13,7 +13,7 @@ import pytest
 from gpu_fixes import SCRIPTED, Fixed, Fixes
 
 from overflow_fixer.backends.tensorrt.builder import Precision, build
-from overflow_fixer.backends.tensorrt.emit import open_tensorrt
+from overflow_fixer.backends.tensorrt.emission import open_tensorrt
 from overflow_fixer.backends.tensorrt.network import parse_model
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.progress import silent

@@ -1,6 +1,15 @@
 """The `onnx` backend: a typed mixed-precision ONNX model, which TensorRT >= 10.12 and trtexec take."""
 
-from overflow_fixer.backends.mixed_onnx.assignment import IoTypes
-from overflow_fixer.backends.mixed_onnx.emit import describe, emit, open_runner
+from typing import TYPE_CHECKING
+
+from overflow_fixer.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from overflow_fixer.backends.mixed_onnx.assignment import IoTypes
+    from overflow_fixer.backends.mixed_onnx.emission import describe, emit, open_runner
 
 __all__ = ["IoTypes", "describe", "emit", "open_runner"]
+
+__getattr__ = lazy_names(
+    __name__, {"assignment": ("IoTypes",), "emission": ("describe", "emit", "open_runner")}
+)

@@ -2,22 +2,27 @@
 
 `capabilities` asks the module what it can do, `network` parses, `mapping` finds a node's layers, `pins`
 sets them, `builder` builds, `inspection` reads what was built, `runner` runs it, `latency` times it;
-`weak` and `emit` are the whole of it, `price` compares, `exports` writes the plan for other tools. The
+`weak` and `emission` are the whole of it, `price` compares, `exports` writes the plan for other tools. The
 tensorrt module itself is imported in `capabilities` alone.
 """
 
-from overflow_fixer.backends.tensorrt.availability import find_lack, require
-from overflow_fixer.backends.tensorrt.emit import (
-    check_settings,
-    describe,
-    emit,
-    emit_fp32,
-    open_runner,
-    open_tracer,
-)
-from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
-from overflow_fixer.backends.tensorrt.profiles import override_shapes
-from overflow_fixer.backends.tensorrt.protection import find_protected
+from typing import TYPE_CHECKING
+
+from overflow_fixer.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from overflow_fixer.backends.tensorrt.availability import find_lack, require
+    from overflow_fixer.backends.tensorrt.emission import (
+        check_settings,
+        describe,
+        emit,
+        emit_fp32,
+        open_runner,
+        open_tracer,
+    )
+    from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
+    from overflow_fixer.backends.tensorrt.profiles import override_shapes
+    from overflow_fixer.backends.tensorrt.protection import find_protected
 
 __all__ = [
     "FIXED",
@@ -36,3 +41,14 @@ __all__ = [
     "override_shapes",
     "require",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "availability": ("find_lack", "require"),
+        "emission": ("check_settings", "describe", "emit", "emit_fp32", "open_runner", "open_tracer"),
+        "price": ("FIXED", "FP32", "FP32_EXACT", "NAIVE", "measure_price"),
+        "profiles": ("override_shapes",),
+        "protection": ("find_protected",),
+    },
+)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from overflow_fixer.backends.tensorrt.cuda import open_device
-from overflow_fixer.backends.tensorrt.emit import BY_ITSELF, inspect_runner, open_runner, open_tensorrt
+from overflow_fixer.backends.tensorrt.emission import BY_ITSELF, inspect_runner, open_runner, open_tensorrt
 from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
 from overflow_fixer.graph import Graph
 from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overflow_fixer.backends.tensorrt.emit import open_tensorrt
+from overflow_fixer.backends.tensorrt.emission import open_tensorrt
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
 from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script, render_loader, render_npps
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
