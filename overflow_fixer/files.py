@@ -26,6 +26,9 @@ class FileStamp:
     def of(path: Path) -> FileStamp:
         return FileStamp(path, _identify(path))
 
+    def __str__(self) -> str:
+        return ":".join(map(str, self.identity or ()))
+
     def is_current(self) -> bool:
         return self.identity is not None and self.identity == _identify(self.path)
 

@@ -103,6 +103,17 @@ class Graph:
         self.check_unchanged()
         return found
 
+    @property
+    def stamp(self) -> str:
+        """What tells that its files were not written since: inode, size in bytes and time of the last write of each."""
+        return " ".join(str(stamp) for stamp in self.stamps)
+
+    def has_sha256(self, sha256: str, stamp: str) -> bool:
+        """Whether this is the hash of the files. Where they have the stamp that they had then, it is taken for it."""
+        if stamp == self.stamp:
+            self.__dict__.setdefault("sha256", sha256)
+        return self.sha256 == sha256
+
     def check_unchanged(self) -> None:
         """Raise ModelError when a file was written anew since the model was loaded: weights are read late."""
         changed = next((stamp.path for stamp in self.stamps if not stamp.is_current()), None)

@@ -187,8 +187,8 @@ def _gather(graph: Graph, plan: PrecisionPlan, findings: Iterable[Finding]) -> P
 
 
 def check_ranges(graph: Graph, ranges: RangeTable) -> None:
-    """Raise PlanError unless the ranges were recorded for this very model."""
-    if graph.sha256 != ranges.model_sha256:
+    """Raise PlanError unless the ranges were recorded for this very model: see Graph.has_sha256."""
+    if not graph.has_sha256(ranges.model_sha256, ranges.model_stamp):
         raise PlanError(
             f"The ranges were recorded for another model (sha256 {ranges.model_sha256[:12]}…) than {graph.path} "
             f"({graph.sha256[:12]}…). Expected the ranges of this very file. Scan it again."

@@ -147,6 +147,8 @@ class RangeTable:
 
     inner: tuple[InnerRange, ...] = ()
     """Of values inside nodes, in the order of the graph."""
+    model_stamp: str = ""
+    """Of the model's files when they were hashed; see Graph.has_sha256."""
 
     @cached_property
     def by_tensor(self) -> Mapping[str, Range]:

@@ -1,5 +1,6 @@
 """What the stages see of a model: labels, types, constants, what control flow reads, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from overflow_fixer import graph as graph_module
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import infer_shapes_for, load_graph
 
@@ -167,3 +169,19 @@ def test_sha256_covers_external_data(tmp_path: Path) -> None:
     graph = load_graph(tmp_path / "e.onnx")
     assert graph.sha256 != before
     assert graph.read_constant("w").tolist() == [2, 2, 2, 2]
+
+
+def test_files_that_were_not_written_since_are_not_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper_nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = _save(tmp_path, helper_nodes)
+    first = load_graph(path)
+    sha256, stamp = first.sha256, first.stamp
+    monkeypatch.setattr(graph_module, "sha256_of", lambda paths: "another")
+    assert load_graph(path).has_sha256(sha256, stamp)
+    assert not load_graph(path).has_sha256(sha256, "")
+    os.utime(path, ns=(1, 1))
+    assert load_graph(path).stamp != stamp
+    assert not load_graph(path).has_sha256(sha256, stamp)
+    assert load_graph(path).has_sha256("another", stamp)

@@ -10,13 +10,11 @@ import click
 from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
 from overflow_fixer.confidence import judge_confidence
-from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.plan_changes import compare_plans, say_change
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import load_ranges
-from overflow_fixer.records import PrecisionPlan
-from overflow_fixer.reports import load_plan, save_plan, say_confidence
+from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
 
 
 @click.command("plan")
@@ -39,7 +37,7 @@ def plan_command(
     table = load_ranges(ranges or config.folder / "ranges.h5")
     plan = plan_precision(graph, table, policy)
     path = config.folder / "plan.json"
-    before = _find_plan(path, plan.model_sha256)
+    before = find_earlier_plan(path, plan.model_sha256)
     save_plan(plan, path)
     if as_json:
         click.echo(path.read_text(encoding="utf-8"))
@@ -52,12 +50,3 @@ def plan_command(
         for line in say_change(compare_plans(before, plan)) if before is not None else ():
             click.echo(line)
         click.echo(say_confidence(judge_confidence(graph, table, plan)))
-
-
-def _find_plan(path: Path, model_sha256: str) -> PrecisionPlan | None:
-    """The plan that is there already, if it is one of this model."""
-    try:
-        found = load_plan(path)
-    except PlanError:
-        return None
-    return found if found.model_sha256 == model_sha256 else None

@@ -122,6 +122,8 @@ class Recording:
     worst_batch: npt.NDArray[np.int64]
     batch_names: tuple[str, ...]
     batch_max_abs: npt.NDArray[np.float32]
+    model_stamp: str = ""
+    """Graph.stamp, as it was when the model was hashed."""
 
     @property
     def is_finished(self) -> bool:
@@ -157,6 +159,7 @@ class Recording:
         inside = zip(self.inner, ranges[count:], strict=True)
         return RangeTable(
             model_sha256=self.key.model_sha256,
+            model_stamp=self.model_stamp,
             calibration=self.calibration,
             synthetic=self.synthetic,
             ranges=ranges[:count],

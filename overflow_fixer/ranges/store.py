@@ -120,6 +120,7 @@ def _write(file: Any, recording: Recording) -> None:
     for field in fields(recording.key):
         file.attrs[field.name] = getattr(recording.key, field.name)
     file.attrs["calibration"], file.attrs["synthetic"] = recording.calibration, recording.synthetic
+    file.attrs["model_stamp"] = recording.model_stamp
     file.attrs["batches_done"] = len(recording.batch_names)
     file.attrs["part_count"] = len(recording.parts)
     count = len(recording.tensors)
@@ -177,6 +178,7 @@ def _read(file: Any) -> Recording:
         worst_batch=worst_batch,
         batch_names=_strings(file, "batches/name"),
         batch_max_abs=batch_max_abs,
+        model_stamp=str(file.attrs.get("model_stamp", "")),
     )
     _check_counts(recording, header)
     return recording

@@ -10,7 +10,7 @@ from overflow_fixer.errors import PlanError
 from overflow_fixer.files import write_text
 from overflow_fixer.records import Clamp, Finding, Pin, PrecisionPlan
 from overflow_fixer.reports.document import describe_clamp, describe_finding, describe_pin
-from overflow_fixer.reports.numbers_json import decode_number, dump_json, encode_number
+from overflow_fixer.reports.numbers_json import decode_number, dump_json, encode_number, parse_json
 from overflow_fixer.reports.schemas import read_checked
 
 PLAN_SCHEMA = "plan.schema.json"
@@ -41,7 +41,23 @@ def load_plan(path: Path) -> PrecisionPlan:
         "Expected a plan as fix-fp16 plan writes it, by plan.schema.json. Write it again with fix-fp16 plan, "
         "or mend that entry if it was edited by hand."
     )
-    document = read_checked(path, PLAN_SCHEMA, advice, PlanError)
+    return _read_plan(read_checked(path, PLAN_SCHEMA, advice, PlanError))
+
+
+def find_earlier_plan(path: Path, model_sha256: str) -> PrecisionPlan | None:
+    """The plan of this model that is at `path` already, to compare another with; None for anything else there.
+
+    Nothing is built of it, so it is not held against the schema, which takes longer than to plan.
+    """
+    try:
+        document = parse_json(path.read_text(encoding="utf-8"))
+        is_known = document["schema_version"] == PLAN_SCHEMA_VERSION
+        return _read_plan(document) if is_known and document["model_sha256"] == model_sha256 else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _read_plan(document: dict[str, Any]) -> PrecisionPlan:
     return PrecisionPlan(
         model_sha256=document["model_sha256"],
         threshold=decode_number(document["threshold"]),

@@ -9,6 +9,7 @@ import pytest
 from typed_models import plan_of, write_model
 
 from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.backends.choice import NAMES
 from overflow_fixer.backends.tensorrt import find_lack
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import load_graph
@@ -43,6 +44,10 @@ def test_every_backend_emits_and_opens(tmp_path: Path, name: str) -> None:
     found = runner.run(Batch("batch", {"x": np.asarray([[1, 2, 300, -4]], np.float32)}))
     assert runner.output_names == ("y",)
     np.testing.assert_array_equal(found["y"], [[1, 2, 300, 4]])
+
+
+def test_a_plan_knows_the_names_of_all_backends() -> None:
+    assert tuple(BACKENDS) == NAMES
 
 
 def test_the_choice_says_why() -> None:

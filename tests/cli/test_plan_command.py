@@ -49,10 +49,13 @@ def test_how_sure_the_plan_is_is_said(out: Path, capsys: pytest.CaptureFixture[s
     assert "bits left" in last
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"schema_version": "1.1"}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[1]", '{"schema_version": "1.1"}', '{"schema_version": "1.1", "model_sha256": 7}', "\udcff"],
+)
 def test_a_file_that_is_no_plan_is_replaced_silently(
     out: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
-    (out / "plan.json").write_text(content)
+    (out / "plan.json").write_text(content, errors="surrogateescape")
     _run("plan", SAMPLE / "model.onnx", "--out", out)
     assert "Against" not in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -34,7 +36,8 @@ def recordings(draw: st.DrawFn, tensors: tuple[str, ...], number: int = 0) -> Re
     total = len(names) + draw(st.integers(0, 2))
     key = ScanKey("ab" * 32, f"data {number}", "reductions", total)
     part = Part(draw(NAMES), draw(st.booleans()), key.calibration_fingerprint, 0)
-    scan = Scan(no_batches(key, part, tensors, INNER, {"s": "it holds strings"}))
+    begun = no_batches(key, part, tensors, INNER, {"s": "it holds strings"})
+    scan = Scan(replace(begun, model_stamp=draw(st.sampled_from(["", "1:2:3"]))))
     for name in names:
         scan.add(name, draw(summaries(len(tensors) + len(INNER))))
     return scan.recording
@@ -43,7 +46,7 @@ def recordings(draw: st.DrawFn, tensors: tuple[str, ...], number: int = 0) -> Re
 def assert_same_recording(first: Recording, second: Recording) -> None:
     """Bit for bit; NaN is like NaN."""
     assert (first.key, first.parts, first.names) == (second.key, second.parts, second.names)
-    assert first.inner == second.inner
+    assert (first.inner, first.model_stamp) == (second.inner, second.model_stamp)
     assert dict(first.not_observed) == dict(second.not_observed)
     assert first.batch_names == second.batch_names
     for name in SUMMARY_FIELDS:

@@ -35,6 +35,7 @@ def test_everything_comes_back(tmp_path: Path, recording: Recording) -> None:
     found = load_recording(path)
     assert_same_recording(found, recording)
     assert_same_table(found.table(), recording.table())
+    assert found.table().model_stamp == recording.model_stamp
     header = load_header(path)
     assert (header.key, header.is_finished) == (recording.key, recording.is_finished)
     if recording.is_finished:
@@ -49,6 +50,7 @@ def test_the_layout_is_the_one_documented(
 ) -> None:
     store = tmp_path / "out" / "ranges.h5"
     table = collect_ranges(small_graph, five_batches, store=store)
+    assert load_ranges(store).model_stamp == table.model_stamp == small_graph.stamp
     with h5py.File(store) as file:
         for name in ("max_abs", "min", "max", "min_nonzero_abs"):
             assert file[name].dtype == np.float64
