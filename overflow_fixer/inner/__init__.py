@@ -30,6 +30,8 @@ from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
     find_in_global_average,
+    find_in_global_l2_norm,
+    find_in_l2_norm,
     find_in_mean,
     find_in_sum,
 )
@@ -45,7 +47,9 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "LpNormalization": find_in_lp_normalization,
     "ReduceMean": find_in_mean,
     "ReduceSum": find_in_sum,
+    "ReduceL2": find_in_l2_norm,
     "GlobalAveragePool": find_in_global_average,
+    "GlobalLpPool": find_in_global_l2_norm,
     "CumSum": find_in_exclusive_sum,
     "Softmax": find_in_softmax,
     "LogSoftmax": find_in_softmax,

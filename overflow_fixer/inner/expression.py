@@ -20,8 +20,8 @@ _AXES_ARE_INPUTS = {
 """The opset from which on a reduction's axes are an input."""
 _THEN = {"ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
 """What adds up the results of a reduction."""
-_FEW = 4096
-"""As many elements ONNX Runtime adds up in FP32 to about 1e-6, over ten thousands to 1e-5 and worse."""
+_FEW = 1024
+"""ONNX Runtime adds up so many elements in FP32 to 1e-5 even where all are alike, and rounding goes one way."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,37 @@ class Expression:
         return self.apply("Cast", self.reduce("ReduceProd", lengths, [0]), to=TensorProto.FLOAT)
 
     def add_up(self, op_type: str, rows: Rows) -> str:
-        """A sum or mean, of magnitudes or squares too, of each of the `rows`: few elements at a time, for the digits."""
+        """A sum or mean, of magnitudes or squares too, of each of the `rows`: right to 1e-5.
+
+        Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes the last is
+        taken for that of an image where it is not known, since FP64 costs as much as the rest of a scan.
+        """
         found = rows.tensor
-        for axes in _cut(rows):
-            found = self.reduce(op_type, found, axes)
+        for axes, length in _cut(rows):
+            is_image = found == rows.tensor and len(rows.axes) > 1
+            is_long = length > _FEW and not (math.isinf(length) and is_image)
+            found = (self._reduce_wide if is_long else self.reduce)(op_type, found, axes)
             op_type = _THEN.get(op_type, op_type)
         return found
+
+    def add_up_live(self, op_type: str, axes: str, **attributes: Any) -> str:
+        """A sum of `source`, of magnitudes or squares too, over axes that the model computes."""
+        wide = self.apply("Cast", self.source, to=TensorProto.DOUBLE)
+        terms = {"ReduceL1": ("Abs", wide), "ReduceSumSquare": ("Mul", wide, wide)}.get(op_type)
+        added = wide if terms is None else self.apply(*terms)
+        return self.apply("Cast", self.apply("ReduceSum", added, axes, **attributes), to=TensorProto.FLOAT)
+
+    def are_long(self, rows: Rows) -> bool:
+        """Whether the rows have, or may have, more elements than one FP32 sum adds up to 1e-5."""
+        known = [dim for dim in rows.lengths if isinstance(dim, int)]
+        return len(known) < max(len(rows.lengths), 1) or math.prod(known) > _FEW
+
+    def _reduce_wide(self, op_type: str, source: str, axes: Sequence[int]) -> str:
+        """The same as `reduce`, in FP64, in which ONNX Runtime has no ReduceL1."""
+        if op_type == "ReduceL1":
+            op_type, source = "ReduceSum", self.apply("Abs", source)
+        wide = self.apply("Cast", source, to=TensorProto.DOUBLE)
+        return self.apply("Cast", self.reduce(op_type, wide, axes), to=TensorProto.FLOAT)
 
     def reduce(self, op_type: str, source: str, axes: Sequence[int]) -> str:
         """A reduction over `axes`, over all where none is named, which keeps dimensions."""
@@ -137,15 +162,15 @@ class Expression:
         return self.apply(op_type, source, self.integers(*axes))
 
 
-def _cut(rows: Rows) -> Iterator[Sequence[int]]:
-    """The axes, the last ones first, in groups that hold few elements; of an axis that is longer nothing is cut."""
+def _cut(rows: Rows) -> Iterator[tuple[Sequence[int], float]]:
+    """The axes, the last ones first, in groups that hold few elements if a single one does, and the number; inf: unknown."""
     group: list[int] = []
     held = 1.0
     for axis, dim in zip(reversed(rows.axes), reversed(rows.lengths), strict=True):
         length = float(dim) if isinstance(dim, int) else math.inf
         if group and held * length > _FEW:
-            yield group
+            yield group, held
             group, held = [], 1.0
         group.insert(0, axis)
         held *= length
-    yield group
+    yield group, held

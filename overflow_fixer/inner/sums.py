@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.inner.expression import Expression
-from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.quantities import Found, Quantity
 
 _LIVE_AXES_SINCE = 13
 """The opset from which on ReduceSum takes axes that the model computes."""
 
 
 def find_in_mean(expression: Expression) -> Iterator[Found]:
-    yield from _find_sums(expression, is_divided=True)
+    yield from _find_sums(expression, {"sum": "ReduceSum", "sum of magnitudes": "ReduceL1"})
 
 
 def find_in_sum(expression: Expression) -> Iterator[Found]:
-    yield from _find_sums(expression, is_divided=False)
+    yield from _find_sums(expression, {"sum of magnitudes": "ReduceL1"})
+
+
+def find_in_l2_norm(expression: Expression) -> Iterator[Found]:
+    """Of rows so long that the square of what ONNX Runtime gives is not right to 1e-5."""
+    rows = _rows_of(expression)
+    if isinstance(rows, str) or (rows is not None and expression.are_long(rows)):
+        yield from _find_sums(expression, {"sum of squares": "ReduceSumSquare"})
+
+
+def find_in_global_l2_norm(expression: Expression) -> Iterator[Found]:
+    rows = expression.rows_behind(2)
+    if expression.attribute("p", 2) == 2 and expression.are_long(rows):
+        yield "sum of squares", expression.add_up("ReduceSumSquare", rows)
 
 
 def find_in_global_average(expression: Expression) -> Iterator[Found]:
@@ -38,29 +51,27 @@ def find_in_exclusive_sum(expression: Expression) -> Iterator[Found]:
     elif expression.graph.opset >= _LIVE_AXES_SINCE:
         live = expression.apply("Cast", expression.node.inputs[1], to=TensorProto.INT64)
         axes = expression.apply("Reshape", live, expression.integers(1))
-        yield "last sum", expression.apply("ReduceSum", expression.source, axes)
+        yield "last sum", expression.add_up_live("ReduceSum", axes)
 
 
-def _find_sums(expression: Expression, *, is_divided: bool) -> Iterator[Found]:
+def _find_sums(expression: Expression, wanted: Mapping[Quantity, str]) -> Iterator[Found]:
     """Over the node's axes, of whatever form; nothing where it reduces none."""
-    attribute = expression.attribute("axes", [])
+    rows = _rows_of(expression)
+    keeps_all = expression.attribute("noop_with_empty_axes", 0)
+    for quantity, op_type in wanted.items() if rows is not None else ():
+        if isinstance(rows, str):
+            yield quantity, expression.add_up_live(op_type, rows, noop_with_empty_axes=keeps_all)
+        elif rows is not None:
+            yield quantity, expression.add_up(op_type, rows)
+
+
+def _rows_of(expression: Expression) -> Rows | str | None:
+    """What the node reduces: the tensor of its axes, where the model computes them; None where it reduces none."""
     given = expression.node.inputs[1] if len(expression.node.inputs) > 1 else ""
     constant = expression.graph.read_constant(given)
     if given and constant is None:
-        yield from _find_live_sums(expression, given, is_divided=is_divided)
-        return
+        return given
+    attribute = expression.attribute("axes", [])
     axes = attribute if constant is None else np.asarray(constant, np.int64).reshape(-1).tolist()
-    if axes or not expression.attribute("noop_with_empty_axes", 0):
-        rows = expression.rows(axes, as_given=True)
-        if is_divided:
-            yield "sum", expression.add_up("ReduceSum", rows)
-        yield "sum of magnitudes", expression.add_up("ReduceL1", rows)
-
-
-def _find_live_sums(expression: Expression, axes: str, *, is_divided: bool) -> Iterator[Found]:
-    """Over axes that the model computes, which ReduceSum takes in each opset in which the node does."""
-    keeps_all = expression.attribute("noop_with_empty_axes", 0)
-    magnitudes = expression.apply("Abs", expression.source)
-    yield "sum of magnitudes", expression.apply("ReduceSum", magnitudes, axes, noop_with_empty_axes=keeps_all)
-    if is_divided:
-        yield "sum", expression.apply("ReduceSum", expression.source, axes, noop_with_empty_axes=keeps_all)
+    is_none = not axes and expression.attribute("noop_with_empty_axes", 0)
+    return None if is_none else expression.rows(axes, as_given=True)

@@ -43,6 +43,10 @@ def find_large_functions(
         return
     tensor = (node.outputs if slot == _OUTPUT else node.inputs)[0]
     seen = ranges.get(tensor) if graph.dtypes.get(tensor) == TensorProto.FLOAT else None
+    if slot == _OUTPUT and "sum of squares" in ranges.inner_of.get(
+        node.label, ()
+    ):  # measured, since rows are long
+        return
     if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
         return
     for inner in find(node, seen):
