@@ -19,6 +19,13 @@ def is_pinnable(graph: Graph, node: Node) -> bool:
     return is_fp32 and node.op_type != "Constant"
 
 
+def protection_of(node: Node, policy: PlanPolicy) -> str | None:
+    """Why the backend computes the node in FP32 inside by itself; None where it does not, or `stash_type` says otherwise."""
+    stash = node.attribute("stash_type")
+    in_fp32 = stash is None or stash.i == TensorProto.FLOAT
+    return policy.protected.get(node.op_type) if in_fp32 and node.is_standard else None
+
+
 def settle(finding: Finding, node: Node, graph: Graph, policy: PlanPolicy, *, is_excluded: bool) -> Finding:
     """A finding about `node`, with another action and the reason where the node is not to be pinned for it.
 
@@ -26,9 +33,9 @@ def settle(finding: Finding, node: Node, graph: Graph, policy: PlanPolicy, *, is
     """
     if finding.action != "pin":
         return finding
-    if finding.rule in _ABOUT_INSIDE and node.op_type in policy.protected:
-        reason = f"{finding.reason}; {policy.protected[node.op_type]}"
-        return replace(finding, action="protected", reason=reason)
+    protection = protection_of(node, policy) if finding.rule in _ABOUT_INSIDE else None
+    if protection is not None:
+        return replace(finding, action="protected", reason=f"{finding.reason}; {protection}")
     if is_excluded:
         reason = f"{finding.reason}; left in FP16 because you excluded it"
         return replace(finding, action="none", reason=reason)

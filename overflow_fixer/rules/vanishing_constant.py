@@ -20,6 +20,7 @@ from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.semantics import moves, operator, readers
+from overflow_fixer.rules.settling import protection_of
 
 _GUARD_SLOTS = {
     **dict.fromkeys(("Add", "Sum", "Sub", "Max", "Min"), None),
@@ -82,7 +83,7 @@ def find_vanishing_constants(
     for constant, reason in _evidence(graph, ranges).get(node.label, {}).items():
         tensor, value = constant.tensor, constant.least
         found = Finding("vanishing_constant", node.label, tensor, value, FP16_UNDERFLOW, reason)
-        protection = policy.protected.get(node.op_type) if operator(node) in _NORMALIZATIONS else None
+        protection = protection_of(node, policy) if operator(node) in _NORMALIZATIONS else None
         if protection is not None:
             found = replace(found, action="protected", reason=f"{reason}; {protection}")
         yield found
