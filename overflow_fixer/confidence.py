@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.body_graphs import find_bodies
+from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Confidence, Growth, PrecisionPlan, RangeTable
 from overflow_fixer.rules.settling import is_pinnable
 
@@ -21,12 +22,14 @@ _FLOOR_BITS = 40.0
 def judge_confidence(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Confidence:
     """Whether more data of the same kind would pin more.
 
-    Asked of each tensor that is within the threshold, and that a node which is not pinned reads or writes. Its
+    Asked of each tensor that is within the threshold, and that a node which is not pinned reads or writes, or has in
+    a body. Its
     maximum is taken to go on growing, with each doubling of the data, by as many bits as it grew, on average, from
     a random half of the batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An
     estimate: batches are taken to be alike, and few of them tell little.
     """
-    rows = [row for row, seen in enumerate(ranges.ranges) if _matters(graph, ranges, plan, row)]
+    inside = dict(_list_inside(graph))
+    rows = [row for row in range(len(ranges.ranges)) if _matters(graph, ranges, plan, row, inside)]
     grown = grow(ranges.batch_max_abs[rows])
     found = [_describe(ranges, row, bits, plan.threshold) for row, bits in zip(rows, grown, strict=True)]
     found.sort(key=lambda growth: growth.margin_bits)
@@ -58,11 +61,24 @@ def _weigh(batches: int) -> Iterator[float]:
         weight *= max(batches - i - half + 1, 0) / max(batches - i, 1)
 
 
-def _matters(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, row: int) -> bool:
+def _list_inside(graph: Graph) -> Iterator[tuple[str, Node]]:
+    """The float tensors that bodies of control flow compute or are given, by their names in the ranges, and whose they are."""
+    for body in find_bodies(graph).read:
+        constants = body.graph.constants
+        names = (n for n in body.graph.tensors if body.graph.is_float(n) and n not in constants)
+        yield from ((body.prefix + name, body.node) for name in names)
+        yield from ((body.prefix + name, body.node) for name, _ in _list_inside(body.graph))
+
+
+def _matters(
+    graph: Graph, ranges: RangeTable, plan: PrecisionPlan, row: int, inside: Mapping[str, Node]
+) -> bool:
     """Whether the tensor is within the threshold, and over it would pin another node."""
     seen = ranges.ranges[row]
     if seen.tensor in graph.constants or not 0 < seen.max_abs <= plan.threshold or seen.nan_count:
         return False
+    if seen.tensor in inside:
+        return inside[seen.tensor].label not in plan.pinned
     producer = graph.producers.get(seen.tensor)
     touching = (*graph.consumers.get(seen.tensor, ()), *((producer,) if producer else ()))
     return any(node.label not in plan.pinned and is_pinnable(graph, node) for node in touching)

@@ -195,8 +195,9 @@ class Graph:
         return any(item.key == "location" and item.value == self.path.name for item in tensor.external_data)
 
 
-def load_graph(path: Path) -> Graph:
+def load_graph(path: Path | str) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
+    path = Path(path)
     stamp = FileStamp.of(path)
     model = read_model(path)
     opset = _checked_opset(path, model)

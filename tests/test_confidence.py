@@ -7,13 +7,14 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, make_model, node, save
 
 from overflow_fixer.confidence import grow, judge_confidence
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Confidence, PlanPolicy
@@ -96,3 +97,29 @@ def test_a_maximum_at_the_threshold_is_within_it(tmp_path: Path) -> None:
     _, found = _judge(tmp_path, [100, 100], 100)
     assert found.nearest[0].margin_bits == 0
     assert found.at_risk  # whatever it grows by
+
+
+def test_what_grows_in_a_body_is_at_risk_until_its_node_is_pinned(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, int64 trips) => (float[N] y) <float[4] w = {2, 2, 2, 2}> {
+        [repeat] y = Loop (trips, , x) <
+            body = b (int64 i, bool c, float[N] s) => (bool c, float[N] t) {
+                ten = Constant <value_float = 90.0> ()
+                h = Mul (s, w)
+                small = Where (c, h, ten)
+                t = Tanh (small)
+            }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    feeds = tuple({"x": np.full(4, x, np.float32), "trips": np.array(2)} for x in (5.0, 10.0, 20.0, 45.0))
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=100))
+    found = judge_confidence(graph, ranges, plan)
+    nearest = {growth.tensor: growth.max_abs for growth in found.nearest}
+    assert nearest["repeat/body/h"] == 90
+    assert not {"repeat/body/ten", "repeat/body/w", "w"} & nearest.keys()
+    assert "repeat/body/h" in {growth.tensor for growth in found.at_risk}
+    pinned = plan_precision(graph, ranges, PlanPolicy(threshold=100, include_nodes=("repeat",)))
+    assert judge_confidence(graph, ranges, pinned).nearest == ()

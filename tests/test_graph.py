@@ -160,6 +160,11 @@ def test_nodes_out_of_order_are_refused(tmp_path: Path) -> None:
         load_graph(_save(tmp_path, nodes))
 
 
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    path = _save(tmp_path, [helper.make_node("Identity", ["x"], ["y"])])
+    assert load_graph(str(path)).path == path
+
+
 def test_sha256_covers_external_data(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
     model = onnx.load(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph, Node, bodies
 from overflow_fixer.records import Finding, PlanPolicy
 
 _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
@@ -14,9 +14,9 @@ _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
 
 
 def is_pinnable(graph: Graph, node: Node) -> bool:
-    """Whether the node computes FP32 values: what integers, booleans and constants do not."""
+    """Whether the node computes FP32 values: what writes integers or booleans does not, unless a body of it may."""
     is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
-    return is_fp32 and node.op_type != "Constant"
+    return (is_fp32 or any(True for _ in bodies(node.proto))) and node.op_type != "Constant"
 
 
 def protection_of(node: Node, policy: PlanPolicy) -> str | None:

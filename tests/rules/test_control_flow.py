@@ -12,11 +12,13 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, ask, floats, pinned_by
 
+from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import PlanPolicy, RangeTable
+from overflow_fixer.records import Batch, PlanPolicy, RangeTable
 from overflow_fixer.rules.control_flow import find_inside_bodies
+from overflow_fixer.verification import open_reference
 
 TRUE, FALSE = np.array(True), np.array(False)
 
@@ -203,3 +205,27 @@ def test_another_policy_and_other_ranges_are_judged_anew(tmp_path: Path) -> None
     larger = collect_ranges(graph, InMemoryCalibration(tuple(_feeds(1, 2, 3, 40000, trips=1))))
     assert ask(find_inside_bodies, graph, larger) != []
     assert ask(find_inside_bodies, load_graph(graph.path), ranges) == []
+
+
+def test_a_loop_that_hands_on_integers_alone_is_pinned_for_what_it_computes(tmp_path: Path) -> None:
+    """Greedy decoding: a token goes in, the number of the largest score comes out."""
+    text = """
+    g (int64 trips, int64[1] start) => (int64[1] token)
+    <float[2,2] table = {1, 2, 3, 4}, float[2,2] w = {90000, 1, 1, 90000}> {
+        [decode] token = Loop (trips, , start) <
+            body = b (int64 i, bool c, int64[1] s) => (bool c, int64[1] t) {
+                e = Gather (table, s)
+                [score] h = MatMul (e, w)
+                t = ArgMax <axis = 1, keepdims = 0> (h)
+            }
+        >
+    }"""
+    feeds = [{"trips": np.array(3), "start": np.array([0])}]
+    graph, ranges = _scan(tmp_path, text, feeds)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pinned == {"decode"}
+    assert {"decode/body/h"} <= {one.tensor for one in plan.pins[0].findings}
+    artifact = emit(graph, plan, tmp_path / "out.onnx")
+    before, after = open_reference(graph), open_runner(artifact)
+    batch = Batch("b", feeds[0])
+    np.testing.assert_array_equal(after.run(batch)["token"], before.run(batch)["token"])
