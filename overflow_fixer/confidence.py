@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from overflow_fixer.body_graphs import find_bodies
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, Node
-from overflow_fixer.records import Confidence, Growth, PrecisionPlan, RangeTable
-from overflow_fixer.rules.settling import is_pinnable
+from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
+from overflow_fixer.rules.inner_function import find_functions, find_source
+from overflow_fixer.rules.inner_value import SQUARED
+from overflow_fixer.rules.settling import is_pinnable, protection_of
 
 DOUBLINGS = 2
 """How much more data is asked about: four times what there is."""
@@ -19,25 +24,43 @@ _FLOOR_BITS = 40.0
 """Batches with magnitudes further under a tensor's maximum than that count as this far."""
 
 
-def judge_confidence(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Confidence:
+@dataclass(frozen=True)
+class _Candidate:
+    """A value within its limit that would pin a node over it: `value` is the largest, `by_batch` that of each batch."""
+
+    name: str
+    value: float
+    limit: float
+    by_batch: npt.NDArray[np.float64]
+    worst_batch: int
+
+
+def judge_confidence(
+    graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy | None = None
+) -> Confidence:
     """Whether more data of the same kind would pin more.
 
     Asked of each tensor that is within the threshold, and that a node which is not pinned reads or writes, or has in
-    a body. Its
-    maximum is taken to go on growing, with each doubling of the data, by as many bits as it grew, on average, from
-    a random half of the batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An
-    estimate: batches are taken to be alike, and few of them tell little.
+    a body; and of each value inside such a node, measured or following from a tensor, within the threshold (a bound:
+    65504). `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
+    go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
+    batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
+    to be alike, and few of them tell little.
     """
-    inside = dict(_list_inside(graph))
-    rows = [row for row in range(len(ranges.ranges)) if _matters(graph, ranges, plan, row, inside)]
-    grown = grow(ranges.batch_max_abs[rows])
-    found = [_describe(ranges, row, bits, plan.threshold) for row, bits in zip(rows, grown, strict=True)]
-    found.sort(key=lambda growth: growth.margin_bits)
-    at_risk = tuple(growth for growth in found if growth.margin_bits <= DOUBLINGS * growth.growth_bits)
-    return Confidence(len(ranges.batch_names), tuple(found), at_risk)
+    policy = policy or PlanPolicy()
+    found = [
+        *_find_tensors(graph, ranges, plan),
+        *_find_measured(graph, ranges, plan, policy),
+        *_find_functions(graph, ranges, plan, policy),
+    ]
+    values = np.array([one.by_batch for one in found]).reshape(len(found), len(ranges.batch_names))
+    growths = [_describe(one, bits) for one, bits in zip(found, grow(values), strict=True)]
+    growths.sort(key=lambda growth: growth.margin_bits)
+    at_risk = tuple(growth for growth in growths if growth.margin_bits <= DOUBLINGS * growth.growth_bits)
+    return Confidence(len(ranges.batch_names), tuple(growths), at_risk)
 
 
-def grow(batch_max_abs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def grow(batch_max_abs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """For maxima [tensor, batch], the mean growth of log2 max from half of the batches to all, in bits; 0 for one batch.
 
     A NaN (no element in that batch) and a zero count as far smaller than the maximum. The mean over all halves is
@@ -70,11 +93,73 @@ def _list_inside(graph: Graph) -> Iterator[tuple[str, Node]]:
         yield from ((body.prefix + name, body.node) for name, _ in _list_inside(body.graph))
 
 
-def _matters(
-    graph: Graph, ranges: RangeTable, plan: PrecisionPlan, row: int, inside: Mapping[str, Node]
-) -> bool:
+def _find_tensors(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Iterator[_Candidate]:
+    inside = dict(_list_inside(graph))
+    for row, seen in enumerate(ranges.ranges):
+        if _matters(graph, plan, seen, inside):
+            by_batch = ranges.batch_max_abs[row].astype(np.float64)
+            yield _Candidate(seen.tensor, seen.max_abs, plan.threshold, by_batch, seen.worst_batch)
+
+
+def _find_measured(
+    graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
+) -> Iterator[_Candidate]:
+    """Values that the scan measured inside nodes in every batch; a masked row is no magnitude."""
+    owners = {node.label: (node, node) for node in graph.nodes} | dict(_list_nodes_inside(graph))
+    ignored = {"row maximum", *(("products",) if policy.accumulators != "pin" else ())}
+    for inner in ranges.inner:
+        node, owner = owners.get(inner.node, (None, None))
+        if node is None or owner is None or inner.quantity in ignored:
+            continue
+        if owner.label in plan.pinned or protection_of(node, policy) is not None:
+            continue
+        power = 2 if inner.quantity in SQUARED else 1
+        limit = FP16_MAX if inner.is_bound or inner.quantity == "products" else plan.threshold
+        by_batch = inner.batch_max_abs.astype(np.float64) ** power
+        value = inner.seen.max_abs**power
+        if 0 < value <= limit and len(by_batch) and np.isfinite(by_batch).all():
+            yield _Candidate(inner.seen.tensor, value, limit, by_batch, inner.seen.worst_batch)
+
+
+def _find_functions(
+    graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
+) -> Iterator[_Candidate]:
+    """Values inside nodes that follow from a tensor."""
+    row_of = {seen.tensor: row for row, seen in enumerate(ranges.ranges)}
+    for node in graph.nodes:
+        seen = find_source(node, graph, ranges) if _is_open(node, plan, policy) else None
+        if seen is None or node.op_type == "LogSoftmax":
+            continue
+        largest = list(find_functions(node, graph, seen))
+        batches = [_in_batch(seen, float(most)) for most in ranges.batch_max_abs[row_of[seen.tensor]]]
+        by_batch = [[one.value for one in find_functions(node, graph, batch)] for batch in batches]
+        for place, one in enumerate(largest):
+            limit = FP16_MAX if one.is_bound else plan.threshold
+            if 0 < one.value <= limit:
+                name, values = f"{node.label}: {one.text}", np.array([batch[place] for batch in by_batch])
+                yield _Candidate(name, one.value, limit, values, seen.worst_batch)
+
+
+def _in_batch(seen: Range, max_abs: float) -> Range:
+    """The range in a batch of which the largest magnitude alone is known."""
+    return replace(seen, max_abs=max_abs, max=max_abs if seen.max == seen.max_abs else seen.max)
+
+
+def _is_open(node: Node, plan: PrecisionPlan, policy: PlanPolicy) -> bool:
+    return node.label not in plan.pinned and protection_of(node, policy) is None
+
+
+def _list_nodes_inside(graph: Graph) -> Iterator[tuple[str, tuple[Node, Node]]]:
+    """The nodes of bodies by their names in the ranges, each with the node of the main graph that it belongs to."""
+    for body in find_bodies(graph).read:
+        for node in body.graph.nodes:
+            yield body.prefix + node.label, (node, body.node)
+        for name, (node, _) in _list_nodes_inside(body.graph):
+            yield body.prefix + name, (node, body.node)
+
+
+def _matters(graph: Graph, plan: PrecisionPlan, seen: Range, inside: Mapping[str, Node]) -> bool:
     """Whether the tensor is within the threshold, and over it would pin another node."""
-    seen = ranges.ranges[row]
     if seen.tensor in graph.constants or not 0 < seen.max_abs <= plan.threshold or seen.nan_count:
         return False
     if seen.tensor in inside:
@@ -84,7 +169,6 @@ def _matters(
     return any(node.label not in plan.pinned and is_pinnable(graph, node) for node in touching)
 
 
-def _describe(ranges: RangeTable, row: int, growth_bits: float, threshold: float) -> Growth:
-    seen = ranges.ranges[row]
-    margin = math.log2(threshold / seen.max_abs)
-    return Growth(seen.tensor, seen.max_abs, seen.headroom, margin, float(growth_bits), seen.worst_batch)
+def _describe(one: _Candidate, growth_bits: float) -> Growth:
+    headroom, margin = math.log2(FP16_MAX / one.value), math.log2(one.limit / one.value)
+    return Growth(one.name, one.value, headroom, margin, float(growth_bits), one.worst_batch)

@@ -20,6 +20,7 @@ from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder
 from overflow_fixer.flops import count_share
+from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import check_plan, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
@@ -40,6 +41,7 @@ from overflow_fixer.records import (
 from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
+from overflow_fixer.reports.wording import say_foreign
 from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
@@ -246,10 +248,10 @@ def _make_report(
         tolerance=config.verify.tolerance(),
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=(*result.warnings, *_luck(result), *_warnings(ranges, best.verification)),
+        warnings=(*result.warnings, *_luck(result), *_warnings(graph, ranges, best.verification)),
         price=result.price,
         fp32_engine=result.fp32,
-        confidence=judge_confidence(graph, ranges, best.plan),
+        confidence=judge_confidence(graph, ranges, best.plan, make_policy(config, bench.backend_name)),
     )
 
 
@@ -269,7 +271,10 @@ def _luck(result: _Result) -> Iterator[str]:
         )
 
 
-def _warnings(ranges: RangeTable, fixed: Verification) -> Iterator[str]:
+def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator[str]:
+    foreign = count_foreign(graph)
+    if foreign:
+        yield say_foreign(foreign)
     if ranges.provider_lack is not None:
         yield ranges.provider_lack
     broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]

@@ -112,14 +112,17 @@ class InnerRange:
     """What was seen of a value that a node computes inside, over all batches.
 
     `quantity` is one that docs/numerics.md names; its `seen.tensor` is "NODE: QUANTITY", and there is no
-    `min_nonzero_abs` and no `over_fp16_count` in it, and no `min` of what cannot be negative. Where it `is_bound`, no value of that kind was larger, and the
-    true one may be smaller.
+    `min_nonzero_abs` and no `over_fp16_count` in it, and no `min` of what cannot be negative. Where it `is_bound`, no
+    value of that kind was larger, and the true one may be smaller. `batch_max_abs` is float32 [batch].
     """
 
     node: str
     quantity: str
     is_bound: bool
     seen: Range
+    batch_max_abs: npt.NDArray[np.float32] = field(
+        default_factory=lambda: np.empty(0, np.float32), repr=False, compare=False
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,9 +269,9 @@ class PrecisionPlan:
 
 @dataclass(frozen=True)
 class Growth:
-    """How the largest magnitude of a tensor grew with the batches.
+    """How the largest magnitude of a tensor, or of a value inside a node ("NODE: QUANTITY"), grew with the batches.
 
-    `headroom_bits` is up to FP16's limit and `margin_bits` up to the threshold; `growth_bits` is by how much it
+    `headroom_bits` is up to FP16's limit and `margin_bits` up to the threshold (of a bound: 65504); `growth_bits` is by how much it
     grew, on average, from a random half of the batches to all of them. `worst_batch` is the first with the maximum.
     """
 
@@ -282,7 +285,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Confidence:
-    """How sure a plan is. `nearest` are the tensors that could still pin a node, nearest to the threshold first;
+    """How sure a plan is. `nearest` are the values that could still pin a node, nearest to their limit first;
     `at_risk` those of them that four times the data would bring over it, at the rate at which they grew."""
 
     batch_count: int

@@ -12,7 +12,7 @@ FLOORS = [
     {"sessions", "metrics", "chunks", "model_file", "weights"},
     {"graph"},
     {"copies"},
-    {"body_graphs", "inner", "patterns"},
+    {"body_graphs", "foreign_operators", "inner", "patterns"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification"},
     {"reports", "repair", "trials", "confidence", "refusing"},

@@ -90,7 +90,7 @@ def test_one_batch_tells_nothing(tmp_path: Path) -> None:
 def test_a_tensor_whose_nodes_are_pinned_cannot_change_the_plan(tmp_path: Path) -> None:
     _, found = _judge(tmp_path, [80, 160], 100)
     assert [growth.tensor for growth in found.nearest] == []
-    assert "No tensor is left" in say_confidence(found)
+    assert "No value is left" in say_confidence(found)
 
 
 def test_a_maximum_at_the_threshold_is_within_it(tmp_path: Path) -> None:
@@ -123,3 +123,87 @@ def test_what_grows_in_a_body_is_at_risk_until_its_node_is_pinned(tmp_path: Path
     assert "repeat/body/h" in {growth.tensor for growth in found.at_risk}
     pinned = plan_precision(graph, ranges, PlanPolicy(threshold=100, include_nodes=("repeat",)))
     assert judge_confidence(graph, ranges, pinned).nearest == ()
+
+
+def _inner_model(folder: Path, *nodes: onnx.NodeProto, **constants: np.ndarray) -> Graph:
+    return save(make_model(list(nodes), {"x": ["n", 1000]}, "y", constants, 13), folder)
+
+
+def _rows(*values: float) -> InMemoryCalibration:
+    return InMemoryCalibration(tuple({"x": np.full((1, 1000), value, np.float32)} for value in values))
+
+
+SUMS = (7.0, 9.1, 8.0, 9.4, 6.5, 9.6, 8.8, 9.9)
+
+
+def test_a_sum_inside_a_mean_that_nears_the_threshold_is_at_risk(tmp_path: Path) -> None:
+    """No tensor is over 9.9; the sum reaches 9900."""
+    graph = _inner_model(tmp_path, node("ReduceMean", "x", "y", axes=[1]))
+    ranges = collect_ranges(graph, _rows(*SUMS))
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    found = judge_confidence(graph, ranges, plan)
+    first = found.nearest[0]
+    assert (first.tensor, first.max_abs) == ("ReduceMean_y: sum", pytest.approx(9900, rel=1e-5))
+    assert first.margin_bits == pytest.approx(math.log2(10000 / 9900), abs=1e-4)
+    assert first.growth_bits == pytest.approx(float(grow(1000 * np.array([SUMS]))[0]), abs=1e-4)
+    assert first in found.at_risk
+    assert "ReduceMean_y: sum" in say_confidence(found)
+    bound = next(one for one in found.nearest if one.tensor == "ReduceMean_y: sum of magnitudes")
+    assert bound.margin_bits == pytest.approx(math.log2(65504 / 9900), abs=1e-4)
+
+
+@pytest.mark.parametrize("at", ["Gelu", "Softplus"])
+def test_a_value_that_follows_from_a_tensor_counts(tmp_path: Path, at: str) -> None:
+    attributes = {"approximate": "tanh"} if at == "Gelu" else {}
+    graph = save(make_model([node(at, "x", "y", **attributes)], {"x": ["n", 1000]}, "y", {}, 20), tmp_path)
+    ranges = collect_ranges(graph, _rows(*(x / 1.5 for x in SUMS)))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
+    names = {one.tensor: one.max_abs for one in found.nearest}
+    inner = next(name for name in names if name.startswith(f"{at}_y: "))
+    expected = (9.9 / 1.5) ** 3 if at == "Gelu" else math.exp(9.9 / 1.5)
+    assert names[inner] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_the_backend_protects_and_what_does_not_count_is_left_out(tmp_path: Path) -> None:
+    ones = np.ones(1000, np.float32)
+    graph = save(
+        make_model([node("LayerNormalization", "x s", "y")], {"x": ["n", 1000]}, "y", {"s": ones}), tmp_path
+    )
+    x = np.random.default_rng(0).normal(size=(4, 1, 1000)).astype(np.float32)
+    ranges = collect_ranges(graph, InMemoryCalibration(tuple({"x": one} for one in x)))
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    asked = {one.tensor for one in judge_confidence(graph, ranges, plan).nearest}
+    assert "LayerNormalization_y: sum of squares" in asked
+    policy = PlanPolicy(protected={"LayerNormalization": "it does that itself"})
+    assert {one.tensor for one in judge_confidence(graph, ranges, plan, policy).nearest} == {"x", "y"}
+
+
+def test_a_square_grows_twice_as_fast(tmp_path: Path) -> None:
+    ones = np.ones(2, np.float32)
+    graph = save(
+        make_model([node("LayerNormalization", "x s", "y")], {"x": ["n", 2]}, "y", {"s": ones}), tmp_path
+    )
+    feeds = tuple({"x": np.array([[x, -x]], np.float32)} for x in (10, 20, 40, 80))
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy(threshold=60000)))
+    by_name = {one.tensor: one for one in found.nearest}
+    square = by_name["LayerNormalization_y: deviation"]
+    assert square.max_abs == pytest.approx(6400)
+    assert square.growth_bits == pytest.approx(2 * by_name["x"].growth_bits)
+
+
+def test_a_value_inside_a_body_counts(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, int64 trips) => (float[N] y) <float[4] w = {1, 1, 1, 1}> {
+        [repeat] y = Loop (trips, , x) <
+            body = b (int64 i, bool c, float[N] s) => (bool c, float[N] t) { [norm] t = LayerNormalization (s, w) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    feeds = tuple(
+        {"x": np.array([x, -x, x, -x], np.float32), "trips": np.array(1)} for x in (20.0, 30.0, 40.0)
+    )
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
+    assert "repeat/body/norm: sum of squares" in {one.tensor for one in found.nearest}

@@ -10,11 +10,13 @@ import click
 from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
 from overflow_fixer.confidence import judge_confidence
+from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import load_graph
 from overflow_fixer.plan_changes import compare_plans, say_change
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
+from overflow_fixer.reports.wording import say_foreign
 
 
 @click.command("plan")
@@ -49,4 +51,7 @@ def plan_command(
             click.echo(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")
         for line in say_change(compare_plans(before, plan)) if before is not None else ():
             click.echo(line)
-        click.echo(say_confidence(judge_confidence(graph, table, plan)))
+        foreign = count_foreign(graph)
+        if foreign:
+            click.echo(say_foreign(foreign))
+        click.echo(say_confidence(judge_confidence(graph, table, plan, policy)))

@@ -33,8 +33,10 @@ from overflow_fixer.inner.sums import (
     find_in_global_l2_norm,
     find_in_l2_norm,
     find_in_mean,
+    find_in_mean_of_inputs,
     find_in_sum,
 )
+from overflow_fixer.inner.windows import find_in_average_pool
 
 __all__ = ["EXPRESSIONS", "SIGNED", "InnerValue", "Inside", "Quantity", "look_inside"]
 
@@ -44,12 +46,16 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "GroupNormalization": find_in_group_normalization,
     "MeanVarianceNormalization": find_in_mean_variance_normalization,
     "RMSNormalization": find_in_rms_normalization,
+    "SimplifiedLayerNormalization": find_in_rms_normalization,
     "LpNormalization": find_in_lp_normalization,
     "ReduceMean": find_in_mean,
     "ReduceSum": find_in_sum,
     "ReduceL2": find_in_l2_norm,
     "GlobalAveragePool": find_in_global_average,
     "GlobalLpPool": find_in_global_l2_norm,
+    "AveragePool": find_in_average_pool,
+    "Mean": find_in_mean_of_inputs,
+    "Sum": find_in_mean_of_inputs,
     "CumSum": find_in_exclusive_sum,
     "Softmax": find_in_softmax,
     "LogSoftmax": find_in_softmax,

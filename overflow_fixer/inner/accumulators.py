@@ -27,29 +27,30 @@ _OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
 
 @dataclass(frozen=True)
 class Product:
-    """A node that adds up products of two tensors; `bias` is added too, "" where there is none."""
+    """A node that adds up products of its `factors`: two, of an Einsum any number; `bias` is added too, "" where none is."""
 
     node: Node
-    left: str
-    right: str
-    bias: str
+    factors: tuple[str, ...]
+    bias: str = ""
 
 
 def find_products(graph: Graph) -> tuple[Product, ...]:
     """The nodes that add up products in FP32, in the order of the graph."""
     return tuple(
-        Product(node, node.inputs[0], node.inputs[1], node.inputs[2] if _has_bias(node) else "")
+        Product(node, node.inputs)
+        if node.op_type == "Einsum"
+        else Product(node, node.inputs[:2], "".join(node.inputs[2:3]))
         for node in graph.nodes
         if _adds_products(graph, node)
     )
 
 
 def bound_by_ranges(product: Product, max_abs: MaxAbs, shapes: Shapes) -> float:
-    """K max|a| max|b| + max|bias|; NaN where the number of terms K cannot be told or a range is missing."""
+    """K max|a| max|b| ... + max|bias|; NaN where the number of terms K cannot be told or a range is missing."""
     terms = _count_terms(product, shapes)
     scale, shift = _gemm_factors(product.node)
     bias = max_abs(product.bias) if product.bias else 0.0
-    return terms * max_abs(product.left) * max_abs(product.right) * scale + bias * shift
+    return terms * math.prod(map(max_abs, product.factors)) * scale + bias * shift
 
 
 def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ()) -> tuple[str, float] | None:
@@ -57,10 +58,10 @@ def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ())
 
     None where neither is constant. `fed` are tensors whose values, where they have any, do not count: others are fed.
     """
-    for weights, other, is_right in (
-        (product.right, product.left, True),
-        (product.left, product.right, False),
-    ):
+    if product.node.op_type == "Einsum":
+        return None
+    left, right = product.factors
+    for weights, other, is_right in ((right, left, True), (left, right, False)):
         sums = None if weights in fed else _channel_sums(graph, product.node, weights, is_right)
         if sums is not None and sums.size:
             return other, float(sums.max())
@@ -104,11 +105,7 @@ def _on_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
 def _adds_products(graph: Graph, node: Node) -> bool:
     is_product = node.is_standard and node.op_type in _OPERATORS
     is_float = graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
-    return is_product and is_float and (node.op_type != "Einsum" or len(node.inputs) == 2)
-
-
-def _has_bias(node: Node) -> bool:
-    return node.op_type != "Einsum" and len(node.inputs) > 2 and bool(node.inputs[2])
+    return is_product and is_float
 
 
 def _gemm_factors(node: Node) -> tuple[float, float]:
@@ -121,11 +118,11 @@ def _gemm_factors(node: Node) -> tuple[float, float]:
 def _count_terms(product: Product, shapes: Shapes) -> float:
     """How many products make one sum, at most; NaN where that cannot be told."""
     node = product.node
-    left, right = shapes.get(product.left), shapes.get(product.right)
+    found = [shapes.get(name) for name in product.factors]
     if node.op_type == "Einsum":
-        return (
-            _multiply(_summed_dims(node, left, right)) if left is not None and right is not None else math.nan
-        )
+        known = [shape for shape in found if shape is not None]
+        return _multiply(_summed_dims(node, known)) if len(known) == len(found) else math.nan
+    left, right = found
     if node.op_type == "Conv":
         return _multiply(right[1:]) if right else math.nan
     if node.op_type == "ConvTranspose":
@@ -133,17 +130,17 @@ def _count_terms(product: Product, shapes: Shapes) -> float:
     is_transposed = node.op_type == "Gemm" and _is_set(node, "transA")
     from_left = left[0 if is_transposed else -1] if left else None
     from_right = _inner_dim(node, right) if right else None
-    known = next((dim for dim in (from_left, from_right) if isinstance(dim, int)), None)
-    return math.nan if known is None else float(known)
+    length = next((dim for dim in (from_left, from_right) if isinstance(dim, int)), None)
+    return math.nan if length is None else float(length)
 
 
-def _summed_dims(node: Node, left: Sequence[Dim], right: Sequence[Dim]) -> Sequence[Dim]:
+def _summed_dims(node: Node, shapes: Sequence[Sequence[Dim]]) -> Sequence[Dim]:
     """The dimensions of an Einsum's letters that are not in its output, in which what "..." stands for is."""
     found = node.attribute("equation")
     equation = found.s.decode().replace(" ", "") if found is not None else ""
     terms, arrow, output = equation.partition("->")
     dims: dict[str, list[Dim]] = {}
-    for term, shape in zip(terms.split(","), (left, right), strict=True):
+    for term, shape in zip(terms.split(","), shapes, strict=True):
         head, _, tail = term.partition("...")
         named = (*shape[: len(head)], *shape[len(shape) - len(tail) :])
         for letter, dim in zip((*head, *tail), named, strict=True):
@@ -181,7 +178,7 @@ def _is_set(node: Node, name: str) -> bool:
 
 def _channel_sums(graph: Graph, node: Node, tensor: str, is_right: bool) -> Array | None:
     """The sum of |weight| over what one element of the output adds up; None where there is no constant of that form."""
-    weights = graph.read_constant(tensor) if node.op_type != "Einsum" else None
+    weights = graph.read_constant(tensor)
     if weights is None or not weights.size or (node.op_type.startswith("Conv") and not is_right):
         return None
     magnitudes = np.abs(weights)

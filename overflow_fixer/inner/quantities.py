@@ -12,6 +12,7 @@ Quantity = Literal[
     "sum of magnitudes",
     "sum of squares",
     "row maximum",
+    "sum of exponentials",
     "scores",
     "products",
 ]

@@ -10,9 +10,6 @@ from onnx import TensorProto
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found, Quantity
 
-_LIVE_AXES_SINCE = 13
-"""The opset from which on ReduceSum takes axes that the model computes."""
-
 
 def find_in_mean(expression: Expression) -> Iterator[Found]:
     yield from _find_sums(expression, {"sum": "ReduceSum", "sum of magnitudes": "ReduceL1"})
@@ -27,6 +24,13 @@ def find_in_l2_norm(expression: Expression) -> Iterator[Found]:
     rows = _rows_of(expression)
     if isinstance(rows, str) or (rows is not None and expression.are_long(rows)):
         yield from _find_sums(expression, {"sum of squares": "ReduceSumSquare"})
+
+
+def find_in_mean_of_inputs(expression: Expression) -> Iterator[Found]:
+    """Mean and Sum of several tensors, added element by element."""
+    if len(expression.node.inputs) > 2:
+        magnitudes = [expression.apply("Abs", name) for name in expression.node.inputs]
+        yield "sum of magnitudes", expression.apply("Sum", *magnitudes)
 
 
 def find_in_global_l2_norm(expression: Expression) -> Iterator[Found]:
@@ -48,10 +52,22 @@ def find_in_exclusive_sum(expression: Expression) -> Iterator[Found]:
     axis = expression.graph.read_constant(expression.node.inputs[1])
     if axis is not None:
         yield "last sum", expression.add_up("ReduceSum", expression.rows([int(axis.reshape(-1)[0])]))
-    elif expression.graph.opset >= _LIVE_AXES_SINCE:
-        live = expression.apply("Cast", expression.node.inputs[1], to=TensorProto.INT64)
-        axes = expression.apply("Reshape", live, expression.integers(1))
-        yield "last sum", expression.add_up_live("ReduceSum", axes)
+    else:
+        yield "last sum", _find_last_sum(expression)
+
+
+def _find_last_sum(expression: Expression) -> str:
+    """Along an axis that the model computes: the last of the sums that leave nothing out, in FP64."""
+    axis = expression.node.inputs[1]
+    wide = expression.apply("Cast", expression.source, to=TensorProto.DOUBLE)
+    is_reverse = expression.attribute("reverse", 0)
+    sums = expression.apply("CumSum", wide, axis, reverse=is_reverse)
+    at = expression.apply(
+        "Reshape", expression.apply("Cast", axis, to=TensorProto.INT64), expression.integers(1)
+    )
+    first, end = (0, 1) if is_reverse else (-1, 2**31)
+    last = expression.apply("Slice", sums, expression.integers(first), expression.integers(end), at)
+    return expression.apply("Cast", last, to=TensorProto.FLOAT)
 
 
 def _find_sums(expression: Expression, wanted: Mapping[Quantity, str]) -> Iterator[Found]:

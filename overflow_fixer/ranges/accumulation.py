@@ -45,7 +45,7 @@ class Accumulation:
     def _is_suspect(self, row: int, batch: Batch, max_abs: Mapping[str, float]) -> bool:
         """Whether a partial sum may be over FP16's limit. Where a value is not finite, sums are not either."""
         product = self._products[row]
-        read = filter(None, (product.left, product.right, product.bias))
+        read = filter(None, (*product.factors, product.bias))
         if not all(math.isfinite(max_abs.get(tensor, math.nan)) for tensor in read):
             return False
         look_up = max_abs.__getitem__

@@ -15,7 +15,7 @@ from overflow_fixer import __version__
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, merge_summaries, no_summaries
 from overflow_fixer.records import InnerRange, Range, RangeTable
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _RUNS = "runs of "
 
 
@@ -169,8 +169,8 @@ class Recording:
             observe=self.key.observe,
             provider=self.key.provider,
             inner=tuple(
-                InnerRange(one.node, one.quantity, one.is_bound, seen)
-                for one, seen in inside
+                InnerRange(one.node, one.quantity, one.is_bound, seen, row)
+                for (one, seen), row in zip(inside, self.batch_max_abs[count:], strict=True)
                 if one.runs_of is None
             ),
         )

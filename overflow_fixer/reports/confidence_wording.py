@@ -10,13 +10,15 @@ _MOST_NAMED = 3
 
 
 def say_confidence(confidence: Confidence) -> str:
-    """In one or two sentences, with the tensors named that come nearest."""
+    """In one or two sentences, with the values named that come nearest: tensors, and what nodes compute inside."""
     count = confidence.batch_count
     if not confidence.nearest:
-        return "No tensor is left that more data could bring over the threshold and pin another node."
+        return "No value is left that more data could bring over its limit and pin another node."
     nearest = _say_growths(confidence.nearest[:1])
     if count < 2:
-        return f"One batch cannot tell whether more data would change the plan. Nearest to the threshold: {nearest}."
+        return (
+            f"One batch cannot tell whether more data would change the plan. Nearest to its limit: {nearest}."
+        )
     if confidence.at_risk:
         named = _say_growths(confidence.at_risk[:_MOST_NAMED])
         more = (
@@ -26,11 +28,11 @@ def say_confidence(confidence: Confidence) -> str:
         )
         return (
             f"More data may change the plan: at the rate at which maxima grew over {count} batches, four times as many "
-            f"would bring over the threshold {named}{more}."
+            f"would bring over the limit {named}{more}."
         )
     return (
         f"More data of this kind would hardly change the plan: at the rate at which maxima grew over {count} batches, "
-        f"four times as many bring no other tensor over the threshold. Nearest: {nearest}."
+        f"four times as many bring no other value over its limit. Nearest: {nearest}."
     )
 
 

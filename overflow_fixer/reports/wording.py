@@ -120,6 +120,12 @@ def say_batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
 
 
+def say_foreign(counts: Mapping[str, int]) -> str:
+    """Which operators nobody looked into, in words."""
+    named = ", ".join(f"{name} ({say_plural(count, 'node')})" for name, count in counts.items())
+    return f"Not looked into: {named}. What operators of other domains compute inside may overflow where no tensor shows it."
+
+
 def say_fused(fused: Mapping[str, Any]) -> str:
     """What --refuse-layernorm did, in words."""
     count, left = say_plural(len(fused["outputs"]), "LayerNorm"), fused["left"]

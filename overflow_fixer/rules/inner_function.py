@@ -21,7 +21,7 @@ from overflow_fixer.rules.semantics import operator
 
 
 @dataclass(frozen=True)
-class _Inner:
+class InnerFunction:
     """A value inside a node, and the range that it follows from."""
 
     seen: Range
@@ -38,22 +38,27 @@ def find_large_functions(
     Nothing is said of a tensor that holds NaN or infinities itself: that is the rule non_finite's; nor of a node that
     does not compute FP32.
     """
-    slot, find = _FUNCTIONS.get(operator(node), (None, None))
-    if slot is None or find is None:
-        return
-    tensor = (node.outputs if slot == _OUTPUT else node.inputs)[0]
-    seen = ranges.get(tensor) if graph.dtypes.get(tensor) == TensorProto.FLOAT else None
-    if slot == _OUTPUT and "sum of squares" in ranges.inner_of.get(
-        node.label, ()
-    ):  # measured, since rows are long
-        return
-    if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
-        return
-    for inner in find(node, seen):
+    seen = find_source(node, graph, ranges)
+    for inner in find_functions(node, graph, seen) if seen is not None else ():
         yield from _judge(node, inner, ranges, policy)
 
 
-def _judge(node: Node, inner: _Inner, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
+def find_source(node: Node, graph: Graph, ranges: RangeTable) -> Range | None:
+    """The range that values inside the node follow from; None where there are none, or the scan measured them."""
+    slot, _ = _FUNCTIONS.get(operator(node), (None, None))
+    if slot is None or (slot == _OUTPUT and not _MEASURED.isdisjoint(ranges.inner_of.get(node.label, ()))):
+        return None
+    tensor = (node.outputs if slot == _OUTPUT else node.inputs)[0]
+    seen = ranges.get(tensor) if graph.dtypes.get(tensor) == TensorProto.FLOAT else None
+    return seen if seen is not None and not seen.nan_count and math.isfinite(seen.max_abs) else None
+
+
+def find_functions(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    """The values inside the node that follow from the range that find_source gives, or from that of one batch."""
+    yield from _FUNCTIONS[operator(node)][1](node, graph, seen)
+
+
+def _judge(node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
     batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
     if operator(node) == "LogSoftmax":
         if inner.value <= FP16_UNDERFLOW:
@@ -83,66 +88,72 @@ def _power(base: float, exponent: float) -> float:
         return math.inf
 
 
-def _cube(node: Node, seen: Range) -> Iterator[_Inner]:
+def _cube(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """Gelu's x^3, in its form with tanh."""
     if _attribute(node, "approximate", b"none") == b"tanh":
-        yield _Inner(seen, _power(seen.max_abs, 3), "x^3")
+        yield InnerFunction(seen, _power(seen.max_abs, 3), "x^3")
 
 
-def _exponential(node: Node, seen: Range) -> Iterator[_Inner]:
-    yield _Inner(seen, _power(math.e, seen.max), "e^x")
+def _exponential(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    yield InnerFunction(seen, _power(math.e, seen.max), "e^x")
 
 
-def _sum_under_logarithm(node: Node, seen: Range) -> Iterator[_Inner]:
-    yield _Inner(seen, _power(math.e, seen.max), "the sum that a logarithm is taken of")
+def _sum_under_logarithm(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    yield InnerFunction(seen, _power(math.e, seen.max), "the sum that a logarithm is taken of")
 
 
-def _least_probability(node: Node, seen: Range) -> Iterator[_Inner]:
+def _least_probability(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """LogSoftmax as the logarithm of a softmax, which is how TensorRT runs it."""
-    yield _Inner(seen, _power(math.e, seen.min), "the least probability")
+    yield InnerFunction(seen, _power(math.e, seen.min), "the least probability")
 
 
-def _square(node: Node, seen: Range) -> Iterator[_Inner]:
-    yield _Inner(seen, _power(seen.max_abs, 2), "x^2")
+def _square(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    yield InnerFunction(seen, _power(seen.max_abs, 2), "x^2")
 
 
-def _sum_of_powers(node: Node, seen: Range) -> Iterator[_Inner]:
+def _sum_of_powers(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """What a root is taken of: ReduceL2's squares, the powers of an Lp pool."""
     exponent = _attribute(node, "p", 2)
     text = "the sum of squares" if exponent == 2 else f"the sum of |x|^{exponent}"
-    yield _Inner(seen, _power(seen.max_abs, exponent), text)
+    yield InnerFunction(seen, _power(seen.max_abs, exponent), text)
 
 
-def _window_sum(node: Node, seen: Range) -> Iterator[_Inner]:
-    """AveragePool: the output times the size of a window; more than that only where windows reach over the edge."""
+def _inverse_power(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    """Pow with a negative exponent, as one over the power: the power itself shows in no tensor."""
+    exponent = graph.read_constant(node.inputs[1])
+    if exponent is not None and exponent.size == 1 and exponent.reshape(()) < 0:
+        power = -float(exponent.reshape(()))
+        yield InnerFunction(seen, _power(seen.max_abs, power), f"|x|^{power:g}, of which it is one over,")
+
+
+def _window_sum(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    """AveragePool, where every window is divided by its size; the others are measured."""
     size = math.prod(_attribute(node, "kernel_shape", [1]))
-    is_padded = any(_attribute(node, "pads", [])) or _attribute(node, "auto_pad", b"NOTSET") not in (
-        b"NOTSET",
-        b"VALID",
-    )
-    is_cut = _attribute(node, "ceil_mode", 0) or (is_padded and not _attribute(node, "count_include_pad", 0))
-    text = "the sum before it is divided"
-    yield _Inner(seen, seen.max_abs * size, f"a bound of {text}" if is_cut else text, bool(is_cut))
+    yield InnerFunction(seen, seen.max_abs * size, "the sum before it is divided")
 
 
-def _sum_of_terms(node: Node, seen: Range) -> Iterator[_Inner]:
+def _sum_of_terms(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """Mean: the output times the number of inputs."""
-    yield _Inner(seen, seen.max_abs * len(node.inputs), "the sum before it is divided")
+    yield InnerFunction(seen, seen.max_abs * len(node.inputs), "the sum before it is divided")
 
 
-def _squares_across_channels(node: Node, seen: Range) -> Iterator[_Inner]:
+def _squares_across_channels(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """LRN: at most `size` squares are added."""
-    yield from _square(node, seen)
+    yield from _square(node, graph, seen)
     value = _attribute(node, "size", 1) * _power(seen.max_abs, 2)
-    yield _Inner(seen, value, "a bound of the sum of squares", is_bound=True)
+    yield InnerFunction(seen, value, "a bound of the sum of squares", is_bound=True)
 
 
+_MEASURED = frozenset({"sum", "sum of squares"})
+"""What the scan measures of nodes whose output does not tell it to 1e-5, or not at all."""
 _INPUT, _OUTPUT = "input", "output"
-_FUNCTIONS: dict[str, tuple[str, Callable[[Node, Range], Iterator[_Inner]]]] = {
+_FUNCTIONS: dict[str, tuple[str, Callable[[Node, Graph, Range], Iterator[InnerFunction]]]] = {
     "Gelu": (_INPUT, _cube),
+    "Pow": (_INPUT, _inverse_power),
     "Mish": (_INPUT, _exponential),
     "Softplus": (_INPUT, _exponential),
     "RMSNormalization": (_INPUT, _square),
+    "SimplifiedLayerNormalization": (_INPUT, _square),
     "LRN": (_INPUT, _squares_across_channels),
     "ReduceLogSumExp": (_OUTPUT, _sum_under_logarithm),
     "ReduceLogSum": (_OUTPUT, _sum_under_logarithm),

@@ -22,9 +22,10 @@ _TEXT = {
     "norm": "the sum of magnitudes",
     "sum of magnitudes": "the sum of magnitudes, which no partial sum exceeds,",
     "sum of squares": "the sum of squares",
+    "sum of exponentials": "the sum of exponentials of a row",
     "scores": "the product of queries and keys before it is scaled",
 }
-_SQUARED = frozenset({"deviation"})
+SQUARED = frozenset({"deviation"})
 """Quantities whose square is what the node computes."""
 
 
@@ -57,7 +58,7 @@ def _judge_magnitude(
     node: Node, ranges: RangeTable, inner: InnerRange, policy: PlanPolicy
 ) -> Iterator[Finding]:
     value = inner.seen.max_abs
-    if inner.quantity in _SQUARED:
+    if inner.quantity in SQUARED:
         value *= value
     limit = FP16_MAX if inner.is_bound else policy.threshold
     if value <= limit or not math.isfinite(value):

@@ -45,7 +45,7 @@ def test_another_threshold_tells_what_changed(out: Path, capsys: pytest.CaptureF
 def test_how_sure_the_plan_is_is_said(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run("plan", SAMPLE / "model.onnx", "--out", out)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(("More data", "No tensor is left"))
+    assert last.startswith(("More data", "No value is left"))
     assert "bits left" in last
 
 

@@ -62,8 +62,8 @@ def _gemm(
     return abs(float(np.float32(alpha))) * ((a.T if transA else a) @ (b.T if transB else b)) + added
 
 
-def _einsum(a: Array, b: Array, *, equation: str) -> Array:
-    return np.asarray(np.einsum(equation, a, b))
+def _einsum(*factors: Array, equation: str) -> Array:
+    return np.asarray(np.einsum(equation, *factors))
 
 
 def _conv(
@@ -187,6 +187,16 @@ CASES = [
             ("i , i -> ", (60,), (60,)),
         )
     ),
+    *(
+        Case(
+            "Einsum", {f"x{i}": _draw(RNG, *shape) for i, shape in enumerate(shapes)}, {"equation": equation}
+        )
+        for equation, shapes in (
+            ("ij,jk,kl->il", [(5, 8), (8, 6), (6, 3)]),
+            ("ij->i", [(5, 900)]),
+            ("...i,...i,i->...", [(2, 5, 8), (2, 5, 8), (8,)]),
+        )
+    ),
 ]
 
 
@@ -295,11 +305,12 @@ def test_without_the_number_of_terms_there_is_no_bound_by_ranges(
 def test_one_known_side_tells_the_number_of_terms(tmp_path: Path) -> None:
     (found,) = find_products(Case("MatMul", {"a": floats(1), "b": floats(1)}).build(tmp_path)[0])
     assert bound_by_ranges(found, lambda _: 2.0, {"a": ("m", "k"), "b": (7, 3)}) == 28
-    (found,) = find_products(CASES[-1].build(tmp_path)[0])
+    einsum = Case("Einsum", {"a": floats(1), "b": floats(1)}, {"equation": "i,i->"})
+    (found,) = find_products(einsum.build(tmp_path)[0])
     assert bound_by_ranges(found, lambda _: 2.0, {"a": ("n",), "b": (9,)}) == 36
 
 
-def test_only_sums_of_two_in_fp32_are_looked_at(tmp_path: Path) -> None:
+def test_only_sums_in_fp32_are_looked_at(tmp_path: Path) -> None:
     nodes = [
         node("Einsum", "x x x", "a", equation="i,i,i->"),
         node("Cast", "x", "wide", to=11),
@@ -307,4 +318,4 @@ def test_only_sums_of_two_in_fp32_are_looked_at(tmp_path: Path) -> None:
         node("MatMul", "x x", "c"),
     ]
     graph = save(make_model(nodes, {"x": [3]}, "a c"), tmp_path)
-    assert [found.node.label for found in find_products(graph)] == ["MatMul_c"]
+    assert [found.node.label for found in find_products(graph)] == ["Einsum_a", "MatMul_c"]

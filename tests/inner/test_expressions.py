@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,55 @@ def last_sum(x: Array, axes: Axes) -> Values:
 
 def row_maximum(x: Array, axes: Axes) -> Values:
     return {"row maximum": x.max(axes)}
+
+
+def exponentials(x: Array, axes: Axes) -> Values:
+    shifted = x - x.max(axes, keepdims=True)
+    return {**row_maximum(x, axes), "sum of exponentials": np.exp(shifted).sum(axes)}
+
+
+def windows(is_measured: bool, **attributes: Any) -> Callable[[Array, Axes], Values]:
+    """Sums of the pool's windows, each place looked up by itself."""
+
+    def inside(x: Array, _: Axes) -> Values:
+        added = {
+            name: pool(values, **attributes)
+            for name, values in (("sum", x), ("sum of magnitudes", np.abs(x)))
+        }
+        return added if is_measured else {"sum of magnitudes": added["sum of magnitudes"]}
+
+    return inside
+
+
+def pool(
+    x: Array,
+    kernel_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    ceil_mode: int = 0,
+    auto_pad: str = "NOTSET",
+    count_include_pad: int = 0,
+) -> Array:
+    rank, places = len(kernel_shape), []
+    for axis, size in enumerate(kernel_shape):
+        length, step = x.shape[axis + 2], (strides or [1] * rank)[axis]
+        apart = (dilations or [1] * rank)[axis]
+        reach = (size - 1) * apart + 1
+        before, after = (pads[axis], pads[axis + rank]) if pads else (0, 0)
+        if auto_pad.startswith("SAME"):
+            missing = max((-(-length // step) - 1) * step + reach - length, 0)
+            before = (missing + (auto_pad == "SAME_LOWER")) // 2
+            after = missing - before
+        rounded = (
+            -(-(length + before + after - reach) // step)
+            if ceil_mode
+            else (length + before + after - reach) // step
+        )
+        begins = [index * step - before for index in range(rounded + 1)]
+        places.append([[b + k * apart for k in range(size) if 0 <= b + k * apart < length] for b in begins])
+    sums = [x[(..., *np.ix_(*chosen))].sum(tuple(range(-rank, 0))) for chosen in itertools.product(*places)]
+    return np.stack(sums)
 
 
 def nothing(x: Array, axes: Axes) -> Values:
@@ -280,6 +330,59 @@ LONG = [
     Case("InstanceNormalization", 17, (1, 4, 80000), moments, (2,), {}, ONES, dims=("n", 4, "length")),
     _layer_norm(17, (3, 5000), -1),
 ]
+CASES += [
+    Case("AveragePool", opset, shape, windows(is_measured, **attributes), None, attributes, dims=dims)
+    for opset, shape, is_measured, attributes in (
+        (11, (2, 4, 9, 8), False, {"kernel_shape": [3, 2]}),
+        (17, (2, 4, 9, 8), False, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
+        (9, (2, 4, 9, 8), True, {"kernel_shape": [3, 3], "pads": [1, 0, 2, 1], "strides": [2, 2]}),
+        (13, (2, 4, 9, 8), True, {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        (13, (2, 4, 9, 8), True, {"kernel_shape": [4, 2], "strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+        (17, (2, 4, 9, 8), True, {"kernel_shape": [2, 3], "strides": [2, 2], "ceil_mode": 1}),
+        (
+            17,
+            (2, 4, 10, 8),
+            True,
+            {"kernel_shape": [3, 3], "strides": [3, 2], "ceil_mode": 1, "pads": [1, 1, 1, 1]},
+        ),
+        (19, (2, 4, 9, 8), False, {"kernel_shape": [3, 2], "dilations": [2, 3]}),
+        (17, (2, 4, 30), True, {"kernel_shape": [7], "pads": [3, 3]}),
+        (17, (1, 2, 6, 5, 4), True, {"kernel_shape": [2, 3, 2], "pads": [1, 1, 1, 1, 1, 1]}),
+    )
+    for dims in (None, ("n", "c", *(f"d{axis}" for axis in range(len(shape) - 2))))
+]
+CASES += [
+    Case(
+        "SimplifiedLayerNormalization",
+        17,
+        IMAGE,
+        squares,
+        (3,),
+        {"axis": -1},
+        {"scale": np.ones(6, np.float32)},
+    )
+]
+CASES += [
+    Case(op, opset, shape, exponentials, axes, {"axis": axis})
+    for op in ("Softmax", "LogSoftmax")
+    for opset, shape, axes, axis in (
+        (13, (2, 5000), (1,), -1),
+        (11, (2, 80, 70), (1, 2), 1),
+        (13, (4097, 3), (0,), 0),
+    )
+]
+CASES += [
+    Case(
+        "CumSum",
+        11,
+        IMAGE,
+        last_sum,
+        (2,),
+        {"exclusive": 1, "reverse": reverse},
+        live={"axis": np.asarray(2, np.int64)},
+    )
+    for reverse in (0, 1)
+]
 FIRST = list({case.op: case for case in reversed(CASES) if case.inside is not nothing}.values())
 """One for each operator."""
 MOMENTS = [case for case in FIRST if "deviation" in case.inside(np.ones(case.shape), case.axes)]
@@ -316,10 +419,31 @@ def assert_right(found: Mapping[str, InnerRange], expected: Values) -> None:
 
 
 def test_every_operator_has_a_case() -> None:
-    """But for Attention, which reads several tensors."""
-    assert {case.op for case in CASES + LONG if case.inside is not nothing} == EXPRESSIONS.keys() - {
-        "Attention"
+    """But for those that read several tensors."""
+    several = {"Attention", "Mean", "Sum"}
+    assert {case.op for case in CASES + LONG if case.inside is not nothing} == EXPRESSIONS.keys() - several
+
+
+@pytest.mark.parametrize("op", ["Mean", "Sum"])
+@pytest.mark.parametrize("opset", [9, 13])
+def test_partial_sums_of_inputs_are_bounded(op: str, opset: int, tmp_path: Path) -> None:
+    """9000 eight times, then -9000: 72,000 on the way, and nothing in the end."""
+    names = [f"x{number}" for number in range(16)]
+    inputs = {name: ["n", 4] for name in names}
+    feeds = {
+        name: np.full((2, 4), 9000 if number < 8 else -9000, np.float32) for number, name in enumerate(names)
     }
+    graph = save(make_model([node(op, " ".join(names), "y")], inputs, "y", {}, opset), tmp_path)
+    ranges = collect_ranges(graph, InMemoryCalibration((feeds,)))
+    assert measured(ranges)["sum of magnitudes"].seen.max_abs == 144000
+    (found,) = ask(find_large_inner_values, graph, ranges)
+    assert (found.value, found.limit, found.severity) == (144000, 65504, "low")
+
+
+def test_two_terms_have_no_partial_sum(tmp_path: Path) -> None:
+    graph = save(make_model([node("Mean", "x z", "y")], {"x": [2], "z": [2]}, "y"), tmp_path)
+    feeds = {"x": np.ones(2, np.float32), "z": np.ones(2, np.float32)}
+    assert not collect_ranges(graph, InMemoryCalibration((feeds,))).inner
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_memory_calibration import ask, floats, ints, make_model, node, scan
+from in_memory_calibration import ask, floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto, helper
 
 from overflow_fixer.errors import ModelError
@@ -48,15 +48,21 @@ class Case:
         return make_model([at], {"x": [None] * 4}, "y", {**_CONSTANTS, **(constants or {})}, self.opset)
 
 
-_CONSTANTS: Mapping[str, Array] = {"axes": ints(1, -1), "scale": np.ones(8, np.float32)}
+_CONSTANTS: Mapping[str, Array] = {
+    "axes": ints(1, -1),
+    "scale": np.ones(8, np.float32),
+    "minus_two": scalar(-2),
+}
 _SQUARES = (WIDE * WIDE).sum((1, 3)).max()
 _POOLED = _windows(WIDE, (2, 3))
 CASES = [
     Case("Gelu", np.abs(WIDE).max() ** 3, "x^3", {"approximate": "tanh"}, opset=20),
+    Case("Pow", (WIDE * WIDE).max(), "|x|^2, of which it is one over", {}, "x minus_two"),
     Case("Mish", np.exp(WIDE).max(), "e^x", opset=18),
     Case("Softplus", np.exp(WIDE).max(), "e^x"),
     Case("Softplus", np.exp(WIDE).max(), "e^x", opset=22),
     Case("RMSNormalization", (WIDE * WIDE).max(), "x^2", {}, "x scale", 23),
+    Case("SimplifiedLayerNormalization", (WIDE * WIDE).max(), "x^2", {}, "x scale"),
     Case("LRN", (WIDE * WIDE).max(), "x^2", {"size": 3}),
     Case("ReduceLogSumExp", np.exp(WIDE).sum((1, 3)).max(), "the sum that a logarithm", {"axes": [1, 3]}),
     Case("ReduceLogSumExp", np.exp(WIDE).sum((1, 3)).max(), "the sum that", {"keepdims": 0}, "x axes", 18),
@@ -133,24 +139,29 @@ def test_other_precisions_are_not_looked_into(case: Case, elem_type: int, tmp_pa
     assert not ask(find_large_inner_values, graph, ranges, PlanPolicy(threshold=1e-3))
 
 
+@pytest.mark.parametrize("exponent", [2.0, 0.0, 0.5])
+def test_a_power_that_shows_in_the_output_is_no_inner_value(exponent: float, tmp_path: Path) -> None:
+    model = make_model([node("Pow", "x p", "y")], {"x": [None] * 4}, "y", {"p": scalar(exponent)})
+    graph, ranges = scan(model, tmp_path, {"x": 100 * X})
+    assert not ask(find_large_inner_values, graph, ranges)
+
+
 def test_gelu_by_erf_has_no_cube(tmp_path: Path) -> None:
     graph, ranges = scan(Case("Gelu", 0, "", {}, opset=20).model(), tmp_path, {"x": 100 * X})
     assert not ask(find_large_inner_values, graph, ranges)
 
 
 @pytest.mark.parametrize("attributes", [{"pads": [1, 1, 1, 1]}, {"auto_pad": "SAME_UPPER"}, {"ceil_mode": 1}])
-def test_where_windows_are_cut_the_sum_of_an_average_is_a_bound(
+def test_where_windows_are_cut_the_sum_of_an_average_is_measured(
     attributes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """And so it is held against FP16's limit."""
-    case = Case(
-        "AveragePool", 0, "a bound of the sum", {"kernel_shape": [2, 2], "strides": [2, 2], **attributes}
-    )
-    full = np.full((1, 1, 5, 5), 16376, np.float32)
-    (found,) = _by_text(case, tmp_path, 1, full * np.float32(1.001))
-    assert found.value == pytest.approx(65504 * 1.001, rel=1e-5)
-    assert (found.limit, found.severity, found.action) == (65504, "low", "pin")
-    assert not _by_text(case, tmp_path, 1, full)
+    """Once, and held against the threshold."""
+    case = Case("AveragePool", 0, "the sum before", {"kernel_shape": [2, 2], "strides": [2, 2], **attributes})
+    full = np.full((1, 1, 5, 5), 2500, np.float32)
+    (found,) = _by_text(case, tmp_path, 10000, full * np.float32(1.001))
+    assert found.value == pytest.approx(10010, rel=1e-5)
+    assert (found.limit, found.severity, found.action) == (10000, "high", "pin")
+    assert not _by_text(case, tmp_path, 10000, full)
 
 
 def test_squares_across_channels_are_bounded(tmp_path: Path) -> None:
