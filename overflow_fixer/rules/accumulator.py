@@ -13,6 +13,7 @@ from functools import partial
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.digits import tell_over
 
 
 def find_large_accumulators(
@@ -30,7 +31,7 @@ def find_large_accumulators(
     if not FP16_MAX < value < math.inf:
         return
     reason = (
-        f"inside, sum |a| |b| reaches {value:.6g}, over FP16's limit of {FP16_MAX:g}: a kernel that accumulates in FP16 may "
+        f"inside, sum |a| |b| reaches {tell_over(value, FP16_MAX)}, over FP16's limit of {FP16_MAX:g}: a kernel that accumulates in FP16 may "
         "overflow on the way to an output that does not"
     )
     action = policy.accumulators if policy.accumulators == "pin" else "none"

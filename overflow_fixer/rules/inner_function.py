@@ -17,6 +17,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_MAX, FP16_UNDERFLOW
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
+from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.semantics import operator
 
 
@@ -70,7 +71,7 @@ def _judge(node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPol
         return
     limit, name = (FP16_MAX, "FP16's limit") if inner.is_bound else (policy.threshold, "the threshold")
     if inner.value > limit:
-        reason = f"inside, {inner.text} reaches {inner.value:.6g}, over {name} of {limit:g}"
+        reason = f"inside, {inner.text} reaches {tell_over(inner.value, limit)}, over {name} of {limit:g}"
         severity: Severity = "low" if inner.is_bound else "high"
         yield Finding("inner_value", node.label, tensor, inner.value, limit, reason, batch, severity=severity)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, InnerRange, PlanPolicy, RangeTable, Severity
+from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.inner_function import find_large_functions
 
 _TEXT = {
@@ -64,7 +65,7 @@ def _judge_magnitude(
     if value <= limit or not math.isfinite(value):
         return
     named = "FP16's limit" if inner.is_bound else "the threshold"
-    reason = f"inside, {_TEXT[inner.quantity]} reaches {value:.6g}, over {named} of {limit:g}"
+    reason = f"inside, {_TEXT[inner.quantity]} reaches {tell_over(value, limit)}, over {named} of {limit:g}"
     yield _find(node, ranges, inner, value, limit, reason)
 
 

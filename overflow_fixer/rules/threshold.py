@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.semantics import only_bounds, touched
 
 
@@ -30,7 +31,7 @@ def find_over_threshold(
         if only_bounds(graph, node, seen, policy.threshold):
             continue
         reason = (
-            f"{verb} {tensor}, whose max |x| of {seen.max_abs:.6g} is over the threshold of "
+            f"{verb} {tensor}, whose max |x| of {tell_over(seen.max_abs, policy.threshold)} is over the threshold of "
             f"{policy.threshold:g} ({seen.headroom:.2f} bits of headroom)"
         )
         batch = ranges.worst_batch_name(tensor) if tensor not in graph.constants else None
