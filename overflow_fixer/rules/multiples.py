@@ -83,8 +83,8 @@ class Multiples:
         step = self.step(tensor)
         if math.isnan(seen.max_abs) or (step is not None and seen.max_abs <= EXACT_STEPS * step):
             return True
-        if seen.min == seen.max:
-            return _is_fp16(np.asarray(seen.max))
+        if seen.min == seen.max or seen.min_nonzero_abs == seen.max_abs:  # one magnitude, and zeros perhaps
+            return _is_fp16(np.asarray(seen.max_abs))
         value = self._folder.value(tensor)
         return value is not None and _is_fp16(value)
 

@@ -214,3 +214,11 @@ def test_masks_are_no_integers_to_tell_apart(tmp_path: Path) -> None:
         model = make_model([CAST, *nodes], inputs, "y", {"one": scalar(1), "low": scalar(low)})
         graph, ranges = scan(model, folder, {"ids": ints(1, 0), "x": floats(0.5, 0.25)})
         assert ask(find_lost_integers, graph, ranges) == []
+
+
+@pytest.mark.parametrize(("low", "is_found"), [(-4096, False), (-4097, True)])
+def test_a_mask_that_is_fed(low: float, is_found: bool, tmp_path: Path) -> None:
+    """0 and -4096 are both FP16 numbers, 0 and -4097 are not."""
+    model = make_model([node("Add", "s mask", "y")], {"s": [2], "mask": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"s": floats(0.5, 3000.5), "mask": floats(0, low)})
+    assert pinned_by(find_lost_integers, graph, ranges) == (["Add_y"] if is_found else [])

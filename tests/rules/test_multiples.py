@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +142,27 @@ def test_lost_integers_that_are_fed(values: list[int], is_lost: bool, tmp_path: 
     model = make_model(nodes, {"ids": (TensorProto.INT64, [None])}, "y")
     graph, ranges = scan(model, tmp_path, {"ids": np.asarray(values)})
     assert find_multiples(graph, ranges).is_lost("p") == is_lost
+
+
+@pytest.mark.parametrize(
+    ("values", "is_held"),
+    [
+        ([0, -4096], True),
+        ([0, 4096, -4096], True),
+        ([0, -4097], False),
+        ([-1, -4096], False),
+        ([0, math.nan, -4096], False),
+        ([0, 0.1], False),
+        (-4096, True),
+        ([], True),
+    ],
+)
+def test_one_magnitude_but_zero_is_looked_at_itself(values: Any, is_held: bool, tmp_path: Path) -> None:
+    """A mask that is fed: of its one number it is known whether FP16 has it."""
+    graph, ranges = scan(
+        make_model([node("Neg", "x", "y")], {"x": None}, "y"), tmp_path, {"x": np.asarray(values, np.float32)}
+    )
+    assert find_multiples(graph, ranges).is_held("x") == is_held
 
 
 def test_what_is_made_of_constants_is_looked_up(tmp_path: Path) -> None:
