@@ -142,6 +142,8 @@ def _pass(
     op, read, written = operator(node), ranges.get(tensor), ranges.get(output)
     if not op or read is None or written is None or moves(node, node.inputs.index(tensor)):
         return loss
+    if read.max_abs == 0:
+        return None
     passed = loss
     if op in _BIAS or op == "BatchNormalization":
         passed = _through_weights(graph, ranges, node, tensor, loss)
@@ -170,9 +172,10 @@ def _gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
             ranges.get(node.inputs[4]),
             node.attribute("epsilon"),
         )
-        if scale is None or variance is None:
+        added = 1e-5 if epsilon is None else epsilon.f
+        if scale is None or variance is None or variance.min + added <= 0:
             return math.inf
-        return scale.max_abs / math.sqrt(variance.min + (1e-5 if epsilon is None else epsilon.f))
+        return scale.max_abs / math.sqrt(variance.min + added)
     has_bias = len(node.inputs) > _BIAS[operator(node)] and node.inputs[_BIAS[operator(node)]]
     weight = graph.constants.get(node.inputs[1])
     if not has_bias or weight is None or tensor != node.inputs[0]:

@@ -112,6 +112,26 @@ def test_batch_normalization_makes_it_large_or_hides_it(tmp_path: Path) -> None:
         assert _pins(tmp_path / name, nodes, np.full((1, 1, 2, 2), 1e-7), constants) == pins
 
 
+@pytest.mark.parametrize("variance", [0.0, -1.0])
+def test_a_batch_normalization_that_divides_by_zero_is_another_rules_matter(
+    variance: float, tmp_path: Path
+) -> None:
+    nodes = [node("Neg", "x", "a"), node("BatchNormalization", "a s b m v", "y", epsilon=0.0)]
+    constants = {"s": floats(1), "b": floats(0), "m": floats(0), "v": floats(variance)}
+    pins = _pins(tmp_path, nodes, np.full((1, 1, 2, 2), 1e-7), constants)
+    assert pins == []
+
+
+def test_nothing_shows_behind_zeros(tmp_path: Path) -> None:
+    """A divisor of 1e-6 under a numerator of zeros, and what comes after."""
+    nodes = [
+        node("Mul", "x zero", "nothing"),
+        node("Div", "nothing x", "quotient"),
+        node("Mul", "quotient up", "y"),
+    ]
+    assert _pins(tmp_path, nodes, [1e-6, 2e-6], {"zero": scalar(0)}) == []
+
+
 @pytest.mark.parametrize(
     ("factor", "is_found"), [(2.0**-20, False), (3 * 2.0**-24, False), (2.1e-7, True), (1e-9, False)]
 )
