@@ -359,10 +359,27 @@ def test_a_pin_takes_its_region_along_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_an_epsilon_that_vanishes_takes_the_region_along(tmp_path: Path) -> None:
-    graph, ranges = _norm(tmp_path, epsilon=1e-12)
+    """Of rows whose variance is 9e-6, below FP16's least normal number."""
+    graph, ranges = _norm(tmp_path, size=0.003, epsilon=1e-12)
     plan = plan_precision(graph, ranges, PlanPolicy())
     assert plan.pinned == set(NORM)
     assert all("which the rule vanishing_constant pins" in f.reason for f in _from_region(plan).values())
+
+
+def test_rows_whose_variance_is_zero(tmp_path: Path) -> None:
+    """Behind the epsilon stand a root of 1e-6 and a quotient of zeros."""
+    graph, ranges = _norm(tmp_path, size=0, epsilon=1e-12)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pinned == set(NORM)
+    (pin,) = (pin for pin in plan.pins if pin.node == "Add_s")
+    assert {"vanishing_constant", "vanishing_divisor"} <= {finding.rule for finding in pin.findings}
+
+
+def test_an_epsilon_that_guards_nothing_leaves_the_region_in_fp16(tmp_path: Path) -> None:
+    graph, ranges = _norm(tmp_path, epsilon=1e-12)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pins == ()
+    assert [(f.rule, f.node, f.action) for f in plan.considered] == [("vanishing_constant", "Add_s", "none")]
 
 
 def test_your_own_choice_takes_the_region_along(tmp_path: Path) -> None:

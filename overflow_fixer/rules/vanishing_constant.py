@@ -2,7 +2,7 @@
 
 An epsilon of 1e-12 guards a Sqrt, Div, Log, Reciprocal or Pow against zero; FP16 stores it as 0 and
 the guard is gone. The nodes that bring it, the node that adds it and everything up to the guarded
-operator stay in FP32. A factor of 1e-9 makes zeros of products that FP16 could hold.
+operator stay in FP32; but not where the data never came near zero: there the guard has nothing to do. A factor of 1e-9 makes zeros of products that FP16 could hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph, Node
-from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.semantics import moves, operator, readers
 from overflow_fixer.rules.settling import protection_of
@@ -73,35 +73,64 @@ class _Use:
     movers: tuple[Node, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Consequence:
+    """What becomes of a use of zero instead of a constant, and the nodes that this concerns."""
+
+    text: str
+    nodes: tuple[Node, ...]
+    action: Action = "pin"
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is told of a constant at a node."""
+
+    reason: str
+    action: Action = "pin"
+
+
+_Evidence = dict[str, dict[_Vanishing, _Told]]
+"""By the label of the node concerned."""
+
+
 def find_vanishing_constants(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
     """A finding for each vanishing constant that the node adds, divides or multiplies by, or passes on.
 
-    The epsilon of a normalisation that the backend computes in FP32 by itself is protected.
+    The epsilon of a normalisation that the backend computes in FP32 by itself is protected. For the record only, and at
+    the node that adds it, is a guard whose output kept 2^-14 and more from zero, without NaN or infinity, in every batch.
     """
-    for constant, reason in _evidence(graph, ranges).get(node.label, {}).items():
-        tensor, value = constant.tensor, constant.least
-        found = Finding("vanishing_constant", node.label, tensor, value, FP16_UNDERFLOW, reason)
+    for constant, told in _evidence(graph, ranges).get(node.label, {}).items():
+        limit, values = FP16_UNDERFLOW, (constant.tensor, constant.least)
+        found = Finding("vanishing_constant", node.label, *values, limit, told.reason, action=told.action)
         protection = protection_of(node, policy) if operator(node) in _NORMALIZATIONS else None
         if protection is not None:
-            found = replace(found, action="protected", reason=f"{reason}; {protection}")
+            found = replace(found, action="protected", reason=f"{told.reason}; {protection}")
         yield found
 
 
 @lru_cache(maxsize=1)
-def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Vanishing, str]]:
+def _evidence(graph: Graph, ranges: RangeTable) -> _Evidence:
     """For each node concerned, the vanishing constants and what each does to it."""
-    found: dict[str, dict[_Vanishing, str]] = {}
+    found: _Evidence = {}
     for use in (*_uses_of_constants(graph, ranges), *_uses_of_attributes(graph)):
-        for consequence, nodes in _consequences(graph, ranges, use):
-            reason = f"{use.constant.text} rounds to zero in FP16, {consequence}"
-            for node in (*use.movers, *nodes):
-                found.setdefault(node.label, {}).setdefault(use.constant, reason)
+        for consequence in _consequences(graph, ranges, use):
+            reason = f"{use.constant.text} rounds to zero in FP16, {consequence.text}"
+            for node in consequence.nodes:
+                _tell(found, node, use.constant, _Told(reason, consequence.action))
     for node in graph.nodes:
         for constant, reason in (*_in_normalization(graph, node), *_in_batch_normalization(graph, node)):
-            found.setdefault(node.label, {}).setdefault(constant, reason)
+            _tell(found, node, constant, _Told(reason))
     return found
+
+
+def _tell(found: _Evidence, node: Node, constant: _Vanishing, told: _Told) -> None:
+    """Keep what was told first, unless that asks for no pin."""
+    known = found.setdefault(node.label, {}).setdefault(constant, told)
+    if known.action != "pin":
+        found[node.label][constant] = told
 
 
 def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
@@ -185,21 +214,35 @@ def _bringers(graph: Graph, tensor: str, movers: Mapping[str, Node]) -> tuple[No
     return tuple(found.values())
 
 
-def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[tuple[str, tuple[Node, ...]]]:
-    """What becomes of a use of zero instead of the constant, and the nodes that this concerns."""
+def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[_Consequence]:
     node, slot, op = use.node, use.slot, operator(use.node)
+    concerned = (*use.movers, node)
     if _is_sensitive(graph, node, slot):
-        yield f"and {op} of it gives zero, infinity or NaN", (node,)
+        yield _Consequence(f"and {op} of it gives zero, infinity or NaN", concerned)
     elif (
         op in _GUARD_SLOTS and slot in (_GUARD_SLOTS[op] or {slot}) and use.constant.most <= _LARGEST_EPSILON
     ):
         behind = _path_to_sensitive(graph, node, use.constant.least)
         if behind:
-            yield f"so that it no longer keeps zero from {behind[-1].op_type}", (node, *behind)
+            yield _of_a_guard(ranges, use, behind)
     elif slot in _FACTOR_SLOTS.get(op, ()) and use.constant.most <= FP16_UNDERFLOW:
         seen = ranges.get(node.outputs[0])
         if seen is not None and seen.max_abs > FP16_UNDERFLOW:
-            yield f"and with it every product, of up to {seen.max_abs:.3g}", (node,)
+            yield _Consequence(f"and with it every product, of up to {seen.max_abs:.3g}", concerned)
+
+
+def _of_a_guard(ranges: RangeTable, use: _Use, behind: tuple[Node, ...]) -> _Consequence:
+    """That of a guard with these nodes behind it; it is no matter where what it gives out is never small.
+
+    A constant of up to 2^-25 is no more than FP16's rounding of what is 2^-14 and larger: such a value was guarded by
+    nothing, whether the constant is added, subtracted, a bound or put in the place of zeros.
+    """
+    text = f"so that it no longer keeps zero from {behind[-1].op_type}"
+    seen = ranges.get(use.node.outputs[0])
+    if seen is None or seen.nan_count or seen.inf_count or not max(seen.min, -seen.max) >= FP16_MIN_NORMAL:
+        return _Consequence(text, (*use.movers, use.node, *behind))
+    measured = f"below {seen.min:.4g}" if seen.min > 0 else f"above {seen.max:.4g}"
+    return _Consequence(f"{text}; but what it guards was never {measured}", (use.node,), "none")
 
 
 def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:

@@ -12,12 +12,13 @@ import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.records import PlanPolicy
 from overflow_fixer.rules.vanishing_constant import find_vanishing_constants
 
 EPS = scalar(1e-12)
-X = np.asarray([[0.5, 1, 2], [3, 4, 5]], np.float32)
+X = np.asarray([[0, 0, 0], [3, 4, 5]], np.float32)
+"""A row of zeros, which an epsilon guards."""
 
 
 def _pins(folder: Path, nodes: list[onnx.NodeProto], constants: dict[str, Any], opset: int = 17) -> list[str]:
@@ -66,6 +67,118 @@ def test_vanishing_ends_where_fp16_rounds_up(eps: float, vanishes: bool, tmp_pat
     assert bool(np.float32(eps).astype(np.float16) == 0 and eps != 0) == vanishes
     pins = _pins(tmp_path, [node("Add", "x eps", "a"), node("Log", "a", "y")], {"eps": scalar(eps)})
     assert pins == (["Add_a", "Log_y"] if vanishes else [])
+
+
+LEAST = FP16_MIN_NORMAL
+BELOW = float(np.nextafter(np.float32(LEAST), np.float32(0)))
+
+
+@pytest.mark.parametrize(
+    ("values", "is_pinned"),
+    [
+        ([LEAST, 1], False),
+        ([BELOW, 1], True),
+        ([0, 1], True),
+        ([-LEAST, -1], False),
+        ([-BELOW, -1], True),
+        ([-1, 1], True),
+        ([1, math.nan], True),
+        ([1, math.inf], True),
+        (1, False),
+        (0, True),
+        ([], True),
+    ],
+)
+def test_a_guard_that_the_data_never_come_near_is_no_matter(
+    values: Any, is_pinned: bool, tmp_path: Path
+) -> None:
+    nodes = [node("Add", "x eps", "a"), node("Div", "one a", "y")]
+    model = make_model(nodes, {"x": None}, "y", {"eps": EPS, "one": scalar(1)})
+    graph, ranges = scan(model, tmp_path, {"x": np.asarray(values, np.float32)})
+    found = ask(find_vanishing_constants, graph, ranges)
+    expected = [("Add_a", "pin"), ("Div_y", "pin")] if is_pinned else [("Add_a", "none")]
+    assert [(f.node, f.action) for f in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("guard", "inputs", "eps", "sign", "is_pinned"),
+    [
+        ("Sum", "x eps", 1e-12, 1, False),
+        ("Sub", "x eps", 1e-12, 1, False),
+        ("Sub", "eps x", 1e-12, 1, False),
+        ("Max", "x eps", 1e-12, 1, False),
+        ("Max", "x eps", 1e-12, -1, True),
+        ("Min", "x eps", 1e-12, 1, True),
+        ("Min", "x eps", -1e-12, -1, False),
+        ("Clip", "x eps", 1e-12, 1, False),
+        ("Clip", "x eps", 1e-12, -1, True),
+        ("Clip", "x - eps", 1e-12, 1, True),
+        ("Where", "is_zero eps x", 1e-12, 1, False),
+        ("Where", "is_one eps x", 1e-12, 1, True),
+    ],
+)
+def test_what_a_guard_gives_out_tells(
+    guard: str, inputs: str, eps: float, sign: int, is_pinned: bool, tmp_path: Path
+) -> None:
+    """A bound that is chosen is zero in FP16, however large what it is chosen in place of."""
+    nodes = [
+        node("Equal", "x zero", "is_zero"),
+        node("Equal", "x one", "is_one"),
+        node(guard, inputs, "a"),
+        node("Reciprocal", "a", "y"),
+    ]
+    constants = {"eps": scalar(eps), "zero": scalar(0), "one": scalar(1)}
+    graph, ranges = scan(
+        make_model(nodes, {"x": [2]}, "y", constants), tmp_path, {"x": floats(sign, sign * 2)}
+    )
+    pins = pinned_by(find_vanishing_constants, graph, ranges)
+    assert pins == ([f"{guard}_a", "Reciprocal_y"] if is_pinned else [])
+
+
+def test_the_evidence_of_a_guard_with_nothing_to_do(tmp_path: Path) -> None:
+    """One batch that comes near zero is enough."""
+    model = make_model([node("Add", "x eps", "a"), node("Log", "a", "y")], {"x": [2]}, "y", {"eps": EPS})
+    batches = {"x": floats(0.75, 2)}, {"x": floats(0.25, 1)}, {"x": floats(0, 1)}
+    graph, ranges = scan(model, tmp_path, *batches[:2])
+    (found,) = ask(find_vanishing_constants, graph, ranges)
+    assert (found.node, found.action, found.tensor) == ("Add_a", "none", "eps")
+    assert found.reason == (
+        "eps = 1e-12 rounds to zero in FP16, so that it no longer keeps zero from Log; but what it guards was never "
+        "below 0.25"
+    )
+    graph, ranges = scan(model, tmp_path, *batches)
+    assert pinned_by(find_vanishing_constants, graph, ranges) == ["Add_a", "Log_y"]
+
+
+def test_one_epsilon_for_two_guards(tmp_path: Path) -> None:
+    """What brings it, and what both lead to, is pinned for the one that needs it."""
+    nodes = [
+        node("Unsqueeze", "eps axes", "e"),
+        node("Add", "x e", "idle"),
+        node("Mul", "x zero", "none"),
+        node("Add", "none e", "busy"),
+        node("Mul", "idle busy", "product"),
+        node("Reciprocal", "product", "y"),
+    ]
+    constants = {"eps": EPS, "axes": ints(0), "zero": scalar(0)}
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", constants), tmp_path, {"x": floats(1, 2)})
+    pins = pinned_by(find_vanishing_constants, graph, ranges)
+    assert pins == ["Unsqueeze_e", "Add_busy", "Mul_product", "Reciprocal_y"]
+    told = [f for f in ask(find_vanishing_constants, graph, ranges) if f.action == "none"]
+    assert [f.node for f in told] == ["Add_idle"]
+
+
+def test_a_constant_that_divides_or_multiplies_is_judged_as_before(tmp_path: Path) -> None:
+    nodes = [node("Div", "x eps", "a"), node("Mul", "a eps", "y")]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", {"eps": EPS}), tmp_path, {"x": floats(0.75, 2)})
+    assert pinned_by(find_vanishing_constants, graph, ranges) == ["Div_a", "Mul_y"]
+
+
+def test_a_constant_without_elements(tmp_path: Path) -> None:
+    nodes = [node("Add", "x eps", "a"), node("Log", "a", "y")]
+    model = make_model(nodes, {"x": [0]}, "y", {"eps": floats()})
+    graph, ranges = scan(model, tmp_path, {"x": floats()})
+    assert ask(find_vanishing_constants, graph, ranges) == []
 
 
 def test_without_a_sensitive_reader_it_is_no_matter(tmp_path: Path) -> None:
