@@ -1,19 +1,21 @@
-"""An output of the model that is never zero in FP32, and holds values that FP16 makes zero of.
+"""An output of the model with values under 2^-24, FP16's least number: it makes zero of them, or 2^-24.
 
-A variance, a rate, a likelihood of 1e-9: what comes after the model may divide by it, or take its logarithm. What
-is about zero by chance, and shares of a whole (Softmax, Sigmoid and products of them), are left alone.
+A variance, a rate, a likelihood of 1e-9 is never zero in FP32, and what comes after the model may divide by it, or
+take its logarithm: what computes it stays in FP32. What is about zero by chance, what is zero elsewhere, and shares of a
+whole (Softmax, Sigmoid and products of them) are told of and left alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph import Graph, Node
-from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves, operator
 
@@ -22,32 +24,69 @@ _KEEPS_SMALL = frozenset("Mul Div Add Sqrt Abs Neg Sum ReduceMin ReduceMean Redu
 """Operators whose small outputs may come from inputs as small."""
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What is told of an output at a node: the smallest magnitude in what the node hands to it."""
+
+    least: float
+    reason: str
+    action: Action = "pin"
+
+
+_Evidence = dict[str, dict[str, _Told]]
+"""By the label of the node concerned, and by output."""
+
+
 def find_vanishing_outputs(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
     """A finding for each such output that the node writes, or computes what is moved into it.
 
-    Only where every value that was seen has one sign, and none is zero, NaN or infinite. `value` is the smallest
-    magnitude.
+    Pins are asked for where every value that was seen has one sign, and none is zero, and it is no share. Of what is
+    left there is one finding an output, for the record, at what computes the smallest of it. None where there is NaN or
+    infinity, nothing but zeros, or no value. `value` is the smallest magnitude but zero, where that was taken.
     """
-    for output, least in _evidence(graph, ranges).get(node.label, {}).items():
-        reason = (
-            f"the output {output} is never zero and has values down to {least:.3g}, which FP16 makes zero"
-        )
-        yield Finding("vanishing_output", node.label, output, least, FP16_UNDERFLOW, reason)
+    for output, told in _evidence(graph, ranges).get(node.label, {}).items():
+        values = told.least, FP16_MIN_SUBNORMAL
+        yield Finding("vanishing_output", node.label, output, *values, told.reason, action=told.action)
 
 
 @lru_cache(maxsize=1)
-def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, float]]:
-    """For each node concerned, the outputs and the smallest magnitude in what it hands to each."""
-    found: dict[str, dict[str, float]] = {}
+def _evidence(graph: Graph, ranges: RangeTable) -> _Evidence:
+    found: _Evidence = {}
     for output in graph.outputs:
-        for tensor in _moved_into(graph, output):
-            if _vanishes(graph, ranges, tensor) and not _is_share(graph, tensor):
-                least = ranges.by_tensor[tensor].min_nonzero_abs
-                for node in (*_writers(graph, ranges, tensor), *_movers(graph, tensor, output)):
-                    found.setdefault(node.label, {}).setdefault(output, least)
+        small = [name for name in _moved_into(graph, output) if _is_small(graph, ranges, name)]
+        reasons = {name: _reason_to_leave(graph, ranges.by_tensor[name]) for name in small}
+        for tensor in (name for name in small if not reasons[name]):
+            told = _tell(ranges, output, tensor, "is never zero and")
+            for node in (*_writers(graph, ranges, tensor), *_movers(graph, tensor, output)):
+                found.setdefault(node.label, {}).setdefault(output, told)
+        left = min(
+            (name for name in small if reasons[name]), key=lambda name: _least(ranges, name), default=""
+        )
+        if left:
+            told = _tell(ranges, output, left, "", reasons[left])
+            found.setdefault(graph.producers[left].label, {}).setdefault(output, told)
     return found
+
+
+def _tell(ranges: RangeTable, output: str, tensor: str, what: str, why_left: str = "") -> _Told:
+    least = _least(ranges, tensor)
+    rounded = "zero" if least <= FP16_UNDERFLOW else f"{FP16_MIN_SUBNORMAL:.3g}"
+    said = " ".join(filter(None, ("the output", output, what, f"has values down to {least:.3g}")))
+    reason = f"{said}, which FP16 makes {rounded}"
+    return _Told(least, f"{reason}; not pinned: {why_left}", "none") if why_left else _Told(least, reason)
+
+
+def _reason_to_leave(graph: Graph, seen: Range) -> str:
+    """Why the values under 2^-24 of a tensor are no matter; "" where they are."""
+    if _is_share(graph, seen.tensor):
+        return "it is a share of a whole, of which one as small is none"
+    if seen.min < 0 < seen.max:
+        return "it has values of both signs, so that small ones are about zero by chance"
+    return (
+        "" if seen.min > 0 or seen.max < 0 else "zeros are among its values, so that its reader takes zeros"
+    )
 
 
 def _moved_into(graph: Graph, output: str) -> Iterator[str]:
@@ -84,11 +123,21 @@ def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
 
 
 def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is small, of one sign and never zero."""
+    seen = ranges.get(tensor)
+    return seen is not None and (seen.min > 0 or seen.max < 0) and _is_small(graph, ranges, tensor)
+
+
+def _is_small(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is computed in FP32, has values under 2^-24, and neither NaN nor infinities."""
     seen = ranges.get(tensor)
     if seen is None or tensor in graph.constants or graph.dtypes.get(tensor) != TensorProto.FLOAT:
         return False
-    is_one_signed = (seen.min > 0 or seen.max < 0) and not seen.nan_count and not seen.inf_count
-    return is_one_signed and 0 < seen.min_nonzero_abs <= FP16_UNDERFLOW
+    return not seen.nan_count and not seen.inf_count and 0 < seen.min_nonzero_abs < FP16_MIN_SUBNORMAL
+
+
+def _least(ranges: RangeTable, tensor: str) -> float:
+    return ranges.by_tensor[tensor].min_nonzero_abs
 
 
 def _is_share(graph: Graph, tensor: str) -> bool:

@@ -12,12 +12,13 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, ask, floats, make_model, node, pinned_by, scalar, scan
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_MIN_SUBNORMAL
 from overflow_fixer.planning import plan_precision
-from overflow_fixer.records import PlanPolicy, PrecisionPlan
+from overflow_fixer.records import Finding, PlanPolicy, PrecisionPlan
 from overflow_fixer.rules.vanishing_output import find_vanishing_outputs
 
-NEXT = float(np.nextafter(np.float32(FP16_UNDERFLOW), np.float32(1)))
+LEAST = FP16_MIN_SUBNORMAL
+BELOW = float(np.nextafter(np.float32(LEAST), np.float32(0)))
 
 
 def _pins(folder: Path, nodes: list[onnx.NodeProto], values: Any, constants: dict[str, Any]) -> list[str]:
@@ -26,23 +27,84 @@ def _pins(folder: Path, nodes: list[onnx.NodeProto], values: Any, constants: dic
     return pinned_by(find_vanishing_outputs, graph, ranges)
 
 
+def _left(folder: Path, nodes: list[onnx.NodeProto], values: Any, constants: dict[str, Any]) -> list[Finding]:
+    """What is told of outputs and not pinned."""
+    model = make_model(nodes, {"x": None}, "y", constants)
+    graph, ranges = scan(model, folder, {"x": np.asarray(values, np.float32)})
+    return [found for found in ask(find_vanishing_outputs, graph, ranges) if found.action == "none"]
+
+
 @pytest.mark.parametrize(
     ("values", "is_found"),
     [
-        ([1, FP16_UNDERFLOW], True),
-        ([-1, -FP16_UNDERFLOW], True),
-        ([1, NEXT], False),
-        ([1, -FP16_UNDERFLOW], False),
-        ([1, FP16_UNDERFLOW, 0], False),
-        ([FP16_UNDERFLOW, math.nan], False),
-        ([FP16_UNDERFLOW, math.inf], False),
-        (FP16_UNDERFLOW, True),
+        ([1, LEAST], False),
+        ([1, BELOW], True),
+        ([1, 2.0**-25], True),
+        ([-1, -BELOW], True),
+        ([1, -BELOW], False),
+        ([1, BELOW, 0], False),
+        ([BELOW, math.nan], False),
+        ([BELOW, math.inf], False),
+        (BELOW, True),
+        (LEAST, False),
         ([], False),
     ],
 )
 def test_boundary(values: Any, is_found: bool, tmp_path: Path) -> None:
     pins = _pins(tmp_path, [node("Mul", "x one", "y")], values, {"one": scalar(1)})
     assert pins == (["Mul_y"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([1, -BELOW], "it has values of both signs, so that small ones are about zero by chance"),
+        ([1, BELOW, 0, -1], "it has values of both signs, so that small ones are about zero by chance"),
+        ([1, BELOW, 0], "zeros are among its values, so that its reader takes zeros"),
+        ([-1, -BELOW, 0], "zeros are among its values, so that its reader takes zeros"),
+        ([1, LEAST, 0], ""),
+        ([1, -LEAST], ""),
+        ([1, -BELOW, math.nan], ""),
+        ([1, -BELOW, math.inf], ""),
+        ([0, 0], ""),
+        (0, ""),
+        (BELOW, ""),
+        ([], ""),
+    ],
+)
+def test_what_is_left_is_told(values: Any, why: str, tmp_path: Path) -> None:
+    found = _left(tmp_path, [node("Mul", "x one", "y")], values, {"one": scalar(1)})
+    assert [(f.node, f.value, f.reason.partition("; not pinned: ")[2]) for f in found] == (
+        [("Mul_y", BELOW, why)] if why else []
+    )
+
+
+def test_the_plan_keeps_what_is_left_with_its_number(tmp_path: Path) -> None:
+    model = make_model([node("Mul", "x one", "y")], {"x": [3]}, "y", {"one": scalar(1)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0, 3.5e-8, 1)})
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pins == ()
+    (found,) = plan.considered
+    assert (found.node, found.tensor, found.action, found.limit) == ("Mul_y", "y", "none", LEAST)
+    assert found.value == pytest.approx(3.5e-8)
+    assert found.reason == (
+        "the output y has values down to 3.5e-08, which FP16 makes 5.96e-08; not pinned: zeros are among its values, so "
+        "that its reader takes zeros"
+    )
+
+
+def test_one_finding_for_what_is_left_of_an_output(tmp_path: Path) -> None:
+    """A classifier of many classes, and heads that are joined: what computes the smallest is named."""
+    nodes = [
+        node("Softmax", "x", "p", axis=0),
+        node("Mul", "x x", "squares"),
+        node("Concat", "p squares", "all", axis=0),
+        node("Identity", "all", "y"),
+    ]
+    (found,) = _left(tmp_path, nodes, np.linspace(0, 60, 100), {})
+    assert (found.node, found.tensor) == ("Softmax_p", "y")
+    assert found.value == pytest.approx(math.exp(-60), rel=0.5)
+    assert "a share of a whole" in found.reason
 
 
 def test_zeros_come_out_without_the_pins_and_none_with_them(tmp_path: Path) -> None:
@@ -104,6 +166,11 @@ def test_the_evidence(tmp_path: Path) -> None:
         make_model([node("Exp", "x", "y")], {"x": [2]}, "y"), tmp_path, {"x": floats(-20, 1)}
     )
     (found,) = ask(find_vanishing_outputs, graph, ranges)
-    assert (found.node, found.tensor, found.batch, found.limit) == ("Exp_y", "y", None, FP16_UNDERFLOW)
+    assert (found.node, found.tensor, found.batch, found.limit) == ("Exp_y", "y", None, LEAST)
     assert found.value == pytest.approx(math.exp(-20), rel=1e-5)
     assert found.reason == "the output y is never zero and has values down to 2.06e-09, which FP16 makes zero"
+    graph, ranges = scan(
+        make_model([node("Exp", "x", "y")], {"x": [2]}, "y"), tmp_path, {"x": floats(-17, 1)}
+    )
+    (found,) = ask(find_vanishing_outputs, graph, ranges)
+    assert found.reason.endswith("values down to 4.14e-08, which FP16 makes 5.96e-08")
