@@ -125,6 +125,24 @@ def wide_boxes() -> Network:
     return Network(model, feeds, "lost_integer", ("Add_centres", "Sub_low", "Add_high", "Sub_y"))
 
 
+def sides_at_4k() -> Network:
+    """Sides of boxes that stand anywhere in an image of 4096 pixels, from their corners."""
+    nodes = [
+        node("MatMul", "x w", "logits"),
+        node("Sigmoid", "logits", "shares"),
+        node("Mul", "shares width", "centres"),
+        node("Mul", "shares small", "half"),
+        node("Sub", "centres half", "low"),
+        node("Add", "centres half", "high"),
+        node("Sub", "high low", "y"),
+    ]
+    constants = {"w": _draw(1, 8, 4), "width": scalar(4000.7), "small": scalar(5.3)}
+    model = make_model(nodes, {"x": [512, 8]}, "y", constants)
+    feeds = tuple({"x": _draw(seed, 512, 8)} for seed in range(2))
+    pins = ("Sigmoid_shares", "Mul_centres", "Sub_low", "Add_high", "Sub_y")
+    return Network(model, feeds, "lost_box", pins)
+
+
 def short_vectors() -> Network:
     """x / |x|, no epsilon; every second row is 1e-5 long."""
     nodes = [
@@ -202,6 +220,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
         words_as_floats,
         counted_tokens,
         wide_boxes,
+        sides_at_4k,
         short_vectors,
         entropy,
         small_units,

@@ -80,7 +80,7 @@ def _oddities(folder: Path) -> tuple[Graph, RangeTable]:
 
 
 def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
-    """Values that FP16 makes zero, positions that it cannot tell apart, and angles; some in a body."""
+    """Values that FP16 makes zero, positions that it cannot tell apart, places and angles; some in a body."""
     info = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
     body = helper.make_graph([helper.make_node("Sin", ["phase"], ["inner"])], "body", [], [info])
     nodes = [
@@ -93,10 +93,12 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("Div", "d a", "q"),
         node("Exp", "x", "e"),
         node("Mul", "e small", "rate"),
-        node("Sum", "d s t q", "y"),
+        node("Add", "x far", "place"),
+        node("Sub", "place far", "side"),
+        node("Sum", "d s t q side", "y"),
     ]
     inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
-    constants = {"last": scalar(2999), "third": scalar(1 / 3), "small": scalar(1e-8)}
+    constants = {"last": scalar(2999), "far": scalar(5000), "third": scalar(1 / 3), "small": scalar(1e-8)}
     graph = save(make_model(nodes, inputs, "y rate", constants), folder)
     feeds = {"ids": ints(0, 1500, 3001), "c": np.asarray(True), "x": floats(0.5, 1, 2)}
     return graph, collect_ranges(graph, InMemoryCalibration((feeds,)))

@@ -17,7 +17,8 @@ from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import FixReport, PlanPolicy, Verification
 from overflow_fixer.rules import DEFAULT_RULES
 
-RULES = "vanishing_constant vanishing_divisor vanishing_output small_value lost_integer lost_phase".split()
+RULES = """vanishing_constant vanishing_divisor vanishing_output small_value lost_integer lost_box
+lost_phase""".split()
 OTHERS = {name: rule for name, rule in DEFAULT_RULES.items() if name not in RULES}
 HEALTHY = list(healthy_networks())
 
@@ -32,7 +33,8 @@ def test_plain_fp16_is_wrong_and_the_plan_right(name: str, tmp_path: Path) -> No
     assert report.fixed.passed
     assert _snr_db(report.fixed) > 60
     assert tuple(pin.node for pin in report.plan.pins) == network.pins
-    assert {finding.rule for pin in report.plan.pins for finding in pin.findings} == {network.rule}
+    rules = [{finding.rule for finding in pin.findings} for pin in report.plan.pins]
+    assert all(network.rule in each and each <= set(RULES) for each in rules)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
