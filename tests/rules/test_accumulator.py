@@ -173,3 +173,12 @@ def test_no_backend_protects_it(tmp_path: Path) -> None:
     graph, ranges = _multiply(OVER, folder=tmp_path)
     plan = plan_precision(graph, ranges, PlanPolicy(protected={"LayerNormalization": "protected"}))
     assert plan.pinned == {"MatMul_y"}
+
+
+@pytest.mark.parametrize(("scale", "is_over"), [(32752, False), (32753, True)])
+def test_an_output_of_one_number(tmp_path: Path, scale: float, is_over: bool) -> None:
+    """The product of two vectors is 0-d."""
+    graph, ranges = _scan(tmp_path, MATMUL, floats(1, -1), floats(scale, scale))
+    found = ask(find_large_accumulators, graph, ranges)
+    assert ranges.by_tensor["y"].element_count == 1
+    assert [(f.node, f.value) for f in found] == ([("MatMul_y", 2.0 * scale)] if is_over else [])

@@ -225,3 +225,12 @@ def test_more_than_a_float_holds_is_infinite(tmp_path: Path) -> None:
     graph, ranges = scan(model, tmp_path, {"x": floats(9000)})
     (found,) = ask(find_large_inner_values, graph, ranges)
     assert found.value == np.inf
+
+
+@pytest.mark.parametrize(("value", "is_over"), [(100, False), (100.01, True)])
+def test_the_boundary_of_one_number(value: float, is_over: bool, tmp_path: Path) -> None:
+    """The square under a root, of a 0-d tensor; the threshold itself is within."""
+    model = make_model([node("ReduceL2", "x", "y")], {"x": []}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": np.asarray(value, np.float32)})
+    found = ask(find_large_inner_values, graph, ranges)
+    assert [f.value for f in found] == ([pytest.approx(value * value, rel=1e-5)] if is_over else [])

@@ -289,3 +289,21 @@ def test_the_reason_of_each_quantity_is_one_line(tmp_path: Path) -> None:
     for one in ask(find_large_inner_values, graph, ranges):
         assert f"reaches {one.value:.6g}, over the threshold of 10000" in one.reason
         assert "\n" not in one.reason
+
+
+@pytest.mark.parametrize(("value", "is_over"), [(5000, False), (5000.5, True)])
+def test_an_output_of_one_number(value: float, is_over: bool, tmp_path: Path) -> None:
+    """A mean over everything is 0-d; the threshold itself is within."""
+    model = make_model([node("ReduceMean", "x", "y", keepdims=0)], {"x": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(value, value)})
+    found = ask(find_large_inner_values, graph, ranges)
+    assert [(f.node, f.value) for f in found] == ([("ReduceMean_y", 2 * value)] if is_over else [])
+
+
+@pytest.mark.parametrize(("value", "is_over"), [(10000, False), (10001, True)])
+def test_an_input_of_one_number(value: float, is_over: bool, tmp_path: Path) -> None:
+    """Its mean is itself, and so is the sum before it is divided."""
+    model = make_model([node("ReduceMean", "x", "y")], {"x": []}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": np.asarray(value, np.float32)})
+    found = ask(find_large_inner_values, graph, ranges)
+    assert [(f.node, f.value) for f in found] == ([("ReduceMean_y", value)] if is_over else [])

@@ -222,3 +222,22 @@ def test_a_mask_that_is_fed(low: float, is_found: bool, tmp_path: Path) -> None:
     model = make_model([node("Add", "s mask", "y")], {"s": [2], "mask": [2]}, "y")
     graph, ranges = scan(model, tmp_path, {"s": floats(0.5, 3000.5), "mask": floats(0, low)})
     assert pinned_by(find_lost_integers, graph, ranges) == (["Add_y"] if is_found else [])
+
+
+def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
+    model = make_model([CAST, node("Neg", "p", "y")], {"ids": (INT64, [None])}, "y")
+    graph, ranges = scan(model, tmp_path, {"ids": ints()}, {"ids": ints(1, 2049)})
+    found = ask(find_lost_integers, graph, ranges)
+    assert [(f.node, f.batch, f.value) for f in found if f.tensor == "p"] == [
+        ("Cast_p", "batch_1", 2049),
+        ("Neg_y", "batch_1", 2049),
+    ]
+
+
+def test_empty_constants(tmp_path: Path) -> None:
+    nodes = [node("Concat", "p none", "joined", axis=0), node("Equal", "joined far", "same")]
+    nodes += [node("Cast", "same", "y", to=TensorProto.FLOAT)]
+    constants = {"none": floats(), "far": scalar(3001)}
+    model = make_model([CAST, *nodes], {"ids": (INT64, [2])}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"ids": ints(1, 4001)})
+    assert pinned_by(find_lost_integers, graph, ranges) == ["Cast_p", "Concat_joined", "Equal_same"]

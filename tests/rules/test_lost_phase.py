@@ -91,3 +91,23 @@ def test_frequencies_computed_in_the_model_are_part_of_it_and_layers_are_not(tmp
         make_model(nodes, {"x": [2, 4]}, "y", constants), tmp_path, {"x": np.ones((2, 4), np.float32)}
     )
     assert pinned_by(find_lost_phases, graph, ranges) == ["Pow_period", "Reciprocal_f", "Mul_a", "Cos_y"]
+
+
+def test_an_infinite_angle_among_others(tmp_path: Path) -> None:
+    """What FP16 makes of 1000.1 is lost all the same; of infinity alone there is no finding."""
+    assert _pins(tmp_path, "Sin", [1000.1, math.inf]) == ["Mul_a", "Sin_y"]
+
+
+@pytest.mark.parametrize(("value", "is_found"), [(128.0, False), (128.0625, True), (math.nan, False)])
+def test_the_boundary_of_one_number(value: float, is_found: bool, tmp_path: Path) -> None:
+    model = make_model([node("Mul", "x f", "a"), node("Sin", "a", "y")], {"x": []}, "y", {"f": scalar(0.75)})
+    feeds = [{"x": scalar(angle) / np.float32(0.75)} for angle in (1, value)]
+    graph, ranges = scan(model, tmp_path, *feeds)
+    assert pinned_by(find_lost_phases, graph, ranges) == (["Mul_a", "Sin_y"] if is_found else [])
+
+
+def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
+    model = make_model([node("Sin", "x", "y")], {"x": [None]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(1, 500.1)})
+    (found,) = ask(find_lost_phases, graph, ranges)
+    assert (found.batch, found.value) == ("batch_1", np.float32(500.1))

@@ -139,3 +139,24 @@ def test_constants_that_fp16_holds_badly(factor: float, is_found: bool, tmp_path
     """Powers of two it holds; what vanishes is the rule vanishing_constant's."""
     nodes = [node("Mul", "x f", "y")]
     assert _pins(tmp_path, nodes, [3e5], {"f": scalar(factor)}) == (["Mul_y"] if is_found else [])
+
+
+def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
+    model = make_model([node("Neg", "x", "a"), node("Mul", "a up", "y")], {"x": [None]}, "y", ONE)
+    graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(1e-7)})
+    found = [f for f in ask(find_small_values, graph, ranges) if f.tensor == "a"]
+    assert [(f.node, f.batch) for f in found] == [("Neg_a", "batch_1"), ("Mul_y", "batch_1")]
+
+
+def test_an_empty_constant(tmp_path: Path) -> None:
+    nodes = [node("Concat", "x none", "a", axis=0), node("Mul", "a up", "y")]
+    pins = _pins(tmp_path, nodes, [1e-7], {"none": floats()})
+    assert pins == ["Concat_a", "Mul_y"]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_found"), [(LEAST_MAGNITUDE, False), (BELOW, True), (math.nan, False), (math.inf, False)]
+)
+def test_one_number(value: float, is_found: bool, tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "a"), node("Mul", "a up", "y")]
+    assert _pins(tmp_path, nodes, value) == (["Neg_a", "Mul_y"] if is_found else [])

@@ -428,3 +428,13 @@ def test_variances_with_nan_or_none_at_all(tmp_path: Path) -> None:
         )
         graph, ranges = scan(model, tmp_path / name, {"x": np.ones((1, size), np.float32)})
         assert ask(find_vanishing_constants, graph, ranges) == []
+
+
+def test_an_empty_batch_beside_others(tmp_path: Path) -> None:
+    """One without elements says nothing, and changes nothing."""
+    nodes = [node("Add", "x eps", "a"), node("Log", "a", "y")]
+    model = make_model(nodes, {"x": [None]}, "y", {"eps": EPS})
+    for name, values, actions in (("far", floats(1, 2), ["none"]), ("near", floats(0, 2), ["pin", "pin"])):
+        (tmp_path / name).mkdir()
+        graph, ranges = scan(model, tmp_path / name, {"x": floats()}, {"x": values})
+        assert [found.action for found in ask(find_vanishing_constants, graph, ranges)] == actions

@@ -117,3 +117,25 @@ def test_a_difference_is_pinned_and_what_it_is_made_of_is_not(tmp_path: Path) ->
     )
     graph, ranges = scan(model, tmp_path, {"x": floats(2, 1.01)})
     assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_b", "Div_y"]
+
+
+def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
+    model = make_model([node("Abs", "x", "a"), node("Log", "a", "y")], {"x": [None]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(1, 1e-9)})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Abs_a", "Log_y"]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_found"), [(FP16_UNDERFLOW, True), (NEXT, False), (0, False), (math.nan, False)]
+)
+def test_one_number(value: float, is_found: bool, tmp_path: Path) -> None:
+    nodes = [node("Mul", "x one", "a"), node("Reciprocal", "a", "y")]
+    assert _pins(tmp_path, nodes, value) == (["Mul_a", "Reciprocal_y"] if is_found else [])
+
+
+def test_a_sum_of_no_squares(tmp_path: Path) -> None:
+    """It is zero, as FP32 has it; and of no sums nothing is known."""
+    nodes = [node("Mul", "x x", "q"), node("ReduceSum", "q axes", "s"), node("Log", "s", "y")]
+    for name, shape in (("sum", (0, 3)), ("none", (3, 0))):
+        (tmp_path / name).mkdir()
+        assert _pins(tmp_path / name, nodes, np.zeros(shape)) == []

@@ -174,3 +174,9 @@ def test_the_evidence(tmp_path: Path) -> None:
     )
     (found,) = ask(find_vanishing_outputs, graph, ranges)
     assert found.reason.endswith("values down to 4.14e-08, which FP16 makes 5.96e-08")
+
+
+def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
+    model = make_model([node("Exp", "x", "y")], {"x": [None]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(-20, 1)})
+    assert pinned_by(find_vanishing_outputs, graph, ranges) == ["Exp_y"]
