@@ -140,7 +140,7 @@ def sides_at_4k() -> Network:
     model = make_model(nodes, {"x": [512, 8]}, "y", constants)
     feeds = tuple({"x": _draw(seed, 512, 8)} for seed in range(2))
     pins = ("Sigmoid_shares", "Mul_centres", "Sub_low", "Add_high", "Sub_y")
-    return Network(model, feeds, "lost_box", pins)
+    return Network(model, feeds, "lost_difference", pins)
 
 
 def short_vectors() -> Network:

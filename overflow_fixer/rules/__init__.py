@@ -16,6 +16,7 @@ from overflow_fixer.rules.constant_range import find_constants_out_of_range
 from overflow_fixer.rules.control_flow import find_inside_bodies
 from overflow_fixer.rules.inner_value import find_large_inner_values
 from overflow_fixer.rules.lost_box import find_lost_boxes
+from overflow_fixer.rules.lost_difference import find_lost_differences
 from overflow_fixer.rules.lost_integer import find_lost_integers
 from overflow_fixer.rules.lost_phase import find_lost_phases
 from overflow_fixer.rules.non_finite import find_non_finite
@@ -38,6 +39,7 @@ DEFAULT_RULES: dict[str, Rule] = {
     "small_value": find_small_values,
     "lost_integer": find_lost_integers,
     "lost_box": find_lost_boxes,
+    "lost_difference": find_lost_differences,
     "lost_phase": find_lost_phases,
     "inner_value": find_large_inner_values,
     "accumulator": find_large_accumulators,

@@ -18,7 +18,7 @@ from overflow_fixer.records import FixReport, PlanPolicy, Verification
 from overflow_fixer.rules import DEFAULT_RULES
 
 RULES = """vanishing_constant vanishing_divisor vanishing_output small_value lost_integer lost_box
-lost_phase""".split()
+lost_difference lost_phase""".split()
 OTHERS = {name: rule for name, rule in DEFAULT_RULES.items() if name not in RULES}
 HEALTHY = list(healthy_networks())
 

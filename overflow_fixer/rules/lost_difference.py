@@ -1,0 +1,61 @@
+"""A difference of values over 1024 that is no more than a few of FP16's steps there: the side of a box, x2 - x1.
+
+3000.3 and 3004.8 are 3000 and 3004 in FP16, so a side of 4.5 becomes 4; what each lost is a large share of what is
+left. What computes the values stays in FP32, back to where they are small, or held exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.places import is_far, step_at, trace_back
+from overflow_fixer.rules.semantics import operator
+
+_DIFFERENCES = frozenset("Sub Add Sum".split())
+_FEWEST_STEPS = 64
+"""A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
+
+
+def find_lost_differences(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each such difference that the node computes, or whose terms it computes.
+
+    `value` is its max |x|, `limit` 64 of FP16's steps at the largest term. None of terms with NaN or infinities, that FP16
+    is known to hold, or of integers, which the rule lost_integer looks after; none of a difference of zeros.
+    """
+    for difference, terms in _evidence(graph, ranges).get(node.label, {}).items():
+        seen, most = ranges.by_tensor[difference], max(ranges.by_tensor[name].max_abs for name in terms)
+        step = step_at(most)
+        reason = (
+            f"{difference} is {seen.max_abs:.6g} at most, of which {' and '.join(terms)}, up to {most:.6g}, lose much: "
+            f"FP16's steps are {step:g} there"
+        )
+        batch = ranges.worst_batch_of(seen)
+        limit = _FEWEST_STEPS * step
+        yield Finding("lost_difference", node.label, difference, seen.max_abs, limit, reason, batch)
+
+
+@lru_cache(maxsize=1)
+def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str, ...]]]:
+    """For each node concerned, the differences and the terms that are lost."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for node in graph.nodes:
+        terms = _find_terms(graph, ranges, node)
+        for concerned in (node, *(made for name in terms for made in trace_back(graph, ranges, name))):
+            if terms:
+                found.setdefault(concerned.label, {}).setdefault(node.outputs[0], terms)
+    return found
+
+
+def _find_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
+    """The terms over 1024 of which no more than a few steps are left; none where more is, or none is so large."""
+    left = ranges.get(node.outputs[0]) if operator(node) in _DIFFERENCES else None
+    if left is None or not left.max_abs > 0:
+        return ()
+    terms = tuple(dict.fromkeys(name for name in node.inputs if is_far(graph, ranges, name)))
+    step = max((step_at(ranges.by_tensor[name].max_abs) for name in terms), default=0.0)
+    return terms if left.max_abs < _FEWEST_STEPS * step else ()

@@ -1,0 +1,58 @@
+"""Differences of values over 1024 that are a few of FP16's steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.rules.lost_difference import find_lost_differences
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_found"),
+    [
+        ([3000.3, 1], [3004.8, 2], True),
+        ([3000, 1.5], [3127.5, 2], True),
+        ([3000, 1.5], [3128, 2], False),
+        ([3000.3, 1], [300.1, 2], False),
+        ([1000.3, 1], [1004.8, 2], False),
+        ([1020.3, 1], [1024.5, 2], True),
+        ([3000.3, 1], [3000.3, 1], False),
+        ([3000.3, math.nan], [3004.8, math.nan], False),
+        ([3000.3, math.inf], [3004.8, 1], False),
+        (3000.3, 3004.8, True),
+        ([], [], False),
+    ],
+)
+@pytest.mark.parametrize(("op", "sign"), [("Sub", 1), ("Add", -1), ("Sum", -1)])
+def test_sides(op: str, sign: int, low: Any, high: Any, is_found: bool, tmp_path: Path) -> None:
+    """A difference of less than 64 steps: 128 pixels at 3000, where FP16's steps are 2."""
+    nodes = [node("Mul", "low one", "a"), node("Mul", "high one", "b"), node(op, "b a", "y")]
+    model = make_model(nodes, {"low": None, "high": None}, "y", {"one": scalar(1)})
+    feeds = {"low": sign * np.asarray(low, np.float32), "high": np.asarray(high, np.float32)}
+    graph, ranges = scan(model, tmp_path, feeds)
+    found = set(pinned_by(find_lost_differences, graph, ranges))
+    assert ({f"{op}_y"} <= found <= {"Mul_a", "Mul_b", f"{op}_y"}) if is_found else not found
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x one", "a"), node("Sub", "a far", "y")]
+    model = make_model(nodes, {"x": [None]}, "y", {"one": scalar(1), "far": scalar(3000)})
+    graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(3000.3, 3004.75)})
+    mul, sub = ask(find_lost_differences, graph, ranges)
+    assert (mul.node, sub.node, sub.tensor, sub.batch) == ("Mul_a", "Sub_y", "y", "batch_1")
+    assert (sub.value, sub.limit, sub.action) == (4.75, 128, "pin")
+    assert sub.reason == ("y is 4.75 at most, of which a, up to 3004.75, lose much: FP16's steps are 2 there")
+
+
+def test_integers_are_another_rules(tmp_path: Path) -> None:
+    nodes = [node("Cast", "ids", "p", to=TensorProto.FLOAT), node("Sub", "p far", "y")]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y", {"far": scalar(3001)})
+    graph, ranges = scan(model, tmp_path, {"ids": ints(3003, 3010)})
+    assert ask(find_lost_differences, graph, ranges) == []
