@@ -1,8 +1,8 @@
 """The tensors of which the smallest magnitude matters, and is taken.
 
 To take it costs more than everything else that a scan takes, and of most tensors it tells nothing: one
-element near zero among millions is no danger. It matters where a small value becomes a large one, and
-where a tensor may be a mask, all of whose elements are 0 or one number.
+element near zero among millions is no danger. It matters where a small value becomes a large one, in an output of
+the model, and where a tensor may be a mask, all of whose elements are 0 or one number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def find_small_valued(graph: Graph, wanted: SmallValues = "needed") -> frozenset
     if wanted == "all":
         return frozenset(graph.tensors)
     found = {node.inputs[slot] for node in graph.nodes for slot in _enlarged(node)}
-    return frozenset(found | set(_find_masks(graph)))
+    outputs = {name for name in graph.outputs if graph.is_float(name)}
+    return frozenset(found | outputs | set(_find_masks(graph)))
 
 
 def _enlarged(node: Node) -> Iterator[int]:

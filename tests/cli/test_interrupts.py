@@ -132,11 +132,11 @@ def test_no_thread_or_descriptor_is_left(capsys: pytest.CaptureFixture[str]) -> 
             progress("scan", 0, 2)
             assert count() == before + 2
             progress("scan", 2, 2)
-    for _ in range(50):
-        if count() == before:
-            break
-        time.sleep(0.1)
-    assert count() == before
+        for _ in range(50):  # the thread that watches closes its end by itself
+            if count() == before:
+                break
+            time.sleep(0.1)
+        assert count() == before
 
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
