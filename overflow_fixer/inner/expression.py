@@ -20,8 +20,11 @@ _AXES_ARE_INPUTS = {
 """The opset from which on a reduction's axes are an input."""
 _THEN = {"ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
 """What adds up the results of a reduction."""
-_FEW = 1024
+_FEW = 512
 """ONNX Runtime adds up so many elements in FP32 to 1e-5 even where all are alike, and rounding goes one way."""
+
+
+_LEAST_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,21 @@ class Expression:
             return self.rows(range(axis, 0))
         return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,))
 
+    def cut_last(self, rows: Rows) -> Rows:
+        """The rows of a last axis that is long as those of two axes, of which the last has at most 512 elements.
+
+        As they are where the length is not known, has no divisor of such a size, or is none to cut.
+        """
+        length = rows.lengths[0] if len(rows.lengths) == 1 else None
+        if rows.tensor != self.source or self.dims is None or not isinstance(length, int) or length <= _FEW:
+            return rows
+        last = len(self.dims) - 1
+        block = next((size for size in range(_FEW, _LEAST_BLOCK - 1, -1) if length % size == 0), None)
+        if block is None or rows.axes[0] % len(self.dims) != last:
+            return rows
+        shape = self.integers(*[0] * last, length // block, block)
+        return Rows(self.apply("Reshape", self.source, shape), (last, last + 1), (length // block, block))
+
     def count(self, rows: Rows) -> str:
         """The number of elements of one of the `rows`, as a float."""
         dims = [dim for dim in rows.lengths if isinstance(dim, int)]
@@ -126,6 +144,7 @@ class Expression:
         Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes the last is
         taken for that of an image where it is not known, since FP64 costs as much as the rest of a scan.
         """
+        rows = self.cut_last(rows)
         found = rows.tensor
         for axes, length in _cut(rows):
             is_image = found == rows.tensor and len(rows.axes) > 1

@@ -69,6 +69,7 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     The largest |x - mean| of a row is that of its extremes: rounding keeps the order; of an empty row it is 0. What
     rounding took from the mean is the mean of x - mean; it matters where the mean is large and deviations small.
     """
+    rows = expression.cut_last(rows)
     highest, lowest = (expression.reduce(op, rows.tensor, rows.axes) for op in ("ReduceMax", "ReduceMin"))
     mean = expression.add_up("ReduceMean", rows)
     expression.extremes = (highest, lowest, mean)
