@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import onnxruntime
+
+from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
 from overflow_fixer.calibration import survey_shapes
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder, refuse_os_errors
+from overflow_fixer.finished_trials import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.graph import Graph
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import (
@@ -31,13 +35,16 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.verification import CachedRunner, OpenRunner, open_reference, trace, verify
 
+_NAIVE = "naive FP16"
+
 
 @dataclass
 class Bench:
     """One model, its data and its FP32 reference, against which every trial is measured.
 
     Each trial is built in a folder of its own under the output folder; `ship` moves the one that was
-    chosen to its place, so that what ships is the very file that was measured.
+    chosen to its place, so that what ships is the very file that was measured. A trial that an earlier run finished
+    before it was killed is taken as it is: see finished_trials.
     """
 
     config: FixConfig
@@ -53,17 +60,32 @@ class Bench:
         self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
         self._reference = CachedRunner(open_reference(self.graph))
         self.tolerance: Tolerance = self.config.verify.tolerance()
-        _remove_abandoned(self.config.folder)
+        self._finished = adopt_trials(self.config.folder, self._make_folders())
+        self._basis = make_key(
+            self.graph.sha256,
+            self.calibration.fingerprint,
+            self.config.model_dump(mode="json", include={"build", "verify", "custom_ops"}),
+            self.backend_name,
+            (tensorrt.find_lack() or tensorrt.require()) if self.backend.is_engine else "",
+            __version__,
+            onnxruntime.__version__,
+        )
 
     def __enter__(self) -> Bench:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Remove the trials; but where the run was stopped, those that are finished stay for the next."""
+        is_stopped = kind is not None and not issubclass(kind, Exception)
         for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not (is_stopped and is_finished(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def try_plan(self, plan: PrecisionPlan, stage: str = "verify") -> tuple[Artifact, Verification]:
         """Build a plan and verify it; a failing verification comes with its trace."""
+        key = make_key(self._basis, stage == _NAIVE, asdict(plan))
+        if key in self._finished:
+            return self._finished[key].artifact, self._finished[key].verification
         path = self._place()
         self.progress(f"{stage}: build", 0, 1)
         try:
@@ -72,22 +94,29 @@ class Bench:
             shutil.rmtree(path.parent, ignore_errors=True)
             raise
         self.progress(f"{stage}: build", 1, 1)
-        return artifact, self.verify(artifact, plan, stage)
+        found = self.verify(artifact, plan, stage)
+        note_trial(key, artifact, found)
+        return artifact, found
 
     def try_naive(self) -> tuple[Artifact, Verification]:
         """How the model fares with nothing pinned; the files of an engine are kept, to be timed."""
         naive = PrecisionPlan(self.graph.sha256, self.config.plan.threshold, ())
-        artifact, found = self.try_plan(naive, "naive FP16")
+        artifact, found = self.try_plan(naive, _NAIVE)
         if not self.backend.is_engine:
-            shutil.rmtree(artifact.path.parent, ignore_errors=True)
+            drop_files(artifact.path.parent)
         return artifact, found
 
     def try_fp32(self) -> tuple[Artifact, Verification]:
         """How the backend's own FP32 engine fares, TF32 off: what it gets wrong is no overflow."""
+        key = make_key(self._basis, "FP32 engine")
+        if key in self._finished:
+            return self._finished[key].artifact, self._finished[key].verification
         self.progress("FP32 engine: build", 0, 1)
         artifact = tensorrt.emit_fp32(self.graph, self._place(), self.settings, tf32=False)
         self.progress("FP32 engine: build", 1, 1)
-        return artifact, self._compare(artifact, "FP32 engine")
+        found = self._compare(artifact, "FP32 engine")
+        note_trial(key, artifact, found)
+        return artifact, found
 
     def measure_price(self, fixed: Artifact, others: Mapping[str, Artifact]) -> Price:
         """Engines timed in turns on the first batch of the most usual shapes; builds the FP32 one with TF32."""
@@ -175,10 +204,15 @@ class Bench:
 
     def _place(self, suffix: str | None = None) -> Path:
         """Where the next trial goes: a folder of its own."""
-        folder = self.config.folder / f".trial-{os.getpid()}-{len(self._folders)}"
+        folder = next(self._make_folders())
         make_folder(folder)
-        self._folders.append(folder)
         return folder / f"{self.config.model.stem}{suffix or self.backend.suffix}"
+
+    def _make_folders(self) -> Iterator[Path]:
+        """Names for folders of trials, each once."""
+        while True:
+            self._folders.append(self.config.folder / f".trial-{os.getpid()}-{len(self._folders)}")
+            yield self._folders[-1]
 
     def _usual_batch(self) -> Batch:
         shapes = {name: shape.opt for name, shape in self.settings.shapes.items()}
@@ -203,23 +237,3 @@ def make_settings(
         return config.build.settings(config.folder, {})
     seen = survey_shapes(calibration) if calibration is not None else {}
     return config.build.settings(config.folder, tensorrt.override_shapes(graph, seen, config.build.profile))
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the trials of runs that were killed: those whose process is gone."""
-    for trial in folder.glob(".trial-*-*"):
-        process = trial.name.split("-")[1]
-        if process.isdigit() and not _is_alive(int(process)):
-            shutil.rmtree(trial, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    if os.name != "posix":  # there, signal 0 would interrupt it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -14,7 +14,7 @@ FLOORS = [
     {"copies"},
     {"body_graphs", "foreign_operators", "inner", "patterns"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
-    {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification"},
+    {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification", "finished_trials"},
     {"reports", "repair", "trials", "confidence", "refusing"},
     {"pipeline"},
     {"cli"},

@@ -17,7 +17,7 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, scalar, scan
 from recorded_networks import make_plan
 
-from overflow_fixer import trials
+from overflow_fixer import finished_trials, trials
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
@@ -345,4 +345,4 @@ def test_trials_of_a_run_that_was_killed_are_removed_and_those_of_a_living_one_s
 
 
 def _dead_process() -> int:
-    return next(number for number in range(2**22 - 1, 1, -1) if not trials._is_alive(number))
+    return next(number for number in range(2**22 - 1, 1, -1) if not finished_trials._is_alive(number))

@@ -1,0 +1,175 @@
+"""A run that was stopped or killed goes on behind the trials that it had finished."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_factories import make_engine_report, make_lost, make_report
+
+from overflow_fixer.backends import BACKENDS, Backend
+from overflow_fixer.config import BuildOptions, FixConfig
+from overflow_fixer.finished_trials import Trial, adopt_trials, drop_files, is_finished, make_key, note_trial
+from overflow_fixer.pipeline import fix
+from overflow_fixer.records import Artifact, FixReport, Verification
+from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.trials import Bench
+
+SAMPLE = Path(__file__).parents[1] / "calib_data" / "conv_chain"
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that is gone."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def _finish(folder: Path, report: FixReport, key: str = "k") -> Trial:
+    """A finished trial of a report's artifact, with a file of three bytes."""
+    folder.mkdir(parents=True)
+    path = folder / "model.engine"
+    path.write_bytes(b"abc")
+    artifact = replace(report.artifact, path=path, files=(path,))
+    note_trial(key, artifact, report.fixed)
+    return Trial(key, artifact, report.fixed, (3,))
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    return (folder / f".trial-{os.getpid()}-{number}" for number in range(100))
+
+
+@pytest.mark.parametrize("make", [make_report, make_engine_report, make_lost])
+def test_what_is_adopted_is_what_was_noted_to_the_last_bit(tmp_path: Path, make: Any, dead: int) -> None:
+    noted = _finish(tmp_path / f".trial-{dead}-7", make(tmp_path))
+    adopted = adopt_trials(tmp_path, _places(tmp_path))["k"]
+    assert adopted.folder == tmp_path / f".trial-{os.getpid()}-0"
+    assert adopted.artifact.path.read_bytes() == b"abc"
+    moved = replace(noted.artifact, path=adopted.artifact.path, files=adopted.artifact.files)
+    assert repr(adopted.artifact) == repr(moved)
+    assert repr(adopted.verification) == repr(noted.verification)
+    assert not (tmp_path / f".trial-{dead}-7").exists()
+
+
+def test_what_is_not_whole_is_removed(tmp_path: Path, dead: int) -> None:
+    report = make_report(tmp_path)
+    for number, spoil in enumerate(
+        (
+            lambda folder: (folder / "trial.json").write_text("{"),
+            lambda folder: (folder / "trial.json").write_text('{"key": "k"}'),
+            lambda folder: (folder / "trial.json").unlink(),
+            lambda folder: (folder / "model.engine").write_bytes(b"ab"),
+            lambda folder: (folder / "model.engine").unlink(),
+        )
+    ):
+        folder = tmp_path / f".trial-{dead}-{number}"
+        _finish(folder, report)
+        spoil(folder)
+    assert adopt_trials(tmp_path, _places(tmp_path)) == {}
+    assert list(tmp_path.glob(".trial-*")) == []
+
+
+def test_trials_of_a_living_process_are_left_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / f".trial-{os.getppid()}-0"
+    _finish(folder, make_report(tmp_path))
+    assert adopt_trials(tmp_path, _places(tmp_path)) == {}
+    assert is_finished(folder)
+
+
+def test_without_its_files_a_trial_still_tells_what_was_found(tmp_path: Path, dead: int) -> None:
+    folder = tmp_path / f".trial-{dead}-0"
+    _finish(folder, make_report(tmp_path))
+    drop_files(folder)
+    adopted = adopt_trials(tmp_path, _places(tmp_path))["k"]
+    assert (adopted.sizes, adopted.artifact.path.exists()) == ((), False)
+
+
+def test_a_key_is_of_every_part() -> None:
+    keys = {make_key("a", 1), make_key("a", 2), make_key("b", 1), make_key("a"), make_key(["a", 1])}
+    assert len(keys) == 5
+    assert make_key({"x": 1, "y": Path("p")}) == make_key({"y": Path("p"), "x": 1})
+
+
+class _Counted:
+    """Counts what a backend emits and runs; raises KeyboardInterrupt at the verification numbered `stop`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.emitted = self.verified = 0
+        self.stop: int | None = None
+        backend, verify = BACKENDS["onnx"], Bench.verify
+
+        def emit(*args: Any) -> Artifact:
+            self.emitted += 1
+            return backend.emit(*args)
+
+        def counted(bench: Bench, *args: Any) -> Verification:
+            if self.verified == self.stop:
+                raise KeyboardInterrupt
+            self.verified += 1
+            return verify(bench, *args)
+
+        monkeypatch.setitem(
+            BACKENDS, "onnx", Backend(backend.suffix, emit, backend.describe, backend.open_runner)
+        )
+        monkeypatch.setattr(Bench, "verify", counted)
+
+
+def _comparable(folder: Path) -> Any:
+    """The report but for what is measured in seconds, with the bytes of the model."""
+    document = parse_json((folder / "report.json").read_text())
+    del document["durations_seconds"]
+    return document, (folder / "model.fp16.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("stop", [0, 1])
+def test_a_stopped_job_repeats_no_trial_that_it_had_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    config = FixConfig(
+        model=SAMPLE / "model.onnx",
+        calib=SAMPLE / "data",
+        out=tmp_path / "out",
+        build=BuildOptions(backend="onnx"),
+    )
+    fix(config)
+    undisturbed = _comparable(tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    counted = _Counted(monkeypatch)
+    counted.stop = stop
+    with pytest.raises(KeyboardInterrupt):
+        fix(config)
+    assert counted.verified == stop
+    other = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    monkeypatch.setattr("overflow_fixer.finished_trials._is_alive", lambda process: process == other)
+    counted.stop = None
+    assert fix(config).passed
+    assert counted.verified == 2
+    assert _comparable(tmp_path / "out") == undisturbed
+    assert list((tmp_path / "out").glob(".trial-*")) == []
+
+
+def test_other_settings_make_other_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = FixConfig(
+        model=SAMPLE / "model.onnx",
+        calib=SAMPLE / "data",
+        out=tmp_path / "out",
+        build=BuildOptions(backend="onnx"),
+    )
+    counted = _Counted(monkeypatch)
+    counted.stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        fix(config)
+    monkeypatch.setattr("overflow_fixer.finished_trials._is_alive", lambda process: False)
+    counted.stop = None
+    other = config.model_copy(update={"verify": config.verify.model_copy(update={"min_snr_db": 31.0})})
+    assert fix(other).passed
+    assert counted.verified == 3
