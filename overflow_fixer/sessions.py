@@ -33,6 +33,8 @@ _STOP_SPINNING = "session.force_spinning_stop"
 _RECORD_PLACES = "session.record_ep_graph_assignment_info"
 _custom_ops: list[Path] = []
 """Libraries for every session; a process has one list, as it has one set of loaded libraries."""
+_threads = [0]
+"""Of every session, on the CPU; 0: as many as ONNX Runtime likes."""
 _ELEM_TYPES = {
     "float": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -63,6 +65,11 @@ def use_custom_ops(libraries: Sequence[Path]) -> None:
                 "and which ONNX Runtime it was built for."
             ) from error
     _custom_ops[:] = libraries
+
+
+def use_threads(count: int) -> None:
+    """Have every session from now on compute with so many threads; 0: as many as ONNX Runtime likes."""
+    _threads[0] = count
 
 
 def hash_custom_ops() -> str:
@@ -176,6 +183,7 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
+    options.intra_op_num_threads = _threads[0]
     options.log_severity_level = 4
     options.add_session_config_entry(_STOP_SPINNING, "1")
     for library in _custom_ops:

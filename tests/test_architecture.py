@@ -7,7 +7,7 @@ import overflow_fixer
 
 ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
-    {"errors", "formats", "lazy_names", "progress", "providers"},
+    {"errors", "formats", "lazy_names", "processes", "progress", "providers"},
     {"files", "records"},
     {"sessions", "metrics", "chunks", "model_file", "weights"},
     {"graph"},
@@ -17,6 +17,7 @@ FLOORS = [
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification", "finished_trials"},
     {"reports", "repair", "trials", "confidence", "refusing"},
     {"pipeline"},
+    {"zoo"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

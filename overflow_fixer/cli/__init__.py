@@ -12,7 +12,7 @@ from overflow_fixer import __version__
 from overflow_fixer.cli.guard import EXIT_STOPPED, STOPPED, run_guarded
 from overflow_fixer.errors import FixError, ModelError
 
-VERBS = ("fix", "scan", "plan", "build", "verify", "report", "doctor")
+VERBS = ("fix", "scan", "plan", "build", "verify", "report", "zoo", "doctor")
 """Each is a module here, imported when it is called for: a plan does without what a build needs."""
 _EXIT_FAULT = 70
 _OUT_OF_MEMORY = (

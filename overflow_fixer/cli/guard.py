@@ -7,7 +7,6 @@ memory that both see.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import os
@@ -23,6 +22,7 @@ from typing import NoReturn
 import click
 
 from overflow_fixer.errors import BackendError, ModelError
+from overflow_fixer.processes import die_with
 
 EXIT_STOPPED = 130
 STOPPED = "stopped. Files already written are whole; run the command again to go on."
@@ -30,7 +30,6 @@ _REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} if sys.plat
 """Signals by which somebody asks a process to end."""
 SAME_SECONDS = 0.5
 """Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAGE_BYTES = 256
 _page: mmap.mmap | None = None
 
@@ -50,7 +49,7 @@ def run_guarded(command: Callable[[], int]) -> int:
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _die_with(parent)
+        die_with(parent, EXIT_STOPPED)
         _take_interrupts_once()
         _end_with(command)
     return _tell_end(_wait(child))
@@ -61,13 +60,6 @@ def note_stage(stage: str) -> None:
     if _page is not None:
         text = stage.encode()[: _PAGE_BYTES - 1]
         _page[: len(text) + 1] = text + b"\0"
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process when `parent` ends, and end it here if that was meanwhile."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(EXIT_STOPPED)
 
 
 def _end_with(command: Callable[[], int]) -> NoReturn:

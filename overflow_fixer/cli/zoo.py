@@ -1,0 +1,112 @@
+"""`fix-fp16 zoo ZOO.toml | DIR`: many models, each in a process of its own."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from overflow_fixer.cli.zoo_display import open_display
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, ConfigError
+from overflow_fixer.reports.numbers_json import dump_json
+from overflow_fixer.zoo.entries import Zoo, ZooEntry
+from overflow_fixer.zoo.fixing import fix_zoo
+from overflow_fixer.zoo.folder import read_folder
+from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
+from overflow_fixer.zoo.pool import describe_machine
+from overflow_fixer.zoo.summary import build_document, load_summary, write_summary
+from overflow_fixer.zoo.zoo_file import read_zoo_file
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("zoo")
+@click.argument("zoo", type=_PATH)
+@click.option("--out", type=_PATH, help="Folder of the results [ZOO-stem.zoo].")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Models at once [one a core].")
+@click.option(
+    "--gpus", help="Numbers of the GPUs to share out, one model each, such as 0,1 [all that are seen]."
+)
+@click.option("--only", multiple=True, metavar="GLOB", help="Only models whose name matches.")
+@click.option(
+    "--failed", is_flag=True, help="Only models that an earlier run did not fix; they are run again."
+)
+@click.option("--force", is_flag=True, help="Run every model again, finished or not.")
+@click.option(
+    "--compare", type=_PATH, help="Summary of an earlier run: say what newly fails, which plans changed."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def zoo_command(
+    zoo: Path,
+    out: Path | None,
+    workers: int,
+    gpus: str | None,
+    only: tuple[str, ...],
+    failed: bool,
+    force: bool,
+    compare: Path | None,
+    quiet: bool,
+    as_json: bool,
+    debug: bool,
+) -> int:
+    """Fix every model of ZOO: a zoo file (configs/zoo.toml), or a folder of models with their data beside them.
+
+    What is finished is not run again, unless its model, data, settings or the tool's version changed. Exit code: 0 all
+    fixed, 1 some not, 2 usage or zoo file.
+    """
+    found = read_folder(zoo, out) if zoo.is_dir() else read_zoo_file(zoo, out)
+    earlier = None if compare is None else load_summary(compare)
+    chosen = _choose(found, only, failed)
+    machine = describe_machine(workers, _parse_gpus(gpus))
+    outcomes: dict[str, ZooOutcome] = {}
+    with open_display(len(chosen), quiet or as_json) as display:
+        for outcome in fix_zoo(chosen, machine, display.show_running, force=force or failed):
+            outcomes[outcome.name] = outcome
+            display.show_outcome(outcome)
+    everything = [*outcomes.values(), *_load_others(found, outcomes)]
+    document = build_document(found.source, found.folder, everything, earlier)
+    files = write_summary(document, found.folder)
+    if as_json:
+        click.echo(dump_json(document))
+    elif not quiet:
+        click.echo(_say_end(document["counts"], files[0]))
+    return EXIT_FIXED if all(outcome.passed for outcome in outcomes.values()) else EXIT_NOT_VERIFIED
+
+
+def _choose(zoo: Zoo, only: Sequence[str], failed: bool) -> list[ZooEntry]:
+    """The entries asked for. Raises ConfigError where a glob matches no name."""
+    for glob in only:
+        if not any(fnmatch.fnmatchcase(entry.name, glob) for entry in zoo.entries):
+            names = ", ".join(entry.name for entry in zoo.entries[:10])
+            raise ConfigError(
+                f"--only {glob} matches no model of {zoo.source}. Expected one of its names: {names}. Correct it."
+            )
+    chosen = [e for e in zoo.entries if not only or any(fnmatch.fnmatchcase(e.name, glob) for glob in only)]
+    if failed:
+        outcomes = {entry.name: load_outcome(entry.folder) for entry in chosen}
+        chosen = [e for e in chosen if (found := outcomes[e.name]) is not None and not found.passed]
+    return chosen
+
+
+def _load_others(zoo: Zoo, outcomes: dict[str, ZooOutcome]) -> list[ZooOutcome]:
+    """The outcomes that earlier runs came to of models that were not asked for now."""
+    others = (load_outcome(entry.folder) for entry in zoo.entries if entry.name not in outcomes)
+    return [outcome for outcome in others if outcome is not None]
+
+
+def _parse_gpus(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ConfigError(
+            f"--gpus {text} is no list of numbers. Expected such as 0,1. Correct it."
+        ) from error
+
+
+def _say_end(counts: dict[str, int], path: Path) -> str:
+    told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items()) or "no model"
+    return f"{told}. Summary: {path} (and .html, .csv beside it)"

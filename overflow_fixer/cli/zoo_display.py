@@ -1,0 +1,104 @@
+"""What a zoo says while it runs: a live table on a terminal, a line a model elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from overflow_fixer.zoo.outcomes import ZooOutcome
+from overflow_fixer.zoo.running import Running
+
+_STILL_SECONDS = 60.0
+"""How often, without a terminal, it is said what runs."""
+_MESSAGE_CHARACTERS = 160
+
+
+class ZooDisplay:
+    """Counts outcomes, and tells them and what runs. `console` is None where nothing is to be said."""
+
+    def __init__(self, total: int, console: Console | None) -> None:
+        self._total = total
+        self._console = console
+        self._done = 0
+        self._taken = 0
+        self._start = self._last = time.monotonic()
+        self._live = (
+            Live(console=console, refresh_per_second=4)
+            if console is not None and console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> ZooDisplay:
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.update(Text(""))
+            self._live.__exit__(None, None, None)
+
+    def show_outcome(self, outcome: ZooOutcome) -> None:
+        self._done += 1
+        self._taken += outcome.is_earlier
+        self._say(f"[{self._done}/{self._total}] {describe(outcome)}")
+
+    def show_running(self, running: Sequence[Running]) -> None:
+        if self._live is not None:
+            self._live.update(Group(self._draw(running), Text(self._say_left(), "dim")))
+        elif time.monotonic() - self._last > _STILL_SECONDS:
+            self._last = time.monotonic()
+            told = "; ".join(f"{one.entry.name}: {say_stage(one)}" for one in running)
+            self._say(f"running {told}. {self._say_left()}")
+
+    def _draw(self, running: Sequence[Running]) -> Table:
+        table = Table(box=None)
+        for heading in ("Model", "Stage", "Seconds", "Memory (MB)"):
+            table.add_column(heading)
+        for one in running:
+            table.add_row(one.entry.name, say_stage(one), f"{one.seconds:.0f}", f"{one.peak_bytes / 1e6:.0f}")
+        return table
+
+    def _say_left(self) -> str:
+        """At the rate so far, models that were finished before left out."""
+        ran = self._done - self._taken
+        left = self._total - self._done
+        if not ran:
+            return f"{left} to go"
+        minutes = (time.monotonic() - self._start) / ran * left / 60
+        return f"{left} to go, about {minutes:.1f} minutes"
+
+    def _say(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(Text(text))
+        elif self._console is not None:
+            click.echo(text, err=True)
+
+
+def describe(outcome: ZooOutcome) -> str:
+    """An outcome in one line."""
+    kind = outcome.kind.replace("_", " ")
+    before = ", finished before" if outcome.is_earlier else f", {outcome.seconds:.1f} s"
+    if outcome.result is None:
+        return f"{outcome.name}: {kind}{before}: {outcome.message[:_MESSAGE_CHARACTERS]}"
+    pins, snr = len(outcome.result.pins), outcome.result.fixed_snr_db
+    return f"{outcome.name}: {kind}, {pins} pins, {snr:.1f} dB{before}"
+
+
+def say_stage(running: Running) -> str:
+    progress = running.read_progress()
+    return "start" if progress is None else "{} {}/{}".format(*progress)
+
+
+@contextmanager
+def open_display(total: int, quiet: bool) -> Iterator[ZooDisplay]:
+    """A display on stderr; one that says nothing where `quiet`."""
+    with ZooDisplay(total, None if quiet else Console(stderr=True)) as display:
+        yield display

@@ -1,0 +1,60 @@
+"""A zoo fixed on this machine: what is finished is taken, the rest is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.zoo.entries import ZooEntry
+from overflow_fixer.zoo.outcomes import ZooOutcome, find_current
+from overflow_fixer.zoo.pool import Machine, Pool, describe_machine
+from overflow_fixer.zoo.running import Running
+
+Watch = Callable[[Sequence[Running]], None]
+"""Called a few times a second with the models that run."""
+
+
+def watch_nothing(running: Sequence[Running]) -> None:
+    """Tell nobody."""
+
+
+def fix_zoo(
+    configs: Iterable[ZooEntry | FixConfig],
+    machine: Machine | None = None,
+    watch: Watch = watch_nothing,
+    *,
+    force: bool = False,
+) -> Iterator[ZooOutcome]:
+    """Fix each model in a process of its own, and give its outcome as soon as it is there; never raises for a model.
+
+    First come the outcomes of models that an earlier run finished, if nothing they rest on changed since (`force`: all
+    are run again). A FixConfig goes by its model's stem. Results lie in each config's folder, and stay when the iteration
+    is left: the next one goes on. Raises ConfigError for two models of one name or folder.
+    """
+    entries = [one if isinstance(one, ZooEntry) else ZooEntry(one.model.stem, one) for one in configs]
+    _check_apart(entries)
+    waiting: list[ZooEntry] = []
+    for entry in entries:
+        found = None if force else find_current(entry)
+        if found is None:
+            waiting.append(entry)
+        else:
+            yield found.model_copy(update={"is_earlier": True})
+    pool = Pool(machine or describe_machine(), force)
+    for outcome in pool.run(waiting):
+        if outcome is not None:
+            yield outcome
+        watch(pool.running)
+
+
+def _check_apart(entries: Sequence[ZooEntry]) -> None:
+    for what, keys in (
+        ("name", [e.name for e in entries]),
+        ("output folder", [str(e.folder) for e in entries]),
+    ):
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise ConfigError(
+                f"Two models of the zoo have the {what} {twice!r}. Expected one of its own for each. Name them apart."
+            )

@@ -1,0 +1,58 @@
+"""A folder of models with their calibration data beside them, as a zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.zoo.entries import Zoo, ZooEntry
+
+_SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".json")
+_FOLDERS = ("calib", "calibration", "data")
+
+
+def read_folder(root: Path, folder: Path | None = None) -> Zoo:
+    """Every .onnx file below `root`, hidden folders and results of this tool left out.
+
+    The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .json),
+    DIR/calib/NAME (or calibration, data) and, where NAME is the one model in DIR, DIR/calib itself. Raises ConfigError
+    that names every model without data.
+    """
+    out = folder or Path(f"{root.resolve().name}.zoo")
+    models = [path for path in sorted(root.rglob("*.onnx")) if _is_wanted(path.relative_to(root))]
+    found = {model: find_data(model, is_alone=_is_alone(model, models)) for model in models}
+    lacking = [str(model) for model, data in found.items() if data is None]
+    if lacking or not models:
+        what = f"no data was found for {', '.join(lacking)}" if lacking else "it has no .onnx file"
+        raise ConfigError(
+            f"The folder {root} cannot be used as a zoo: {what}. Expected each model's data beside it: NAME.calib/, NAME.npz "
+            "or calib/NAME/, or calib/ where the folder has one model. Move them there, or write a zoo file "
+            "(configs/zoo.toml). Nothing was run."
+        )
+    return Zoo(root, out, tuple(_make_entries(root, out, found)))
+
+
+def find_data(model: Path, *, is_alone: bool) -> Path | None:
+    """The model's data beside it; None where there are none."""
+    stem = model.stem
+    candidates = [model.with_name(f"{stem}.calib"), *(model.with_name(stem + suffix) for suffix in _SUFFIXES)]
+    candidates += [model.parent / name / stem for name in _FOLDERS]
+    candidates += [model.parent / name for name in _FOLDERS] if is_alone else []
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iterator[ZooEntry]:
+    for model, data in found.items():
+        name = model.relative_to(root).with_suffix("").as_posix()
+        config = FixConfig.model_validate({"model": model, "calib": data, "out": out / name})
+        yield ZooEntry(name, config)
+
+
+def _is_wanted(path: Path) -> bool:
+    return not any(part.startswith(".") for part in path.parts) and not path.name.endswith(".fp16.onnx")
+
+
+def _is_alone(model: Path, models: list[Path]) -> bool:
+    return sum(other.parent == model.parent for other in models) == 1

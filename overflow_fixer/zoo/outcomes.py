@@ -1,0 +1,174 @@
+"""What became of a model of a zoo, and whether that still holds: outcome.json in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import onnxruntime
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from overflow_fixer import __version__
+from overflow_fixer.files import write_text
+from overflow_fixer.zoo.entries import ZooEntry
+
+Kind = Literal["fixed", "not_verified", "failed", "crashed", "out_of_memory", "timed_out"]
+
+OUTCOME_FILE = "outcome.json"
+_MODEL = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+_LIMITED = frozenset({"out_of_memory", "timed_out"})
+
+
+class InputFile(BaseModel):
+    """A file or folder that an outcome depends on, as it was then: size in bytes, and when it was last written, in ns."""
+
+    model_config = _MODEL
+
+    path: Path
+    size_bytes: int
+    written_ns: int
+
+    @staticmethod
+    def of(path: Path) -> InputFile:
+        """Of a path that is not there, with a size of -1."""
+        try:
+            found = path.stat()
+        except OSError:
+            return InputFile(path=path, size_bytes=-1, written_ns=0)
+        return InputFile(path=path, size_bytes=found.st_size, written_ns=found.st_mtime_ns)
+
+
+class Basis(BaseModel):
+    """What an outcome rests on. `content` is the SHA-256 of model and data; "" where it was never come to."""
+
+    model_config = _MODEL
+
+    settings: str
+    versions: dict[str, str]
+    timeout_minutes: float
+    memory_gib: float | None
+    content: str = ""
+    files: tuple[InputFile, ...] = ()
+
+
+class ZooResult(BaseModel):
+    """The numbers of a model that was built: those of its report.json.
+
+    SNR in dB, of the worst output in the worst batch; latencies are medians, None for a typed model.
+    """
+
+    model_config = _MODEL
+
+    backend: str
+    artifact: Path
+    size_bytes: int
+    pins: tuple[str, ...]
+    clamp_count: int
+    naive_snr_db: float | None
+    naive_mismatched: int | None
+    fixed_snr_db: float
+    fixed_mismatched: int
+    fp16_node_share: float
+    fp16_flops_share: float
+    latency_ms: dict[str, float]
+    stage_seconds: dict[str, float]
+
+
+class ZooOutcome(BaseModel):
+    """How it ended with one model. `message` is the verdict, or one paragraph on what was found, expected, and to do.
+
+    `exit_code` is that of fix-fp16, None where the process did not come to one. `attempts` counts the runs, `seconds`
+    are those of the last one's process and `peak_memory_bytes` its resident memory; `is_earlier` tells an outcome that an earlier run of the zoo came to.
+    """
+
+    model_config = _MODEL
+
+    name: str
+    model: Path
+    folder: Path
+    kind: Kind
+    message: str
+    basis: Basis
+    exit_code: int | None = None
+    result: ZooResult | None = None
+    attempts: int = 1
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    is_earlier: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "fixed"
+
+
+def describe_basis(entry: ZooEntry) -> Basis:
+    """What is known of the basis before the model is read."""
+    settings = entry.config.model_dump_json(exclude={"model", "calib", "out"})
+    return Basis(
+        settings=hashlib.sha256(settings.encode()).hexdigest(),
+        versions=_find_versions(),
+        timeout_minutes=entry.timeout_minutes,
+        memory_gib=entry.memory_gib,
+        files=tuple(map(InputFile.of, list_inputs(entry))),
+    )
+
+
+def list_inputs(entry: ZooEntry, more: Iterable[Path] = ()) -> list[Path]:
+    """The model, its data with the folders that they lie in, libraries, and `more`."""
+    config = entry.config
+    found = [config.model, *config.custom_ops, *config.build.plugins, *more]
+    if config.calib != "random":
+        root = Path(config.calib)
+        inside = sorted(root.rglob("*")) if root.is_dir() else []
+        found += [root, *inside]
+    return list(dict.fromkeys(found))
+
+
+def save_outcome(outcome: ZooOutcome) -> None:
+    """Write it to its folder, whole or not at all. Raises OutputError where that cannot be done."""
+    write_text(outcome.folder / OUTCOME_FILE, outcome.model_dump_json(indent=1))
+
+
+def load_outcome(folder: Path) -> ZooOutcome | None:
+    """The outcome in a folder; None where there is none, or what is there is no outcome of this version."""
+    try:
+        return ZooOutcome.model_validate_json((folder / OUTCOME_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def find_current(entry: ZooEntry) -> ZooOutcome | None:
+    """The outcome that an earlier run came to, if nothing that it rests on changed since: files by size and time."""
+    found, basis = load_outcome(entry.folder), describe_basis(entry)
+    if found is None or found.model != entry.config.model or not has_same_settings(found, basis):
+        return None
+    if any(InputFile.of(known.path) != known for known in found.basis.files):
+        return None
+    is_complete = {file.path for file in basis.files} <= {file.path for file in found.basis.files}
+    return found if is_complete and has_result(found) else None
+
+
+def has_result(found: ZooOutcome) -> bool:
+    """Whether what was built is still there, if something was."""
+    return found.result is None or found.result.artifact.is_file()
+
+
+def has_same_settings(found: ZooOutcome, basis: Basis) -> bool:
+    """Whether settings and versions are the same, and the limits too where the outcome came of them."""
+    limits = found.basis.timeout_minutes, found.basis.memory_gib
+    if found.kind in _LIMITED and limits != (basis.timeout_minutes, basis.memory_gib):
+        return False
+    return (found.basis.settings, found.basis.versions) == (basis.settings, basis.versions)
+
+
+def _find_versions() -> dict[str, str]:
+    found = {"overflow_fixer": __version__, "onnxruntime": onnxruntime.__version__}
+    for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

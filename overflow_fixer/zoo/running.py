@@ -1,0 +1,179 @@
+"""A model's process: started, watched for its time and its memory, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from overflow_fixer.files import make_folder, refuse_os_errors, write_text
+from overflow_fixer.zoo.entries import ZooEntry
+from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome
+from overflow_fixer.zoo.worker import PROGRESS_FILE, Job, read_progress
+
+LOG_FILE = "log.txt"
+_JOB_FILE = ".job.json"
+_LOG_LINES = 5
+_GIB = 2**30
+_Cut = Literal["time", "memory"]
+
+
+@dataclass
+class Running:
+    """The process of one entry. `threads` are its share of the cores, `gpu` the one it may use (None: all it sees)."""
+
+    entry: ZooEntry
+    process: subprocess.Popen[bytes]
+    attempt: int
+    gpu: int | None = None
+    started: float = field(default_factory=time.monotonic)
+    peak_bytes: int = 0
+    cut: _Cut | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def has_ended(self) -> bool:
+        """Look after it: measure its memory, and kill it where it is over a limit."""
+        if self.process.poll() is not None:
+            return True
+        memory = measure_memory(self.process.pid)
+        self.peak_bytes = max(self.peak_bytes, memory)
+        limit = self.entry.memory_gib
+        if self.seconds > 60 * self.entry.timeout_minutes:
+            self._cut_off("time")
+        elif limit is not None and memory > limit * _GIB:
+            self._cut_off("memory")
+        return self.process.poll() is not None
+
+    def read_progress(self) -> tuple[str, int, int] | None:
+        return read_progress(self.entry.folder)
+
+    def stop(self) -> None:
+        """Ask it to stop: a scan ends its batch and can go on later."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+        self.process.wait()
+
+    def take_outcome(self) -> ZooOutcome:
+        """What it wrote, or what its end says."""
+        progress = self.read_progress()
+        for name in (PROGRESS_FILE, _JOB_FILE):
+            (self.entry.folder / name).unlink(missing_ok=True)
+        has_written = self.process.returncode == 0 and self.cut is None
+        written = load_outcome(self.entry.folder) if has_written else None
+        measured = {"attempts": self.attempt, "peak_memory_bytes": self.peak_bytes, "seconds": self.seconds}
+        if written is not None:
+            return written if written.is_earlier else written.model_copy(update=measured)
+        stage = "start" if progress is None else "{} ({} of {} done)".format(*progress)
+        kind, message = explain_end(self.process.returncode, self.cut, self.entry, stage)
+        code = self.process.returncode if self.process.returncode >= 0 else None
+        return ZooOutcome(
+            name=self.entry.name,
+            model=self.entry.config.model,
+            folder=self.entry.folder,
+            kind=kind,
+            message=message,
+            basis=describe_basis(self.entry),
+            exit_code=code,
+            **measured,
+        )
+
+    def _cut_off(self, cut: _Cut) -> None:
+        self.cut = cut
+        self.kill()
+
+    def _send(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+def start(
+    entry: ZooEntry, *, attempt: int = 1, threads: int = 0, gpu: int | None = None, force: bool = False
+) -> Running:
+    """Start the entry's process, its words going to the log in its folder. Raises OutputError where there can be none."""
+    make_folder(entry.folder)
+    job = Job(
+        name=entry.name,
+        config=entry.config,
+        timeout_minutes=entry.timeout_minutes,
+        memory_gib=entry.memory_gib,
+        threads=threads,
+        parent=os.getpid(),
+        force=force,
+    )
+    write_text(entry.folder / _JOB_FILE, job.model_dump_json())
+    command = [sys.executable, "-m", "overflow_fixer.zoo.worker", str(entry.folder / _JOB_FILE)]
+    with refuse_os_errors(entry.folder / LOG_FILE), (entry.folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_environment(threads, gpu)},
+            start_new_session=True,
+        )
+    return Running(entry, process, attempt, gpu)
+
+
+def _environment(threads: int, gpu: int | None) -> dict[str, str]:
+    found = {"PYTHONFAULTHANDLER": "1"}
+    if threads:
+        found |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return found if gpu is None else {**found, "CUDA_VISIBLE_DEVICES": str(gpu)}
+
+
+def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tuple[Kind, str]:
+    """What a process that wrote no outcome came to, by its exit code (a signal's is negative), with the end of its log."""
+    log = entry.folder / LOG_FILE
+    if cut == "time":
+        minutes = f"{entry.timeout_minutes:g} minutes"
+        return "timed_out", (
+            f"It was ended after {minutes}, during: {stage}. Expected it to be done by then. Give it a larger "
+            f"timeout_minutes, or see {log} for where it hangs."
+        )
+    if cut == "memory":
+        return "out_of_memory", (
+            f"It was ended for holding more than {entry.memory_gib:g} GiB, during: {stage}. Expected it to stay below. Give it "
+            "a larger memory_gib, or smaller batches."
+        )
+    if code == -signal.SIGKILL:
+        return "out_of_memory", (
+            f"It was killed (SIGKILL) during: {stage}; on Linux that is what the kernel does where memory runs out. Expected "
+            f"room for the model and one batch. Set memory_gib so that fewer models run beside it. The log is {log}."
+        )
+    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+    return "crashed", (
+        f"Its process {how} during: {stage}. Expected ONNX Runtime and TensorRT to run or refuse the model. The log is "
+        f"{log}; it ends: {_read_end(log)}"
+    )
+
+
+def _read_end(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "(no log)"
+    return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip()) or "(nothing)"
+
+
+def measure_memory(pid: int) -> int:
+    """Resident memory of a process and those that it started, in bytes; 0 once it is gone."""
+    total = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += one.memory_info().rss
+    return total

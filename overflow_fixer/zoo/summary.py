@@ -1,0 +1,172 @@
+"""The outcomes of a zoo as one document: zoo-report.json, and the same as HTML and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from overflow_fixer import __version__
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.files import make_folder, write_text
+from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
+from overflow_fixer.zoo.outcomes import ZooOutcome
+from overflow_fixer.zoo.running import LOG_FILE
+
+SCHEMA_VERSION = "1.0"
+Document = dict[str, Any]
+_NAME = "zoo-report"
+_REPORT = "report.html"
+_COLUMNS = (
+    "name outcome pin_count clamp_count naive_snr_db fixed_snr_db fp16_node_share fp16_flops_share size_bytes seconds "
+    "peak_memory_bytes attempts message"
+).split()
+
+
+def build_document(
+    source: Path, folder: Path, outcomes: Sequence[ZooOutcome], earlier: Document | None = None
+) -> Document:
+    """The whole summary, models by name. Paths are relative to `folder`, where it lies."""
+    models = [_describe(outcome, folder) for outcome in sorted(outcomes, key=lambda outcome: outcome.name)]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": __version__,
+        "source": str(source),
+        "passed": all(outcome.passed for outcome in outcomes),
+        "counts": dict(sorted(Counter(outcome.kind for outcome in outcomes).items())),
+        "models": models,
+        "comparison": None if earlier is None else compare(earlier, models),
+    }
+
+
+def compare(earlier: Document, models: Sequence[Document]) -> Document:
+    """What changed since an earlier summary: models that newly fail or pass, plans with other pins, models come and gone."""
+    before = {model["name"]: model for model in earlier["models"]}
+    now = {model["name"]: model for model in models}
+    both = [name for name in now if name in before]
+    return {
+        "tool_version": earlier["tool_version"],
+        "newly_failing": [n for n in both if before[n]["passed"] and not now[n]["passed"]],
+        "newly_passing": [n for n in both if now[n]["passed"] and not before[n]["passed"]],
+        "changed_plans": [c for n in both if (c := _compare_pins(n, before[n], now[n])) is not None],
+        "changed_versions": _compare_versions(before, now, both),
+        "added": [name for name in now if name not in before],
+        "removed": [name for name in before if name not in now],
+    }
+
+
+def write_summary(document: Document, folder: Path) -> tuple[Path, ...]:
+    """Write zoo-report.json, .html and .csv, each whole or not at all."""
+    make_folder(folder)
+    texts = {".json": dump_json(document), ".html": render_html(document), ".csv": render_csv(document)}
+    for suffix, text in texts.items():
+        write_text(folder / f"{_NAME}{suffix}", text)
+    return tuple(folder / f"{_NAME}{suffix}" for suffix in texts)
+
+
+def load_summary(path: Path) -> Document:
+    """A summary that was written before: a file, or the folder that it lies in. Raises ConfigError for anything else."""
+    file = path / f"{_NAME}.json" if path.is_dir() else path
+    try:
+        document: Document = parse_json(file.read_text(encoding="utf-8"))
+        is_known = document["schema_version"] == SCHEMA_VERSION and isinstance(document["models"], list)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(_no_summary(file, str(error))) from error
+    if not is_known:
+        raise ConfigError(_no_summary(file, f"its schema_version is {document['schema_version']!r:.40}"))
+    return document
+
+
+def render_csv(document: Document) -> str:
+    """One row a model; latencies in columns of their own, as far as any model has them."""
+    timed = sorted(
+        {name for model in document["models"] for name in (model["result"] or {}).get("latency_ms", {})}
+    )
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *(f"latency_{name}_ms" for name in timed)])
+    for model in document["models"]:
+        result = model["result"] or {}
+        values = {**result, **model, "pin_count": len(result["pins"]) if result else None}
+        latencies = result.get("latency_ms", {})
+        writer.writerow(
+            [*(values.get(column) for column in _COLUMNS), *(latencies.get(name) for name in timed)]
+        )
+    return out.getvalue()
+
+
+def render_html(document: Document) -> str:
+    """One file without scripts, links to each model's report."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["number"] = _say_number
+    template = resources.files(__package__).joinpath("zoo-report.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(template).render(zoo=document)
+
+
+def _describe(outcome: ZooOutcome, folder: Path) -> Document:
+    report, log = outcome.folder / _REPORT, outcome.folder / LOG_FILE
+    return {
+        "name": outcome.name,
+        "model": str(outcome.model),
+        "outcome": outcome.kind,
+        "passed": outcome.passed,
+        "message": outcome.message,
+        "exit_code": outcome.exit_code,
+        "versions": outcome.basis.versions,
+        "content_sha256": outcome.basis.content,
+        "report": _link(report, folder) if outcome.result is not None and report.exists() else None,
+        "log": _link(log, folder) if log.exists() else None,
+        "attempts": outcome.attempts,
+        "seconds": encode_number(outcome.seconds),
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+        "result": None if outcome.result is None else parse_json(outcome.result.model_dump_json()),
+    }
+
+
+def _link(path: Path, folder: Path) -> str:
+    """Relative to the folder where it lies below it."""
+    try:
+        return path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        return str(path)
+
+
+def _compare_pins(name: str, before: Document, now: Document) -> Document | None:
+    pins = [set((model["result"] or {}).get("pins", ())) for model in (before, now)]
+    if before["result"] is None or now["result"] is None or pins[0] == pins[1]:
+        return None
+    return {"name": name, "added": sorted(pins[1] - pins[0]), "removed": sorted(pins[0] - pins[1])}
+
+
+def _compare_versions(
+    before: Mapping[str, Document], now: Mapping[str, Document], names: Sequence[str]
+) -> Document:
+    """Of each library, the versions before and now, where they differ for any model."""
+    changed: dict[str, list[str | None]] = {}
+    for name in names:
+        for library in sorted({*before[name]["versions"], *now[name]["versions"]}):
+            pair = [model["versions"].get(library) for model in (before[name], now[name])]
+            if pair[0] != pair[1]:
+                changed.setdefault(library, pair)
+    return changed
+
+
+def _no_summary(file: Path, reason: str) -> str:
+    return (
+        f"{file} is no summary of a zoo: {reason}. Expected the zoo-report.json of an earlier run, or its folder. Check the "
+        "path given to --compare."
+    )
+
+
+def _say_number(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,199 @@
+"""One model of a zoo fixed in this process: `python -m overflow_fixer.zoo.worker JOB`, where JOB is a file.
+
+What comes of it is written to the model's folder; how far it is, to a file there that is replaced now and then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from pydantic import BaseModel, ConfigDict
+
+from overflow_fixer.calibration import open_calibration
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, FixError
+from overflow_fixer.files import make_folder
+from overflow_fixer.graph import load_graph
+from overflow_fixer.pipeline import fix
+from overflow_fixer.processes import die_with
+from overflow_fixer.records import FixReport
+from overflow_fixer.repair import Attempt
+from overflow_fixer.reports.verdict import judge
+from overflow_fixer.sessions import use_custom_ops, use_threads
+from overflow_fixer.zoo.entries import ZooEntry
+from overflow_fixer.zoo.outcomes import (
+    Basis,
+    InputFile,
+    ZooOutcome,
+    ZooResult,
+    describe_basis,
+    has_result,
+    has_same_settings,
+    list_inputs,
+    load_outcome,
+    save_outcome,
+)
+
+EXIT_FAULT = 70
+EXIT_STOPPED = 130
+PROGRESS_FILE = ".progress.json"
+_PROGRESS_SECONDS = 0.5
+
+
+class Job(BaseModel):
+    """What a worker is told. `threads` are ONNX Runtime's (0: as many as it likes), `parent` the process it dies with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    config: FixConfig
+    timeout_minutes: float
+    memory_gib: float | None
+    threads: int
+    parent: int
+    force: bool = False
+
+    @property
+    def entry(self) -> ZooEntry:
+        return ZooEntry(
+            self.name, self.config, timeout_minutes=self.timeout_minutes, memory_gib=self.memory_gib
+        )
+
+
+def main(path: str) -> int:
+    """Do the job in a file; 0 once its outcome is written, whatever that is. SIGTERM ends a scan after its batch."""
+    job = Job.model_validate_json(Path(path).read_bytes())
+    die_with(job.parent, EXIT_STOPPED)
+    signal.signal(signal.SIGTERM, _interrupt)
+    use_threads(job.threads)
+    try:
+        save_outcome(run_job(job))
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def run_job(job: Job) -> ZooOutcome:
+    """Fix the model, or take the outcome that is there where the same content came to it."""
+    entry, config = job.entry, job.config
+    basis = describe_basis(entry)
+    make_folder(config.folder)
+    try:
+        use_custom_ops(config.custom_ops)
+        basis = _hash_inputs(entry, basis)
+        found = None if job.force else load_outcome(config.folder)
+        if found is not None and _still_holds(found, basis):
+            return found.model_copy(update={"basis": basis, "is_earlier": True})
+        report = fix(config, _Progress(config.folder / PROGRESS_FILE))
+    except FixError as error:
+        return _end(entry, basis, "failed", str(error), error.exit_code)
+    except MemoryError:
+        return _end(entry, basis, "out_of_memory", _OUT_OF_MEMORY, None)
+    except Exception as error:
+        traceback.print_exc()
+        message = (
+            f"a fault of fix-fp16 itself: {type(error).__name__}: {error}. See the log; please report it."
+        )
+        return _end(entry, basis, "failed", message, EXIT_FAULT)
+    kind, code = ("fixed", EXIT_FIXED) if report.passed else ("not_verified", EXIT_NOT_VERIFIED)
+    ended = _end(entry, basis, kind, judge(report).sentence, code)
+    return ended.model_copy(update={"result": make_result(report)})
+
+
+def _still_holds(found: ZooOutcome, basis: Basis) -> bool:
+    is_same = found.basis.content == basis.content and has_same_settings(found, basis)
+    return is_same and has_result(found)
+
+
+_OUT_OF_MEMORY = (
+    "Memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch, or a "
+    "machine with more memory."
+)
+
+
+def _end(entry: ZooEntry, basis: Basis, kind: str, message: str, code: int | None) -> ZooOutcome:
+    return ZooOutcome.model_validate(
+        {
+            "name": entry.name,
+            "model": entry.config.model,
+            "folder": entry.folder,
+            "kind": kind,
+            "message": message,
+            "basis": basis,
+            "exit_code": code,
+        }
+    )
+
+
+def _hash_inputs(entry: ZooEntry, basis: Basis) -> Basis:
+    """The basis with the hash of model and data, and the files beside the model that hold its weights."""
+    graph = load_graph(entry.config.model)
+    calibration = open_calibration(entry.config.calib, graph.inputs, entry.config.calibration)
+    content = json.dumps([graph.sha256, calibration.fingerprint, len(calibration)])
+    files = tuple(map(InputFile.of, list_inputs(entry, graph.data_files)))
+    return basis.model_copy(update={"content": hashlib.sha256(content.encode()).hexdigest(), "files": files})
+
+
+def make_result(report: FixReport) -> ZooResult:
+    """The numbers of a report."""
+    naive, share = report.naive, report.share
+    fixed = Attempt(report.plan, report.artifact, report.fixed)
+    before = None if naive is None else replace(fixed, verification=naive)
+    latencies = report.price.latencies if report.price is not None else ()
+    return ZooResult(
+        backend=report.backend,
+        artifact=report.artifact.path,
+        size_bytes=sum(path.stat().st_size for path in report.artifact.files),
+        pins=tuple(pin.node for pin in report.plan.pins),
+        clamp_count=len(report.plan.clamps),
+        naive_snr_db=None if before is None else before.worst_snr_db,
+        naive_mismatched=None if before is None else before.mismatched,
+        fixed_snr_db=fixed.worst_snr_db,
+        fixed_mismatched=fixed.mismatched,
+        fp16_node_share=share.fp16_nodes / max(share.float_nodes, 1),
+        fp16_flops_share=share.fp16_flops / max(share.flops, 1),
+        latency_ms={latency.name: latency.p50_ms for latency in latencies},
+        stage_seconds=dict(report.durations_seconds),
+    )
+
+
+class _Progress:
+    """Writes the stage to a file, at most twice a second; that it cannot be written is no reason to stop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = -_PROGRESS_SECONDS
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < _PROGRESS_SECONDS and done != total:
+            return
+        self._last = now
+        with suppress(OSError):
+            self._path.write_text(json.dumps([stage, done, total]))
+
+
+def read_progress(folder: Path) -> tuple[str, int, int] | None:
+    """The stage, the steps done and the steps in all that a worker wrote last; None where there is no such file."""
+    try:
+        stage, done, total = json.loads((folder / PROGRESS_FILE).read_text())
+        return str(stage), int(done), int(total)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from zoo_models import AddModel, write_model
+
+
+@pytest.fixture
+def add_model(tmp_path: Path) -> AddModel:
+    """Writes a model and its data: see zoo_models.write_model."""
+    return partial(write_model, tmp_path)

@@ -1,0 +1,184 @@
+"""A zoo goes on where it was stopped, and runs again only what changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from zoo_models import AddModel, make_entry, write_model
+
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.zoo.entries import ZooEntry
+from overflow_fixer.zoo.fixing import fix_zoo
+from overflow_fixer.zoo.outcomes import load_outcome
+from overflow_fixer.zoo.pool import Machine
+
+MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
+
+
+def _fix(*entries: ZooEntry, force: bool = False) -> dict[str, bool]:
+    """Whether each outcome was there already."""
+    return {found.name: found.is_earlier for found in fix_zoo(entries, MACHINE, force=force)}
+
+
+def test_what_is_finished_is_not_run_again_and_what_failed_neither(add_model: AddModel) -> None:
+    entries = [make_entry(add_model("good")), make_entry(add_model("bad", lambda content: b"no"))]
+    assert _fix(*entries) == {"good": False, "bad": False}
+    before = {path: path.stat().st_mtime_ns for path in entries[0].folder.iterdir()}
+    assert _fix(*entries) == {"good": True, "bad": True}
+    assert {path: path.stat().st_mtime_ns for path in entries[0].folder.iterdir()} == before
+    assert _fix(*entries, force=True) == {"good": False, "bad": False}
+
+
+def _touch(entry: ZooEntry) -> ZooEntry:
+    os.utime(entry.config.model)
+    os.utime(Path(entry.config.calib))
+    return entry
+
+
+def _change_model(entry: ZooEntry) -> ZooEntry:
+    other = write_model(entry.config.model.parent / "other", entry.name, size=16)
+    shutil.copy(other, entry.config.model)
+    shutil.copy(other.with_suffix(".npz"), entry.config.calib)
+    return entry
+
+
+def _change_data(entry: ZooEntry) -> ZooEntry:
+    np.savez(entry.config.calib, x=np.full((4, 8), 0.5, np.float32))
+    return entry
+
+
+def _change_settings(entry: ZooEntry) -> ZooEntry:
+    plan = entry.config.plan.model_copy(update={"threshold": 5000.0})
+    return replace(entry, config=entry.config.model_copy(update={"plan": plan}))
+
+
+def _change_limits(entry: ZooEntry) -> ZooEntry:
+    return replace(entry, timeout_minutes=7.0, memory_gib=4.0, priority=3, retries=0)
+
+
+def _lose_artifact(entry: ZooEntry) -> ZooEntry:
+    (entry.folder / f"{entry.name}.fp16.onnx").unlink()
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("change", "is_earlier"),
+    [
+        (_touch, True),
+        (_change_limits, True),
+        (_change_model, False),
+        (_change_data, False),
+        (_change_settings, False),
+    ],
+)
+def test_a_model_runs_again_only_if_content_or_settings_changed(
+    add_model: AddModel, change: Any, is_earlier: bool
+) -> None:
+    entry = make_entry(add_model("m"))
+    _fix(entry)
+    changed = change(entry)
+    assert _fix(changed) == {"m": is_earlier}
+    assert _fix(changed) == {"m": True}
+
+
+def test_a_model_whose_result_is_gone_runs_again(add_model: AddModel) -> None:
+    entry = make_entry(add_model("m"))
+    _fix(entry)
+    assert _fix(_lose_artifact(entry)) == {"m": False}
+    assert (entry.folder / "m.fp16.onnx").is_file()
+
+
+def test_new_files_in_a_folder_of_data_are_seen(add_model: AddModel, tmp_path: Path) -> None:
+    model = add_model("m")
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(model.with_suffix(".npz"), data / "0.npz")
+    entry = make_entry(model)
+    entry = replace(entry, config=entry.config.model_copy(update={"calib": data}))
+    _fix(entry)
+    assert _fix(entry) == {"m": True}
+    shutil.copy(model.with_suffix(".npz"), data / "1.npz")
+    assert _fix(entry) == {"m": False}
+
+
+def test_a_limit_that_was_passed_is_tried_again_once_it_is_another(add_model: AddModel) -> None:
+    entry = replace(make_entry(add_model("m")), timeout_minutes=1e-6)
+    assert _fix(entry) == {"m": False}
+    assert _fix(entry) == {"m": True}
+    found = load_outcome(entry.folder)
+    assert found is not None
+    assert found.kind == "timed_out"
+    assert _fix(replace(entry, timeout_minutes=5.0)) == {"m": False}
+
+
+def test_configs_go_by_their_stems_and_two_of_a_name_are_refused(add_model: AddModel, tmp_path: Path) -> None:
+    entry = make_entry(add_model("m"))
+    (found,) = fix_zoo([entry.config], MACHINE)
+    assert (found.name, found.kind) == ("m", "fixed")
+    other = FixConfig.model_validate({**entry.config.model_dump(), "out": tmp_path / "elsewhere"})
+    with pytest.raises(ConfigError, match="the name 'm'"):
+        list(fix_zoo([entry.config, other], MACHINE))
+    with pytest.raises(ConfigError, match="the output folder"):
+        list(fix_zoo([entry, replace(entry, name="n")], MACHINE))
+
+
+def _comparable(folder: Path) -> dict[str, Any]:
+    """What a run leaves, but for what is measured in seconds or bytes of memory."""
+    summary = parse_json((folder / "zoo-report.json").read_text())
+    for model in summary["models"]:
+        del model["seconds"], model["peak_memory_bytes"], model["attempts"]
+        if model["result"]:
+            del model["result"]["stage_seconds"], model["result"]["artifact"]
+    models = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.fp16.onnx")}
+    return {"models": summary["models"], "counts": summary["counts"], "files": models}
+
+
+def _start(zoo: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "overflow_fixer",
+        "zoo",
+        str(zoo),
+        "--out",
+        str(out),
+        "--workers",
+        "2",
+        "-q",
+    ]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_at_random_moments_it_comes_to_the_same_end(tmp_path: Path, number: int) -> None:
+    zoo = tmp_path / "zoo"
+    for index in range(6):
+        write_model(zoo, f"m{index}", (lambda content: content[:40]) if index == 3 else None)
+    undisturbed = _start(zoo, tmp_path / "undisturbed")
+    assert undisturbed.wait() == 1
+    rng = np.random.default_rng(number)
+    kills = 0
+    while kills < 8:
+        process = _start(zoo, tmp_path / "out")
+        time.sleep(rng.uniform(0.3, 2.5))
+        process.send_signal(number)
+        if process.wait() in (0, 1):
+            break
+        kills += 1
+    if process.returncode not in (0, 1):
+        assert _start(zoo, tmp_path / "out").wait() == 1
+    assert kills
+    assert _comparable(tmp_path / "out") == _comparable(tmp_path / "undisturbed")
+    assert not list((tmp_path / "out").rglob(".trial-*"))

@@ -1,0 +1,136 @@
+"""The summary of a zoo: its document, its files, and what changed since an earlier one."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.zoo.outcomes import Basis, ZooOutcome, ZooResult
+from overflow_fixer.zoo.summary import build_document, load_summary, write_summary
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def _result(folder: Path, pins: tuple[str, ...] = ("a", "b"), **changes: Any) -> ZooResult:
+    values = {
+        "backend": "onnx",
+        "artifact": folder / "m.fp16.onnx",
+        "size_bytes": 1234,
+        "pins": pins,
+        "clamp_count": 0,
+        "naive_snr_db": float("nan"),
+        "naive_mismatched": 3,
+        "fixed_snr_db": float("inf"),
+        "fixed_mismatched": 0,
+        "fp16_node_share": 0.75,
+        "fp16_flops_share": 1.0,
+        "latency_ms": {},
+        "stage_seconds": {"scan": 1.0},
+    }
+    return ZooResult.model_validate({**values, **changes})
+
+
+def _outcome(folder: Path, name: str, kind: str = "fixed", **changes: Any) -> ZooOutcome:
+    versions = changes.pop("versions", {"overflow_fixer": "0.1.0"})
+    values = {
+        "name": name,
+        "model": Path(f"{name}.onnx"),
+        "folder": folder / name,
+        "kind": kind,
+        "message": "it went so",
+        "basis": Basis(settings="s", versions=versions, timeout_minutes=1.0, memory_gib=None),
+        "exit_code": 0,
+        "result": _result(folder) if kind in ("fixed", "not_verified") else None,
+        "seconds": 2.5,
+    }
+    return ZooOutcome.model_validate({**values, **changes})
+
+
+def test_models_stand_by_name_with_counts_and_links(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.txt").write_text("")
+    (tmp_path / "a" / "report.html").write_text("")
+    document = build_document(
+        Path("zoo.toml"), tmp_path, [_outcome(tmp_path, "b", "crashed"), _outcome(tmp_path, "a")]
+    )
+    assert document["counts"] == {"crashed": 1, "fixed": 1}
+    assert not document["passed"]
+    a, b = document["models"]
+    assert (a["name"], a["report"], a["log"]) == ("a", "a/report.html", "a/log.txt")
+    assert (b["name"], b["report"], b["log"], b["result"]) == ("b", None, "b/log.txt", None)
+
+
+def test_the_files_say_the_same(tmp_path: Path) -> None:
+    timed = _result(tmp_path, latency_ms={"fixed": 1.5, "FP32": 3.0})
+    outcomes = [
+        _outcome(tmp_path, "a"),
+        _outcome(tmp_path, "b", result=timed),
+        _outcome(tmp_path, "c", "timed_out"),
+    ]
+    document = build_document(Path("zoo.toml"), tmp_path, outcomes)
+    json_file, html_file, csv_file = write_summary(document, tmp_path)
+    assert parse_json(json_file.read_text()) == document
+    assert load_summary(json_file) == load_summary(tmp_path) == document
+    rows = list(csv.DictReader(io.StringIO(csv_file.read_text())))
+    assert [(row["name"], row["outcome"], row["pin_count"], row["latency_FP32_ms"]) for row in rows] == [
+        ("a", "fixed", "2", ""),
+        ("b", "fixed", "2", "3.0"),
+        ("c", "timed_out", "", ""),
+    ]
+    html = html_file.read_text()
+    assert all(text in html for text in ("zoo.toml", "timed out", "75.0 %", "fixed 1.5, FP32 3"))
+
+
+def test_names_and_messages_are_text_in_html(tmp_path: Path) -> None:
+    outcome = _outcome(tmp_path, HOSTILE, message=HOSTILE)
+    html = write_summary(build_document(Path(HOSTILE), tmp_path, [outcome]), tmp_path)[1].read_text()
+    assert HOSTILE not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: Path) -> None:
+    def summary(*outcomes: ZooOutcome, earlier: Any = None) -> Any:
+        return build_document(Path("z"), tmp_path, outcomes, earlier)
+
+    old = {"overflow_fixer": "0.1.0", "tensorrt": "8.6.0"}
+    new = {"overflow_fixer": "0.1.0", "tensorrt": "10.0.1"}
+    earlier = summary(
+        _outcome(tmp_path, "same", versions=old),
+        _outcome(tmp_path, "breaks", versions=old),
+        _outcome(tmp_path, "mends", "crashed", versions=old),
+        _outcome(tmp_path, "pins", versions=old),
+        _outcome(tmp_path, "gone", versions=old),
+    )
+    now = summary(
+        _outcome(tmp_path, "same", versions=new),
+        _outcome(tmp_path, "breaks", "not_verified", versions=new),
+        _outcome(tmp_path, "mends", versions=new),
+        _outcome(tmp_path, "pins", versions=new, result=_result(tmp_path, ("b", "c"))),
+        _outcome(tmp_path, "come", versions=new),
+        earlier=earlier,
+    )
+    assert now["comparison"] == {
+        "tool_version": earlier["tool_version"],
+        "newly_failing": ["breaks"],
+        "newly_passing": ["mends"],
+        "changed_plans": [{"name": "pins", "added": ["c"], "removed": ["a"]}],
+        "changed_versions": {"tensorrt": ["8.6.0", "10.0.1"]},
+        "added": ["come"],
+        "removed": ["gone"],
+    }
+    html = write_summary(now, tmp_path)[1].read_text()
+    assert all(text in html for text in ("breaks", "tensorrt 8.6.0 → 10.0.1", "Plans with other pins"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema_version": "0.9", "models": []}'])
+def test_what_is_no_summary_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "zoo-report.json").write_text(content)
+    with pytest.raises(ConfigError, match="is no summary of a zoo"):
+        load_summary(tmp_path)

@@ -1,0 +1,60 @@
+"""A folder of models with their data beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overflow_fixer.errors import ConfigError
+from overflow_fixer.zoo.folder import read_folder
+
+
+def _touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("files", "data"),
+    [
+        (["m.onnx", "m.calib/0.npz", "m.npz"], "m.calib"),
+        (["m.onnx", "m.npz", "calib/m/0.npz"], "m.npz"),
+        (["m.onnx", "m.json", "calib/0.npz"], "m.json"),
+        (["m.onnx", "other.onnx", "other.h5", "calib/m/0.npz"], "calib/m"),
+        (["m.onnx", "data/0.npz"], "data"),
+    ],
+)
+def test_data_are_looked_for_in_this_order(tmp_path: Path, files: list[str], data: str) -> None:
+    _touch(tmp_path, *files)
+    entries = {entry.name: entry for entry in read_folder(tmp_path).entries}
+    assert entries["m"].config.calib == tmp_path / data
+
+
+def test_models_lie_at_any_depth_and_results_and_hidden_folders_are_none(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/x.onnx", "a/x.npz", "b/c/y.onnx", "b/c/y.npz", ".hidden/z.onnx", "a/x.fp16.onnx")
+    zoo = read_folder(tmp_path, tmp_path / "out")
+    assert [entry.name for entry in zoo.entries] == ["a/x", "b/c/y"]
+    assert zoo.entries[1].folder == tmp_path / "out" / "b/c/y"
+
+
+def test_results_go_beside_the_caller_by_default(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.onnx", "a.npz")
+    assert read_folder(tmp_path).folder == Path(f"{tmp_path.name}.zoo")
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["a.onnx", "b.onnx", "calib/0.npz"], "no data was found for"),
+        ([], "it has no .onnx file"),
+    ],
+)
+def test_a_model_without_data_is_refused_before_anything_runs(
+    tmp_path: Path, files: list[str], told: str
+) -> None:
+    _touch(tmp_path, *files)
+    with pytest.raises(ConfigError, match=told) as refused:
+        read_folder(tmp_path)
+    assert all(name in str(refused.value) for name in files if name.endswith(".onnx"))
