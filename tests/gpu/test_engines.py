@@ -61,12 +61,11 @@ def test_plain_fp16_is_wrong_where_fp16_kernels_are_chosen(fixes: Fixes, name: s
 
 @pytest.mark.parametrize("name", SMALL_ENOUGH_FOR_FP32)
 def test_plain_fp16_is_wrong_unless_tensorrt_ran_it_in_fp32(fixes: Fixes, name: str, tmp_path: Path) -> None:
-    """Where plain FP16 is right, no node that the plan pins is in a layer that shows itself all FP16."""
+    """Where a build of plain FP16 is right, no node that the plan pins is in a layer of it that shows itself all FP16."""
     fixed = fixes(name)
-    assert fixed.report.naive is not None
-    if not fixed.report.naive.passed:
-        return
     naive = _emit(fixed, PrecisionPlan(fixed.graph.sha256, 10000.0, ()), tmp_path / "naive.engine")
+    if not fixed.verify(fixed.open(naive)).passed:  # another build than the report's, with kernels of its own
+        return
     layers = inspect_artifact(naive, fixed.graph, fixed.settings)
     in_fp16 = [layer for layer in layers if layer.is_fp16 and "fp32" not in layer.types]
     shown = {node for layer in in_fp16 if not layer.is_opaque for node in layer.nodes}
