@@ -128,6 +128,11 @@ class Graph:
         return {tensor.name: tensor for tensor in self.model.graph.initializer}
 
     @cached_property
+    def sure_shapes(self) -> Mapping[str, tuple[Dim, ...]]:
+        """Shapes that can be relied on, whatever is fed: see infer_shapes_for."""
+        return infer_shapes_for(self, {})
+
+    @cached_property
     def inputs(self) -> tuple[InputSpec, ...]:
         """The inputs that must be fed: those without an initializer as default."""
         return tuple(

@@ -13,7 +13,7 @@ from itertools import chain
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import insert_nodes
-from overflow_fixer.graph import Graph, Node, free_prefix, infer_shapes_for
+from overflow_fixer.graph import Graph, Node, free_prefix
 from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.expression import Expression
@@ -93,7 +93,7 @@ class Inside:
 def look_inside(graph: Graph) -> Inside:
     """The expressions of all nodes that compute FP32."""
     nodes = [node for node in graph.nodes if node.op_type in EXPRESSIONS and _computes_float(graph, node)]
-    prefix, shapes = free_prefix(graph, _PREFIX), infer_shapes_for(graph, {}) if nodes else {}
+    prefix, shapes = free_prefix(graph, _PREFIX), graph.sure_shapes if nodes else {}
     values: list[InnerValue] = []
     behind: dict[str, list[NodeProto]] = {}
     extremes: dict[str, tuple[str, str, str]] = {}

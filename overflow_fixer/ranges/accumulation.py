@@ -73,7 +73,7 @@ class Accumulation:
         if key not in self._shapes:
             if key:
                 self._shapes = {(): self._infer_shapes({})}  # of one batch at a time
-            self._shapes[key] = infer_shapes_for(self._graph, fed)
+            self._shapes[key] = infer_shapes_for(self._graph, fed) if key else self._graph.sure_shapes
         return self._shapes[key]
 
     def _open(self, rows: tuple[int, ...]) -> ReductionObserver:

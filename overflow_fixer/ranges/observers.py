@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from overflow_fixer.graph import Graph, infer_shapes_for
+from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.derivations import Derivation, derive, derive_from_rows, find_derivations
 from overflow_fixer.ranges.guards import find_covers
@@ -101,7 +101,7 @@ class ReductionObserver:
         self._is_partial = np.array([name in looks for name in self._tensors], np.bool_)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
         # what the model itself records of inner shapes is not relied on
-        self._shapes: Mapping[str, Sequence[Dim]] = infer_shapes_for(graph, {})
+        self._shapes: Mapping[str, Sequence[Dim]] = graph.sure_shapes
         self._steps = [
             (row_of[found.tensor], [row_of[name] for name in found.sources], found.step, found.element_count)
             for found in self._find_derivations(extremes)

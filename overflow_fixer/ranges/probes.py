@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -57,7 +58,7 @@ class Probe:
     is_detailed: bool
     takes: frozenset[str]
 
-    @property
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """What it takes, in order."""
         if self.is_detailed:
