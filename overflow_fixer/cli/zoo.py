@@ -27,7 +27,8 @@ _PATH = click.Path(path_type=Path)
 @click.option("--out", type=_PATH, help="Folder of the results [ZOO-stem.zoo].")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Models at once [one a core].")
 @click.option(
-    "--gpus", help="Numbers of the GPUs to share out, one model each, such as 0,1 [all that are seen]."
+    "--gpus",
+    help="Numbers of the GPUs to share out, one model each, such as 0,1 [none: models share what they see].",
 )
 @click.option("--only", multiple=True, metavar="GLOB", help="Only models whose name matches.")
 @click.option(

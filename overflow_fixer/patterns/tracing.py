@@ -25,7 +25,7 @@ _HAND_ON = frozenset({"Cast", "Identity", "Dropout", "Expand"})
 
 def operator(node: Node) -> str:
     """The node's operator, or "" for one of another domain."""
-    return node.op_type if node.domain in ("", "ai.onnx") else ""
+    return node.op_type if node.is_standard else ""
 
 
 def writer(graph: Graph, tensor: str, *operators: str) -> Node | None:

@@ -28,7 +28,7 @@ _Cut = Literal["time", "memory"]
 
 @dataclass
 class Running:
-    """The process of one entry. `threads` are its share of the cores, `gpu` the one it may use (None: all it sees)."""
+    """The process of one entry. `gpu` is the one it may use (None: all it sees), `cut` the limit that it was ended for."""
 
     entry: ZooEntry
     process: subprocess.Popen[bytes]

@@ -133,8 +133,7 @@ def test_a_crash_is_tried_again_and_a_kill_for_memory_is_not(
     name = signal.Signals(number).name
     assert name in outcome.message
     if kind == "crashed":
-        assert str(endless.stem) in str(outcome.folder)
-        assert "Fatal Python error" in outcome.message or name in outcome.message
+        assert "Fatal Python error" in (outcome.folder / "log.txt").read_text()
 
 
 def test_a_crash_that_passes_the_second_time_is_fixed(add_model: AddModel) -> None:
