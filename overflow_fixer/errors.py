@@ -7,6 +7,8 @@ from __future__ import annotations
 
 EXIT_FIXED = 0
 EXIT_NOT_VERIFIED = 1
+EXIT_FAULT = 70
+EXIT_STOPPED = 130
 
 
 class FixError(Exception):

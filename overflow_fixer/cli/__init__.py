@@ -9,12 +9,11 @@ from io import TextIOWrapper
 import click
 
 from overflow_fixer import __version__
-from overflow_fixer.cli.guard import EXIT_STOPPED, STOPPED, run_guarded
-from overflow_fixer.errors import FixError, ModelError
+from overflow_fixer.cli.guard import STOPPED, run_guarded
+from overflow_fixer.errors import EXIT_FAULT, EXIT_STOPPED, FixError, ModelError
 
 VERBS = ("fix", "scan", "plan", "build", "verify", "report", "zoo", "doctor")
 """Each is a module here, imported when it is called for: a plan does without what a build needs."""
-_EXIT_FAULT = 70
 _OUT_OF_MEMORY = (
     "memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer "
     "samples a file, or --batch-size), or a machine with more memory. Files already written are whole; run the command "
@@ -92,5 +91,5 @@ def run(args: list[str] | None) -> int:
             "input. Run the command again with --debug and report what it prints.",
             err=True,
         )
-        code = _EXIT_FAULT
+        code = EXIT_FAULT
     return int(code or 0)

@@ -10,10 +10,11 @@ from typing import NoReturn, Protocol
 import click
 from rich.console import Console
 
-from overflow_fixer.cli.guard import EXIT_STOPPED, note_stage
+from overflow_fixer.cli.guard import note_stage
 from overflow_fixer.cli.interrupts import STOPPED_AT_ONCE, Interrupts
 from overflow_fixer.cli.progress_bars import ProgressBars
 from overflow_fixer.cli.progress_lines import ProgressLines
+from overflow_fixer.errors import EXIT_STOPPED
 from overflow_fixer.records import Range
 
 _PIPED_WIDTH = 120

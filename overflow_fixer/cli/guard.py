@@ -21,10 +21,9 @@ from typing import NoReturn
 
 import click
 
-from overflow_fixer.errors import BackendError, ModelError
+from overflow_fixer.errors import EXIT_STOPPED, BackendError, ModelError
 from overflow_fixer.processes import die_with
 
-EXIT_STOPPED = 130
 STOPPED = "stopped. Files already written are whole; run the command again to go on."
 _REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else ())
 """Signals by which somebody asks a process to end."""
@@ -67,6 +66,8 @@ def _end_with(command: Callable[[], int]) -> NoReturn:
     code = 1
     try:
         code = command()
+    except SystemExit as stop:  # rich ends the process so where nobody reads what it prints
+        code = stop.code if isinstance(stop.code, int) else code
     except BaseException:  # such as an error raised with --debug
         traceback.print_exc()
     finally:

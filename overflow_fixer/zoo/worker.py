@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, FixError
+from overflow_fixer.errors import EXIT_FAULT, EXIT_FIXED, EXIT_NOT_VERIFIED, EXIT_STOPPED, FixError
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import fix
@@ -43,8 +43,6 @@ from overflow_fixer.zoo.outcomes import (
     save_outcome,
 )
 
-EXIT_FAULT = 70
-EXIT_STOPPED = 130
 PROGRESS_FILE = ".progress.json"
 _PROGRESS_SECONDS = 0.5
 
