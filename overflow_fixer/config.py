@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import ConfigError
@@ -187,13 +188,16 @@ def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
 
 
 def _explain(error: ValidationError, path: Path | None) -> str:
-    problems = []
-    for item in error.errors():
-        key = ".".join(map(str, item["loc"])) or "(the whole)"
-        unknown = item["type"] == "extra_forbidden"
-        problems.append(f"{key}: {'unknown key' if unknown else item['msg'][0].lower() + item['msg'][1:]}")
+    problems = [say_problem(item) for item in error.errors()]
     where = f"the config file {path} or a flag" if path is not None else "a flag"
     return (
         f"Settings that cannot be used, from {where}: {'; '.join(problems)}. Expected the keys and values that "
         "configs/default.toml documents. Correct or remove them."
     )
+
+
+def say_problem(item: ErrorDetails) -> str:
+    """What pydantic found wrong with one key, after the key."""
+    key = ".".join(map(str, item["loc"])) or "(the whole)"
+    unknown = item["type"] == "extra_forbidden"
+    return f"{key}: {'unknown key' if unknown else item['msg'][0].lower() + item['msg'][1:]}"

@@ -87,9 +87,15 @@ def fix(
     report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
     if fused is not None:
         report = replace(report, fused=fused, files=(*fused.files, *report.files))
-    exports = config.build.exports
+    return _write(report, config, bench)
+
+
+def _write(report: FixReport, config: FixConfig, bench: Bench) -> FixReport:
+    """The report, written with the exports that were asked for, and with all of their files."""
     try:
-        exported = write_exports(exports, graph, best.plan, best.artifact, bench.settings, config.folder)
+        exported = write_exports(
+            config.build.exports, bench.graph, report.plan, report.artifact, bench.settings, config.folder
+        )
         report = replace(report, files=(*report.files, *exported))
     finally:
         written = write_reports(report, config.folder)

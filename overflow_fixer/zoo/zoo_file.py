@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from overflow_fixer.config import SECTIONS, FixConfig
+from overflow_fixer.config import SECTIONS, FixConfig, say_problem
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 from overflow_fixer.zoo.toml_lines import Key, find_lines, line_of
@@ -219,13 +219,7 @@ class _Reader:
 
     def _add_all(self, place: Key, errors: Iterable[ErrorDetails]) -> None:
         for item in errors:
-            key = ".".join(map(str, item["loc"]))
-            said = (
-                "unknown key"
-                if item["type"] == "extra_forbidden"
-                else item["msg"][0].lower() + item["msg"][1:]
-            )
-            self._add((*place, *item["loc"]), f"{key}: {said}")
+            self._add((*place, *item["loc"]), say_problem(item))
 
     def refuse_problems(self) -> None:
         """Raise ConfigError where there is one."""
