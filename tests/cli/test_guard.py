@@ -212,3 +212,25 @@ main()
 def test_a_child_that_a_request_ends_is_told_as_stopped() -> None:
     done = _run("import time; time.sleep(0.5); os.kill(parent, signal.SIGTERM); time.sleep(50); return 0")
     assert (done.returncode, done.stderr) == (130, f"fix-fp16: {STOPPED}\n")
+
+
+def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+    """As with `fix-fp16 ... | head`: nobody reads what is printed, and there is nothing to say of it."""
+    sample = Path(__file__).parents[2] / "calib_data" / "conv_chain"
+    command = [
+        sys.executable,
+        "-m",
+        "overflow_fixer",
+        str(sample / "model.onnx"),
+        "--calib",
+        str(sample / "data"),
+    ]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait()
+    assert (tmp_path / "out" / "report.json").is_file()
