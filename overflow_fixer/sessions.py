@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import onnxruntime
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import sha256_of
 from overflow_fixer.formats import round_to_fp16
+from overflow_fixer.native import find_library, may_hold_operators
 from overflow_fixer.providers import (
     EXECUTION_PROVIDERS,
     Provider,
@@ -77,6 +80,20 @@ def hash_custom_ops() -> str:
     return sha256_of(_custom_ops) if _custom_ops else ""
 
 
+def has_native_probes() -> bool:
+    """Whether the native operators of overflow_fixer.native are there and load, so that a model may hold them."""
+    library = find_library()
+    return library is not None and _loads(library)
+
+
+@cache
+def _loads(library: Path) -> bool:
+    with suppress(Exception):  # onnxruntime raises many unrelated types
+        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+        return True
+    return False
+
+
 def open_session(
     model: onnx.ModelProto | Path,
     folder: Path,
@@ -96,6 +113,7 @@ def open_session(
     options = _session_options(optimize, by_priority, provider)
     if isinstance(model, onnx.ModelProto):
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
+        _add_native(options, model)
     source = str(model) if isinstance(model, Path) else _serialize(model)
     if provider != "cpu":
         preload_libraries()
@@ -141,6 +159,7 @@ def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
     options.add_session_config_entry(_OPTIMIZED_WEIGHTS, path.name + ".data")
     options.add_session_config_entry(_OPTIMIZED_LEAST_BYTES, "1024")
     options.add_session_config_entry(_DISABLE_PREPACKING, "1")  # it is never run
+    _add_native(options, model)
     _create(_serialize(model), options, "cpu", list_providers("cpu"))
 
 
@@ -194,6 +213,11 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
         options.use_deterministic_compute = True
         options.add_session_config_entry(_RECORD_PLACES, "1")
     return options
+
+
+def _add_native(options: Any, model: onnx.ModelProto) -> None:
+    if may_hold_operators(model):
+        options.register_custom_ops_library(str(find_library()))
 
 
 def _create(source: str | bytes, options: Any, provider: Provider, providers: list[Any]) -> Any:

@@ -6,7 +6,7 @@ scan observes their tensors like any other. A newcomer adds a function here, in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -37,6 +37,7 @@ from overflow_fixer.inner.sums import (
     find_in_sum,
 )
 from overflow_fixer.inner.windows import find_in_average_pool
+from overflow_fixer.native import DOMAIN, declare_operators
 
 __all__ = ["EXPRESSIONS", "SIGNED", "InnerValue", "Inside", "Quantity", "look_inside"]
 
@@ -85,13 +86,13 @@ class Inside:
     values: tuple[InnerValue, ...]
     graph: Graph
     extremes: Mapping[str, tuple[str, str, str]]
-    """For tensors that are looked at row by row, in `graph`: the largest, the smallest and the mean of each row."""
+    """For tensors that are looked at row by row, in `graph`: of each row the largest, the smallest and what shows a NaN."""
     products: tuple[Product, ...]
     """The nodes that add up products, whose sums of magnitudes are measured where a bound asks for it."""
 
 
-def look_inside(graph: Graph) -> Inside:
-    """The expressions of all nodes that compute FP32."""
+def look_inside(graph: Graph, is_native: bool = False) -> Inside:
+    """The expressions of all nodes that compute FP32; `is_native`: with the operators of overflow_fixer.native too."""
     nodes = [node for node in graph.nodes if node.op_type in EXPRESSIONS and _computes_float(graph, node)]
     prefix, shapes = free_prefix(graph, _PREFIX), graph.sure_shapes if nodes else {}
     values: list[InnerValue] = []
@@ -99,7 +100,7 @@ def look_inside(graph: Graph) -> Inside:
     extremes: dict[str, tuple[str, str, str]] = {}
     constants: dict[object, str] = {}
     for node in nodes:
-        expression = Expression(graph, node, f"{prefix}{node.index}_", constants, shapes)
+        expression = Expression(graph, node, f"{prefix}{node.index}_", constants, shapes, is_native)
         found = EXPRESSIONS[node.op_type](expression)
         values += [InnerValue(node.label, node.inputs[0], *one) for one in found]
         if expression.nodes:
@@ -107,8 +108,16 @@ def look_inside(graph: Graph) -> Inside:
         if expression.extremes is not None:
             extremes[expression.source] = expression.extremes
     tensors = chain((value.tensor for value in values), *extremes.values())
-    expressed = insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT)) if values else graph
-    return Inside(tuple(values), expressed, extremes, find_products(graph))
+    return Inside(
+        tuple(values), _insert(graph, behind, tensors) if values else graph, extremes, find_products(graph)
+    )
+
+
+def _insert(graph: Graph, behind: Mapping[str, Sequence[NodeProto]], tensors: Iterable[str]) -> Graph:
+    expressed = insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT))
+    if any(node.domain == DOMAIN for nodes in behind.values() for node in nodes):
+        declare_operators(expressed.model)
+    return expressed
 
 
 def _computes_float(graph: Graph, node: Node) -> bool:

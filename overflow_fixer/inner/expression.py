@@ -11,6 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.graph import Graph, Node
+from overflow_fixer.native import DOMAIN
 from overflow_fixer.records import Dim
 
 _AXES_ARE_INPUTS = {
@@ -31,19 +32,39 @@ _LEAST_BLOCK = 64
 class Rows:
     """A tensor, and the axes along which elements belong together, all where none is named.
 
-    `lengths` are the dimensions of the axes as far as they are sure.
+    `lengths` are the dimensions of the axes as far as they are sure. `are_last`: they are the last ones, for sure, so
+    that the elements of a row lie side by side.
     """
 
     tensor: str
     axes: tuple[int, ...]
     lengths: tuple[Dim, ...]
+    are_last: bool = False
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Tensors of the native operator, each with a number a row: see probes.cpp."""
+
+    largest: str
+    smallest: str
+    deviation: str
+    sum: str
+    magnitudes: str
+    squares: str
+    spread: str
+
+    @property
+    def by_reduction(self) -> dict[str, str]:
+        """By the operator of ONNX that gives the same."""
+        return {"ReduceSum": self.sum, "ReduceL1": self.magnitudes, "ReduceSumSquare": self.squares}
 
 
 class Expression:
     """Collects the nodes for what is inside `node`; names of new tensors begin with `prefix`.
 
     `constants` are those of expressions before this one, by value; new ones are added. `shapes` are those that
-    can be relied on.
+    can be relied on. `is_native`: sums of rows may be left to the operators of overflow_fixer.native.
     """
 
     def __init__(
@@ -53,16 +74,19 @@ class Expression:
         prefix: str,
         constants: dict[object, str],
         shapes: Mapping[str, Sequence[Dim]],
+        is_native: bool = False,
     ) -> None:
         self.graph = graph
         self.node = node
         self.nodes: list[NodeProto] = []
         self.extremes: tuple[str, str, str] | None = None
-        """The largest, the smallest and the mean of each row of `source`, whose rows hold all of it; if there are such."""
+        """Of each row of `source`, whose rows hold all of it, the largest, the smallest, and what is NaN where one is."""
         self.dims = shapes.get(node.inputs[0])
         """The dimensions of `source`; None where even their number is not known."""
         self._prefix = prefix
         self._constants = constants
+        self._is_native = is_native
+        self._moments: dict[Rows, Moments] = {}
 
     @property
     def source(self) -> str:
@@ -100,12 +124,14 @@ class Expression:
         another shape for them, and where it shares the memory of two reductions that ought to be alike, it fails.
         """
         if self.dims is None:
-            return Rows(self.source, tuple(axes), (None,) * len(axes))
+            are_last = sorted(axes) == list(range(-len(axes), 0))
+            return Rows(self.source, tuple(axes), (None,) * len(axes), are_last)
         rank = len(self.dims)
         given = {axis % rank: axis for axis in axes} if rank else {}
         places = sorted(given) or range(rank)
         found = (given.get(place, place) if as_given else place for place in places)
-        return Rows(self.source, tuple(found), tuple(self.dims[place] for place in places))
+        are_last = list(places) == list(range(rank - len(places), rank))
+        return Rows(self.source, tuple(found), tuple(self.dims[place] for place in places), are_last)
 
     def rows_behind(self, axis: int) -> Rows:
         """`source` along `axis` and all axes behind it."""
@@ -113,7 +139,7 @@ class Expression:
             return self.rows(range(axis % len(self.dims) if axis < 0 else axis, len(self.dims)))
         if axis < 0:
             return self.rows(range(axis, 0))
-        return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,))
+        return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,), are_last=True)
 
     def cut_last(self, rows: Rows) -> Rows:
         """The rows of a last axis that is long as those of two axes, of which the last has at most 512 elements.
@@ -130,13 +156,32 @@ class Expression:
         shape = self.integers(*[0] * last, length // block, block)
         return Rows(self.apply("Reshape", self.source, shape), (last, last + 1), (length // block, block))
 
+    def moments(self, rows: Rows) -> Moments | None:
+        """All that the native operator tells of `rows`; None without it, and where they do not lie side by side."""
+        if not self._is_native or not rows.are_last:
+            return None
+        if rows not in self._moments:
+            outputs = [f"{self._prefix}{len(self.nodes)}_{word}" for word in Moments.__dataclass_fields__]
+            inputs = [rows.tensor, self._length(rows)]
+            self.nodes.append(onnx.helper.make_node("Moments", inputs, outputs, domain=DOMAIN))
+            self._moments[rows] = found = Moments(*outputs)
+            self.extremes = (found.largest, found.smallest, found.deviation)
+        return self._moments[rows]
+
+    def _length(self, rows: Rows) -> str:
+        """The number of elements of one of the `rows`, as int64 [1]; 0 where all are one."""
+        dims = [dim for dim in rows.lengths if isinstance(dim, int)]
+        if len(dims) == len(rows.axes):
+            return self.integers(math.prod(dims) if dims else 0)
+        lengths = self.apply("Gather", self.apply("Shape", rows.tensor), self.integers(*rows.axes))
+        return self.reduce("ReduceProd", lengths, [0])
+
     def count(self, rows: Rows) -> str:
         """The number of elements of one of the `rows`, as a float."""
         dims = [dim for dim in rows.lengths if isinstance(dim, int)]
         if len(dims) == len(rows.axes):
             return self.number(float(math.prod(dims)))
-        lengths = self.apply("Gather", self.apply("Shape", rows.tensor), self.integers(*rows.axes))
-        return self.apply("Cast", self.reduce("ReduceProd", lengths, [0]), to=TensorProto.FLOAT)
+        return self.apply("Cast", self._length(rows), to=TensorProto.FLOAT)
 
     def add_up(self, op_type: str, rows: Rows) -> str:
         """A sum or mean, of magnitudes or squares too, of each of the `rows`: right to 1e-5.
@@ -144,6 +189,9 @@ class Expression:
         Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes the last is
         taken for that of an image where it is not known, since FP64 costs as much as the rest of a scan.
         """
+        moments = self.moments(rows)
+        if moments is not None:
+            return moments.by_reduction[op_type]
         rows = self.cut_last(rows)
         found = rows.tensor
         for axes, length in _cut(rows):

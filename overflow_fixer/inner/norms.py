@@ -28,7 +28,7 @@ def find_in_group_normalization(expression: Expression) -> Iterator[Found]:
     per_group = expression.apply("Div", channels, divisor)
     target = expression.apply("Concat", samples, divisor, per_group, places, axis=0)
     grouped = expression.apply("Reshape", expression.source, target, allowzero=1)
-    yield from _moments(expression, Rows(grouped, tuple(range(2, 2 + len(lengths))), lengths))
+    yield from _moments(expression, Rows(grouped, tuple(range(2, 2 + len(lengths))), lengths, are_last=True))
 
 
 def find_in_mean_variance_normalization(expression: Expression) -> Iterator[Found]:
@@ -69,6 +69,12 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     The largest |x - mean| of a row is that of its extremes: rounding keeps the order; of an empty row it is 0. What
     rounding took from the mean is the mean of x - mean; it matters where the mean is large and deviations small.
     """
+    native = expression.moments(rows)
+    if native is not None:
+        yield "deviation", native.deviation
+        yield "sum of squares", native.spread
+        yield "sum", native.sum
+        return
     rows = expression.cut_last(rows)
     highest, lowest = (expression.reduce(op, rows.tensor, rows.axes) for op in ("ReduceMax", "ReduceMin"))
     mean = expression.add_up("ReduceMean", rows)

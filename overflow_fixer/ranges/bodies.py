@@ -85,15 +85,15 @@ class Level:
         return Row(self.graph, "", Inner(node, quantity, is_bound))
 
 
-def find_level(graph: Graph, hidden: frozenset[str] = frozenset()) -> Level:
+def find_level(graph: Graph, is_native: bool = False, hidden: frozenset[str] = frozenset()) -> Level:
     """What there is to observe from this graph on. `hidden` are constants that belong to the outer one."""
     observed = observed_tensors(graph)
     own = [name for name in observed if name not in hidden]
     rest = [name for name in observed if name in hidden]
     bodies = tuple(
-        (body, find_level(body.graph, body.captured_constants)) for body in find_bodies(graph).read
+        (body, find_level(body.graph, is_native, body.captured_constants)) for body in find_bodies(graph).read
     )
-    return Level(graph, look_inside(graph), (*own, *rest), len(own), bodies)
+    return Level(graph, look_inside(graph, is_native), (*own, *rest), len(own), bodies)
 
 
 class ModelWalk:

@@ -16,7 +16,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.bodies import Level, ModelWalk, Settings, find_level
 from overflow_fixer.ranges.coverage import not_observed
-from overflow_fixer.ranges.observers import Observe
+from overflow_fixer.ranges.observers import Observe, is_native
 from overflow_fixer.ranges.over_limit import OnOver, OverLimit, ignore_over
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, no_batches
 from overflow_fixer.ranges.resumption import Existing, find_begun
@@ -73,7 +73,7 @@ def collect_ranges(
     with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)
-        level = find_level(graph)
+        level = find_level(graph, is_native(observe, provider))
         settings = Settings(observe, provider, small_values, beside)
         walk = None if is_there else ModelWalk(level, settings)
         key = hashing.result()

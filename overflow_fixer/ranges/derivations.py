@@ -54,8 +54,8 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
 
 
 def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int) -> Derivation:
-    """From tensors that hold the largest, the smallest and the mean of each row, of which only the mean shows a NaN."""
-    return Derivation(tensor, rows, _leave_out_mean, element_count)
+    """From tensors that hold, of each row, the largest and the smallest, which hide a NaN, and one that shows it."""
+    return Derivation(tensor, rows, _take_extremes, element_count)
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
@@ -98,7 +98,7 @@ def _keep(values: Values) -> Values:
     return values
 
 
-def _leave_out_mean(values: Values) -> Values:
+def _take_extremes(values: Values) -> Values:
     return values[:, :2]
 
 

@@ -23,9 +23,9 @@ class Gathering:
         self._joined: list[str] = []
         self.lengths: list[int] = []
 
-    def add(self, vector: str, length: int) -> Iterator[NodeProto]:
-        """Take one more vector of this length; a node that joins is given when enough are there."""
-        self.lengths.append(length)
+    def add(self, vector: str, lengths: Sequence[int]) -> Iterator[NodeProto]:
+        """Take one more vector, of segments of these lengths; a node that joins is given when enough are there."""
+        self.lengths += lengths
         self._open.append(vector)
         if len(self._open) == _FAN_IN:
             yield self._join_open()

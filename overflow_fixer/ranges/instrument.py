@@ -19,6 +19,7 @@ from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import copy_shell
 from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, shared_constants, widen
 from overflow_fixer.records import Dim
@@ -66,10 +67,16 @@ class Probed:
     def build_model(self) -> onnx.ModelProto:
         """The model with the probes in it."""
         model = copy_shell(self.graph)
+        self.declare(model)
         nodes = _interleave(self.graph, self.added.behind)
         model.graph.node.extend(chain(self.added.first, nodes, self.added.last))
         self.set_outputs(model)
         return model
+
+    def declare(self, model: onnx.ModelProto) -> None:
+        """Let it hold the probes' operators."""
+        if any(node.domain == DOMAIN for nodes in self.added.behind.values() for node in nodes):
+            declare_operators(model)
 
     def set_outputs(self, model: onnx.ModelProto) -> None:
         """Make the vectors its outputs. One that has a probe is none any more: it would live to the end."""
@@ -88,12 +95,14 @@ def add_probes(
     shapes: Mapping[str, Sequence[Dim]] = MappingProxyType({}),
     in_rows: bool = True,
     words: Mapping[str, Collection[str]] = MappingProxyType({}),
+    is_native: bool = False,
 ) -> Probed:
     """A probe for each of `tensors`, which are in graph order; some are detailed.
 
     Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN; of those
     in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on; of
-    others the probe tells the size. `in_rows`: reduce large tensors in rows.
+    others the probe tells the size. `in_rows`: reduce large tensors in rows. `is_native`: detailed probes are native,
+    but those of doubles.
     """
     prefix = free_prefix(graph, "range_probe_")
     probes = [
@@ -104,6 +113,7 @@ def add_probes(
             shapes.get(name),
             is_detailed=name in detailed,
             in_rows=in_rows,
+            is_native=is_native and name in detailed and graph.dtypes[name] != TensorProto.DOUBLE,
             wanted=words.get(name) or _choose_words(name in unguarded, name in small),
         )
         for i, name in enumerate(tensors)
@@ -133,6 +143,7 @@ def _make_probe(
     *,
     is_detailed: bool,
     in_rows: bool,
+    is_native: bool,
     wanted: Collection[str],
 ) -> Probe:
     """`prefixes` are the probe's own and the shared one, `dims` what can be relied on of the shape."""
@@ -149,6 +160,7 @@ def _make_probe(
         rank=None if is_flat else len(dims or ()),
         is_detailed=is_detailed,
         takes=frozenset((*wanted, "size") if count is None else wanted),
+        is_native=is_native,
     )
 
 
@@ -199,8 +211,8 @@ def _open_gatherings(probes: Iterable[Probe], prefix: str) -> dict[str, Gatherin
 
 
 def _gather(probe: Probe, gatherings: Mapping[str, Gathering]) -> Iterator[NodeProto]:
-    for vector, kind, length in probe.vectors:
-        yield from gatherings[kind].add(vector, length)
+    for vector, kind, lengths in probe.vectors:
+        yield from gatherings[kind].add(vector, lengths)
 
 
 def _locate(
@@ -209,13 +221,14 @@ def _locate(
     """Probed.starts, quick and detailed: each probe's vectors come in turn, kind by kind."""
     lengths = [length for gathering in gatherings.values() for length in gathering.lengths]
     starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0)
-    counts = [len(gathering.lengths) for gathering in gatherings.values()]
+    counts = [len(gathering.lengths) for gathering in gatherings.values()]  # of segments
     next_of = dict(zip(gatherings, np.cumsum([0, *counts]).tolist(), strict=False))
     rows: dict[bool, list[list[int]]] = {False: [], True: []}
     for probe in probes:
         words = DETAILED if probe.is_detailed else QUICK
         row = [-1] * len(words)
-        for word, (_, kind, _) in zip(probe.words, probe.vectors, strict=True):
+        kinds = (kind for _, kind, lengths in probe.vectors for _ in lengths)
+        for word, kind in zip(probe.words, kinds, strict=True):
             row[words.index(word)] = next_of[kind]
             next_of[kind] += 1
         rows[probe.is_detailed].append(row)

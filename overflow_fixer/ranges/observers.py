@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from onnx import TensorProto
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
@@ -22,9 +23,14 @@ from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
 from overflow_fixer.records import Array, Batch, Dim
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions import has_native_probes, open_session, run_session
 
 Observe = Literal["reductions", "outputs", "optimized"]
+
+
+def is_native(observe: Observe, provider: Provider) -> bool:
+    """Whether a scan's observers have native probes."""
+    return observe != "outputs" and provider == "cpu" and has_native_probes()
 
 
 class Observer(Protocol):
@@ -72,11 +78,13 @@ class ReductionObserver:
     """Probes in the graph, of which only short vectors leave.
 
     A tensor that only holds another's values, or whose extremes follow from another's, has no probe of its
-    own. Each other starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a
-    NaN), the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
+    own. Where there are native probes, each other has one. Else it starts with a quick probe. Where that cannot
+    tell all (a value out of FP16's range, a NaN), or what was derived has such a value, the tensor gets a detailed
+    probe from then on and the batch is run again. Where a second run of a
     batch could give other values, every tensor has a detailed probe from the start. `small` are the tensors
     whose smallest magnitude is taken, `looks` those of which not everything is. `extremes` names, for a tensor,
-    others that hold the largest, the smallest and the mean of each of its rows.
+    others that hold, of each of its rows, the largest, the smallest, and what is NaN where an element is. `shapes`
+    are those that can be relied on; what the model itself records is not.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class ReductionObserver:
         looks: Mapping[str, Look] = MappingProxyType({}),
         extremes: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
         provider: Provider = "cpu",
+        shapes: Mapping[str, Sequence[Dim]] | None = None,
     ) -> None:
         self._graph, self._provider = graph, provider
         looks = {**looks, **dict(_look_at_rows(extremes))}
@@ -100,15 +109,25 @@ class ReductionObserver:
         self._guards = [(row_of[name], row_of[guard]) for name, guard in guards if guard is not None]
         self._is_partial = np.array([name in looks for name in self._tensors], np.bool_)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
-        # what the model itself records of inner shapes is not relied on
-        self._shapes: Mapping[str, Sequence[Dim]] = graph.sure_shapes
+        self._shapes = graph.sure_shapes if shapes is None else shapes
         self._steps = [
             (row_of[found.tensor], [row_of[name] for name in found.sources], found.step, found.element_count)
             for found in self._find_derivations(extremes)
             if found.tensor not in self._small
         ]
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
+        self._is_native = is_native("reductions", provider)
+        if self._is_native:
+            self._is_detailed |= self._find_native()
         self._open()
+
+    def _find_native(self) -> Flags:
+        """The tensors [tensor] with a native probe: all but doubles, and what can be derived."""
+        is_native = np.array(
+            [self._graph.dtypes[name] != TensorProto.DOUBLE for name in self._tensors], np.bool_
+        )
+        is_native[[row for row, *_ in self._steps]] = False
+        return is_native
 
     def _find_derivations(self, extremes: Mapping[str, tuple[str, str, str]]) -> Iterator[Derivation]:
         """Sources come before what is derived of them; each is a tensor of which both extremes are taken."""
@@ -141,7 +160,15 @@ class ReductionObserver:
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
         self._probed = add_probes(
-            self._graph, probed, detailed, self._small, covers, self._shapes, self._in_rows, self._words
+            self._graph,
+            probed,
+            detailed,
+            self._small,
+            covers,
+            self._shapes,
+            self._in_rows,
+            self._words,
+            self._is_native,
         )
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
@@ -213,10 +240,11 @@ def open_observer(
     looks: Mapping[str, Look],
     extremes: Mapping[str, tuple[str, str, str]],
     provider: Provider,
+    shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> Observer:
     """The observer of the way named for tensors that are no constants. "optimized" is the CPU's alone."""
     if observe == "outputs":
         return OutputObserver(graph, tensors, provider)
     if observe == "optimized" and provider == "cpu" and has_faster_kernels(graph):
-        return OptimizedObserver(graph, tensors, small, looks, extremes)
-    return ReductionObserver(graph, tensors, small, looks, extremes, provider)
+        return OptimizedObserver(graph, tensors, small, looks, extremes, shapes=shapes)
+    return ReductionObserver(graph, tensors, small, looks, extremes, provider, shapes)

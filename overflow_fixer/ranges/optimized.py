@@ -43,6 +43,7 @@ def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
     path = work / "optimized.onnx"
     save_optimized(marked, probed.graph.folder, path)
     model: onnx.ModelProto = onnx.load(path, load_external_data=False)
+    probed.declare(model)
     probed.set_outputs(model)
     kept = {info.name for info in model.graph.output}
     nodes = list(_interleave(list(model.graph.node), behind, kept))

@@ -4,7 +4,7 @@ A *quick* probe takes QUICK and tells everything of a tensor whose sum is not Na
 within FP16's range. ONNX Runtime's ReduceMax and ReduceMin drop a NaN that is not the first element;
 a sum cannot lose one, whatever its order. (That it can be NaN or infinite for finite values costs a
 detailed probe, and no truth.) A *detailed* probe takes DETAILED and tells everything of any tensor, at
-several times the cost.
+several times the cost; a *native* one does so at the cost of one reduction (see overflow_fixer.native).
 
 A large tensor is reduced in `rows` rows, for ONNX Runtime reduces rows in parallel and the whole of a
 tensor in one thread. Only operators that are the same from opset 9 on, but for the axes of reductions.
@@ -20,6 +20,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.native import DOMAIN
 
 QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
 """A probe takes of these what is asked for."""
@@ -45,7 +46,7 @@ class Probe:
     Its tensors are named `prefix` and a word, the constants that all probes share `shared` and a word.
     `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
     number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
-    takes; a detailed probe takes everything, in one row.
+    takes; a detailed probe takes everything, in one row. One that `is_native` is detailed, and of no double.
     """
 
     tensor: str
@@ -57,6 +58,7 @@ class Probe:
     rank: int | None
     is_detailed: bool
     takes: frozenset[str]
+    is_native: bool = False
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -66,25 +68,32 @@ class Probe:
         return tuple(word for word in QUICK if word in self.takes)
 
     @property
-    def vectors(self) -> Iterator[tuple[str, str, int]]:
-        """What is to be fetched, in the order of `words`: its name, its kind and its first dimension.
+    def vectors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """What is to be fetched, in the order of `words`: its name, its kind and the lengths of what it holds.
 
-        Those of one kind can be joined. Sizes are [2], dimensions to be multiplied; all others hold a number
-        a row, to be reduced further, in as many dimensions as what was reduced.
+        Those of one kind can be joined. Sizes are dimensions to be multiplied; all others hold a number a row, to be
+        reduced further, in as many dimensions as what was reduced. A native probe's one vector holds a number for each
+        word.
         """
+        if self.is_native:
+            yield self.prefix + "all", "all", (1,) * len(DETAILED)
+            return
         for word in self.words:
+            rank = 2 if self.rank is None else self.rank
             if word == "size":
-                yield self.prefix + word, "sizes", 2
+                yield self.prefix + word, "sizes", (rank,)
             else:
-                rank = 2 if self.rank is None else self.rank
                 kind = "counts" if word in _COUNTS else f"values_{self._float}_{rank}"
-                yield self.prefix + word, kind, self.rows
+                yield self.prefix + word, kind, (self.rows,)
 
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor
         if self.dtype != self._float:
             yield from widen(self.tensor, self.prefix)
             source = self.prefix + "wide"
+        if self.is_native:
+            yield NodeProto(op_type="Probe", domain=DOMAIN, input=[source], output=[self.prefix + "all"])
+            return
         if self.rank is None:
             yield _node("Reshape", [source, f"{self.shared}rows_{self.rows}"], self.prefix + "flat")
             source = self.prefix + "flat"

@@ -21,15 +21,16 @@ def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Su
     but one of the extremes, both are that one.
     """
     values = np.concatenate([np.zeros(0), *(vector.reshape(-1) for vector in vectors)])
-    most, least, total = (_reduce(ufunc, values, probed) for ufunc in (np.maximum, np.minimum, np.add))
+    ufuncs = (np.maximum, np.minimum, np.add, np.multiply)
+    most, least, total, product = (_reduce(ufunc, values, probed) for ufunc in ufuncs)
     quick, detailed = probed.quick.T, probed.detailed.T
     highest, lowest = _choose(most, quick[0], least, quick[1]), _choose(least, quick[1], most, quick[0])
     small = np.where(quick[4] < 0, np.nan, least[quick[4]])
     has_nan = np.isnan(np.where(quick[2] < 0, 0, total[quick[2]]))
-    count = np.where(quick[3] < 0, probed.counts, _count(values, probed.starts[quick[3]]))
+    count = np.where(quick[3] < 0, probed.counts, product[quick[3]])
     found, is_in_range = _read_quick(highest, lowest, count, small)
     numbers = most[detailed]
-    numbers[3] = _count(values, probed.starts[detailed[3]])
+    numbers[3] = product[detailed[3]]
     return found, _read_detailed(numbers), is_in_range, has_nan
 
 
@@ -41,15 +42,9 @@ def _choose(first: Array, places: Array, second: Array, other_places: Array) -> 
 
 
 def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:
-    """Each segment of the vectors to one number."""
+    """Each segment of the vectors to one number; of those that are no sizes, the product means nothing."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(ufunc.reduceat(values, probed.starts)) if len(probed.starts) else values
-
-
-def _count(values: Array, sizes: npt.NDArray[np.int64]) -> Array:
-    """The number of elements, from the places of the two dimensions of what was reduced."""
-    with np.errstate(invalid="ignore", over="ignore"):  # of a probe that takes no sizes, any two numbers
-        return np.asarray(values[sizes] * np.append(values, 0)[sizes + 1])
 
 
 def _read_quick(most: Array, least: Array, count: Array, small: Array) -> tuple[Summaries, Flags]:

@@ -48,7 +48,7 @@ class Walk:
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._observer = open_observer(
-            inside.graph, list(live), observe, small, looks, inside.extremes, provider
+            inside.graph, list(live), observe, small, looks, inside.extremes, provider, graph.sure_shapes
         )
 
     def observe(self, batch: Batch) -> Summaries:

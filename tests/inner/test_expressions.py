@@ -1,4 +1,4 @@
-"""Every row of EXPRESSIONS against an independent computation in float64, by real scans in two ways."""
+"""Every row of EXPRESSIONS against an independent computation in float64, by real scans in each way."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from in_memory_calibration import InMemoryCalibration, ask, ints, make_model, node, save
 from onnx import TensorProto
+from ways_to_observe import scan_each_way
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
@@ -393,13 +394,10 @@ def draw(case: Case, mean: float = 5.0, deviation: float = 30.0) -> Array:
     return (mean + deviation * rng.standard_normal(case.shape)).astype(np.float32)
 
 
-def scan_both_ways(case: Case, folder: Path, *batches: Array) -> tuple[Graph, RangeTable]:
-    """The ranges, which are the same in both ways of observing."""
+def scan(case: Case, folder: Path, *batches: Array) -> tuple[Graph, RangeTable]:
+    """The model, and the ranges in each way of observing: those of the native probes."""
     graph = save(case.model(), folder)
-    data = InMemoryCalibration(tuple({"x": x, **case.live} for x in batches))
-    first, second = (collect_ranges(graph, data, observe=way) for way in ("reductions", "outputs"))
-    assert list(map(repr, first.inner)) == list(map(repr, second.inner))
-    return graph, first
+    return graph, scan_each_way(graph, InMemoryCalibration(tuple({"x": x, **case.live} for x in batches)))
 
 
 def measured(ranges: RangeTable) -> dict[str, InnerRange]:
@@ -449,7 +447,7 @@ def test_two_terms_have_no_partial_sum(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_inside_is_right(case: Case, tmp_path: Path) -> None:
     x = draw(case)
-    _, ranges = scan_both_ways(case, tmp_path, x)
+    _, ranges = scan(case, tmp_path, x)
     assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
 
 
@@ -459,7 +457,7 @@ def test_a_large_mean_takes_no_digits_of_small_deviations(
     case: Case, deviation: float, tmp_path: Path
 ) -> None:
     x = draw(case, 9000, deviation)
-    _, ranges = scan_both_ways(case, tmp_path, x)
+    _, ranges = scan(case, tmp_path, x)
     assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
 
 
@@ -475,7 +473,7 @@ def test_a_large_mean_takes_no_digits_of_small_deviations(
 )
 def test_many_elements_take_no_digits(case: Case, tmp_path: Path) -> None:
     x = draw(case)
-    _, ranges = scan_both_ways(case, tmp_path, x)
+    _, ranges = scan(case, tmp_path, x)
     assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
 
 
@@ -486,7 +484,7 @@ def test_many_elements_that_are_alike_take_no_digits(case: Case, is_signed: bool
     x = np.full(case.shape, 1.1, np.float32)
     if is_signed:  # half of each row, so that the sum is not near zero
         x[..., ::4] *= -1
-    _, ranges = scan_both_ways(case, tmp_path, x)
+    _, ranges = scan(case, tmp_path, x)
     expected = case.inside(x.astype(np.float64), case.axes)
     if (
         "deviation" in expected and not is_signed
@@ -502,9 +500,9 @@ def test_many_elements_that_are_alike_take_no_digits(case: Case, is_signed: bool
 def test_nothing_is_told_of_what_is_not_finite(case: Case, bad: float, place: int, tmp_path: Path) -> None:
     x = draw(case, -2e5, 1e3)
     (tmp_path / "finite").mkdir()
-    assert ask(find_large_inner_values, *scan_both_ways(case, tmp_path / "finite", x))
+    assert ask(find_large_inner_values, *scan(case, tmp_path / "finite", x))
     x.flat[place] = bad
-    graph, ranges = scan_both_ways(case, tmp_path, draw(case), x)
+    graph, ranges = scan(case, tmp_path, draw(case), x)
     assert not ask(find_large_inner_values, graph, ranges)
 
 
@@ -520,8 +518,8 @@ def test_an_empty_batch_changes_nothing(case: Case, axis: int, tmp_path: Path) -
         pytest.skip(f"ONNX Runtime {onnxruntime.__version__} runs no {case.op} of {shape}")
     x = draw(case)
     (tmp_path / "with").mkdir()
-    graph, alone = scan_both_ways(dynamic, tmp_path, x)
-    _, found = scan_both_ways(dynamic, tmp_path / "with", np.zeros(shape, np.float32), x)
+    graph, alone = scan(dynamic, tmp_path, x)
+    _, found = scan(dynamic, tmp_path / "with", np.zeros(shape, np.float32), x)
     for quantity, one in measured(alone).items():
         if quantity != "row maximum":  # that of an empty row is -inf
             assert measured(found)[quantity].seen.max_abs == one.seen.max_abs
@@ -534,7 +532,7 @@ def test_an_empty_batch_changes_nothing(case: Case, axis: int, tmp_path: Path) -
 def test_an_empty_batch_by_a_negative_axis_ends_no_scan(op: str, opset: int, tmp_path: Path) -> None:
     """Of it, ONNX Runtime gives another shape than by the same axis counted from the front."""
     case = _reduction(op, opset, (-1,), shape=(2, 4), dims=("n", "m"))
-    graph, ranges = scan_both_ways(case, tmp_path, np.zeros((2, 0), np.float32), draw(case))
+    graph, ranges = scan(case, tmp_path, np.zeros((2, 0), np.float32), draw(case))
     assert_right(measured(ranges), case.inside(draw(case).astype(np.float64), case.axes))
     assert not ask(find_large_inner_values, graph, ranges)
 

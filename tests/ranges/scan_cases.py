@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import Array, Batch, Range, RangeTable
+from overflow_fixer.records import Array, Batch, Range
 
 
 class MemoryBatches:
@@ -123,12 +123,3 @@ def reckon(tensor: str, arrays: Sequence[Array]) -> Range:
 def assert_same(first: Iterable[Range], second: Iterable[Range]) -> None:
     """Bit for bit: repr tells every double apart, and -0 from 0; NaN is like NaN."""
     assert [repr(found) for found in first] == [repr(found) for found in second]
-
-
-def assert_same_table(first: RangeTable, second: RangeTable) -> None:
-    assert_same(first.ranges, second.ranges)
-    assert first.batch_names == second.batch_names
-    assert first.batch_max_abs.dtype == second.batch_max_abs.dtype == np.float32
-    np.testing.assert_array_equal(first.batch_max_abs, second.batch_max_abs, strict=True)
-    assert (first.model_sha256, first.calibration) == (second.model_sha256, second.calibration)
-    assert dict(first.not_observed) == dict(second.not_observed)

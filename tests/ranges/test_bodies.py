@@ -9,17 +9,17 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from body_cases import Run, assert_body, find_body, floats, parse, run_body, scan_both_ways
+from body_cases import Run, assert_body, find_body, floats, parse, run_body, scan_runs
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import (
     MemoryBatches,
     StoppingBatches,
-    assert_same_table,
     run_marked,
     save_model,
     stop_before,
     value_info,
 )
+from ways_to_observe import assert_same_table
 
 from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.graph import Graph, load_graph
@@ -73,7 +73,7 @@ def _iterate(body: onnx.GraphProto, feeds: Run) -> list[Run]:
 def test_each_branch_of_if_in_the_batches_that_took_it(tmp_path: Path) -> None:
     graph = parse(tmp_path, IF)
     feeds = [{"x": floats(*x), "c": c} for x, c in (((1, 9), TRUE), ((3, -1), FALSE), ((5, 0), TRUE))]
-    table = scan_both_ways(graph, feeds)
+    table = scan_runs(graph, feeds)
     then, other = (find_body(graph, "branch", f"{which}_branch") for which in ("then", "else"))
     taken = [[run_body(then, {"h": f["x"] * f["x"]})] if f["c"] else [] for f in feeds]
     left = [[] if f["c"] else [run_body(other, {"x": f["x"]})] for f in feeds]
@@ -88,7 +88,7 @@ def test_each_branch_of_if_in_the_batches_that_took_it(tmp_path: Path) -> None:
 
 def test_a_branch_that_was_never_taken_is_told_and_its_constants_are_known(tmp_path: Path) -> None:
     graph = parse(tmp_path, IF)
-    table = scan_both_ways(graph, [{"x": floats(1), "c": TRUE}] * 2)
+    table = scan_runs(graph, [{"x": floats(1), "c": TRUE}] * 2)
     assert dict(table.not_observed) == {
         "branch/else_branch": "If branch never took its else_branch on this data"
     }
@@ -96,7 +96,7 @@ def test_a_branch_that_was_never_taken_is_told_and_its_constants_are_known(tmp_p
     assert (unseen.element_count, unseen.worst_batch) == (0, -1)
     assert np.isnan([unseen.max_abs, unseen.min, unseen.max, unseen.min_nonzero_abs]).all()
     assert table.by_tensor["branch/else_branch/two"].max_abs == 2
-    other = scan_both_ways(graph, [{"x": floats(1), "c": FALSE}])
+    other = scan_runs(graph, [{"x": floats(1), "c": FALSE}])
     assert set(other.not_observed) == {"branch/then_branch"}
 
 
@@ -104,7 +104,7 @@ def test_a_branch_that_was_never_taken_is_told_and_its_constants_are_known(tmp_p
 def test_loop_by_trip_count_and_by_condition(trips: int, go: bool, tmp_path: Path) -> None:
     graph = parse(tmp_path, LOOP)
     feeds = [_loop_feeds(trips, go, 10), _loop_feeds(3, True, 1e15)]
-    table = scan_both_ways(graph, feeds)
+    table = scan_runs(graph, feeds)
     body = find_body(graph, "repeat", "body")
     runs = [_iterate(body, feed) for feed in feeds]
     assert [len(batch) for batch in runs] == [0 if not go else min(trips, 20), 2]
@@ -116,7 +116,7 @@ def test_loop_by_trip_count_and_by_condition(trips: int, go: bool, tmp_path: Pat
 
 
 def test_a_loop_that_never_ran_is_told(tmp_path: Path) -> None:
-    table = scan_both_ways(parse(tmp_path, LOOP), [_loop_feeds(0, True, 10)])
+    table = scan_runs(parse(tmp_path, LOOP), [_loop_feeds(0, True, 10)])
     assert dict(table.not_observed) == {"repeat/body": "Loop repeat never ran its body on this data"}
     assert table.by_tensor["repeat/body/s_next"].element_count == 0
 
@@ -141,7 +141,7 @@ def test_the_bodys_condition_ends_a_loop_whose_node_has_none(rank: int, tmp_path
     }}"""
     graph = parse(tmp_path, text)
     trips = np.full((1,) * rank, 9)
-    table = scan_both_ways(graph, [{"trips": trips, "x": floats(1)}])
+    table = scan_runs(graph, [{"trips": trips, "x": floats(1)}])
     assert table.by_tensor["all"].element_count == table.by_tensor["l/body/t"].element_count == 3
     assert table.by_tensor["l/body/f"].max == 2
     assert table.by_tensor["l/body/is_vector"].max == rank
@@ -187,7 +187,7 @@ def test_if_inside_loop(tmp_path: Path) -> None:
         for x, t in (((1, 2), 4), ((9,), 3), ((2, 1), 0))
     ]
     feeds = [{name: np.asarray(value) for name, value in feed.items()} for feed in feeds]
-    table = scan_both_ways(graph, feeds)
+    table = scan_runs(graph, feeds)
     runs, then, other = zip(*(_iterate_nested(graph, feed) for feed in feeds), strict=True)
     assert [len(r) for r in then] == [3, 3, 0]
     assert [len(r) for r in other] == [1, 0, 0]
@@ -199,9 +199,9 @@ def test_if_inside_loop(tmp_path: Path) -> None:
 
 def test_what_is_inside_an_unseen_body_is_not_told_by_itself(tmp_path: Path) -> None:
     feeds = [{"x": floats(1), "limit": np.asarray(np.float32(5)), "trips": np.array(0)}]
-    assert set(scan_both_ways(parse(tmp_path, NESTED), feeds).not_observed) == {"outer/body"}
+    assert set(scan_runs(parse(tmp_path, NESTED), feeds).not_observed) == {"outer/body"}
     feeds[0]["trips"] = np.array(1)
-    table = scan_both_ways(parse(tmp_path, NESTED), feeds)
+    table = scan_runs(parse(tmp_path, NESTED), feeds)
     reason = "If outer/body/inner never took its then_branch on this data"
     assert dict(table.not_observed) == {"outer/body/inner/then_branch": reason}
 
@@ -226,7 +226,7 @@ def test_a_sequence_that_is_carried_and_one_that_is_captured(tmp_path: Path) -> 
     }"""
     graph = parse(tmp_path, text)
     feeds = [{"x": floats(2, 300), "trips": np.array(3)}, {"x": floats(1, 1), "trips": np.array(1)}]
-    table = scan_both_ways(graph, feeds)
+    table = scan_runs(graph, feeds)
     runs: list[list[Run]] = []
     for feed in feeds:
         state, queue, batch = feed["x"], [], []
@@ -282,7 +282,7 @@ def test_scan_both_ways_over_two_inputs(directions: list[int], axes: list[int], 
     rng = np.random.default_rng(3)
     u, v = (rng.normal(0, 9, (4, 3)).astype(np.float32) for _ in range(2))
     feed = {"x": floats(4, 5, 6), "u": u if axes[0] == 0 else u.T, "v": v if axes[1] == 0 else v.T}
-    table = scan_both_ways(graph, [{n: np.ascontiguousarray(a) for n, a in feed.items()}])
+    table = scan_runs(graph, [{n: np.ascontiguousarray(a) for n, a in feed.items()}])
     p, q = floats(1, 2, 3), floats(4, 5, 6)
     runs = []
     for a, b in zip(u[::-1] if directions[0] else u, v[::-1] if directions[1] else v, strict=True):
@@ -313,7 +313,7 @@ def test_captured_weights_stay_on_disk_and_have_one_row(tmp_path: Path) -> None:
     copied = then.graph.initializers["w"]
     assert (copied.data_location, copied.raw_data) == (TensorProto.EXTERNAL, b"")
     feeds = [{"x": np.full((2, 128), 30, np.float32), "c": TRUE}]
-    table = scan_both_ways(graph, feeds)
+    table = scan_runs(graph, feeds)
     run = run_body(find_body(graph, "branch", "then_branch"), {"x": feeds[0]["x"], "w": w})
     assert_body(table, "branch/then_branch/", [[run]], "x t")
     assert [seen.tensor for seen in table.ranges if seen.tensor.endswith("w")] == ["w"]
@@ -330,7 +330,7 @@ def test_a_captured_default_that_is_fed_instead(tmp_path: Path) -> None:
     weights = [numpy_helper.from_array(floats(3), "w")]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], weights)
     feeds = [{"x": floats(10), "c": TRUE}, {"x": floats(10), "c": TRUE, "w": floats(-7)}]
-    table = scan_both_ways(graph, feeds)
+    table = scan_runs(graph, feeds)
     seen = table.by_tensor["branch/then_branch/t"]
     assert (seen.max, seen.min) == (30, -70)
     assert (table.by_tensor["w"].max, table.by_tensor["w"].min) == (3, -7)
@@ -349,7 +349,7 @@ def test_names_that_the_outer_graph_has_too(tmp_path: Path) -> None:
         [n] last = Relu (h)
     }"""
     graph = parse(tmp_path, text.replace("[n]", '["n"]').replace("[l]", '["l"]'))
-    table = scan_both_ways(graph, [{"x": floats(1, 2), "trips": np.array(3)}])
+    table = scan_runs(graph, [{"x": floats(1, 2), "trips": np.array(3)}])
     names = [seen.tensor for seen in table.ranges]
     assert names == ["x", "s", "y", "late", "h", "last", "_l/body/s", "_l/body/late"]
     assert table.by_tensor["s"].max == -1
@@ -368,7 +368,7 @@ def test_outputs_that_no_node_of_the_body_writes(tmp_path: Path) -> None:
         >
     }"""
     graph = parse(tmp_path, text)
-    table = scan_both_ways(graph, [{"x": floats(1, 2), "c": TRUE, "trips": np.array(3)}])
+    table = scan_runs(graph, [{"x": floats(1, 2), "c": TRUE, "trips": np.array(3)}])
     assert table.by_tensor["i/then_branch/k"].max == table.by_tensor["h"].max
     both = [table.by_tensor[f"l/body/{name}"] for name in "pq"]
     assert [seen.element_count for seen in both] == [6, 6]
@@ -395,7 +395,7 @@ def test_narrow_floats_in_a_body_are_rounded(kind: str, tmp_path: Path) -> None:
     }}"""
     graph = parse(tmp_path, text)
     x = floats(1.1, 7.77, 0.3333)
-    table = scan_both_ways(graph, [{"x": x, "trips": np.array(4)}])
+    table = scan_runs(graph, [{"x": x, "trips": np.array(4)}])
     start = state = x.astype(dtype)
     states, thirds = [], []
     for _ in range(4):
@@ -428,7 +428,7 @@ def test_computing_in_fp16_inside_a_loop(tmp_path: Path) -> None:
     graph = parse(tmp_path, text)
     rng = np.random.default_rng(8)
     x, w = (rng.normal(1.7, 0.4, 50).astype(kind) for kind in (np.float32, np.float16))
-    table = scan_both_ways(graph, [{"x": x, "w": w, "trips": np.array(7)}])
+    table = scan_runs(graph, [{"x": x, "w": w, "trips": np.array(7)}])
     state, runs = run_marked(graph.path, ["low"], {"x": x, "w": w, "trips": np.array(7)})["low"], []
     state = state.astype(np.float32)
     for i in range(7):
@@ -450,7 +450,7 @@ def test_values_inside_nodes_of_a_body(tmp_path: Path) -> None:
     }"""
     graph = parse(tmp_path, text)
     feed = {"x": floats(1, 2, 3, 5).reshape(1, 4), "scale": floats(30, 20, 10, -40), "trips": np.array(5)}
-    table = scan_both_ways(graph, [feed])
+    table = scan_runs(graph, [feed])
     found = table.inner_of["l/body/norm"]["deviation"].seen
     state, deviations = feed["x"], []
     for i in range(5):
@@ -478,7 +478,7 @@ def test_local_functions_are_scanned_inside_nested_ones_too(tmp_path: Path) -> N
     }"""
     graph = parse(tmp_path, text, functions=functions)
     assert {node.op_type for node in graph.nodes} == {"Mul", "Neg", "If"}
-    table = scan_both_ways(graph, [{"x": floats(300, 2), "c": TRUE}])
+    table = scan_runs(graph, [{"x": floats(300, 2), "c": TRUE}])
     inside = [seen.max_abs for seen in table.ranges if seen.tensor.startswith("i/then_branch/")]
     fourth = float(np.float32(8.1e9))
     assert inside == [300, 90000, 90000, fourth, fourth]

@@ -15,39 +15,32 @@ from onnx import TensorProto, helper, numpy_helper
 from scan_cases import (
     MemoryBatches,
     assert_same,
-    assert_same_table,
     reckon,
     run_marked,
     save_model,
     value_info,
 )
+from ways_to_observe import scan_each_way
 
 from overflow_fixer.errors import CalibrationError, ModelError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.summaries import summarize
 from overflow_fixer.records import Array, RangeTable
 
-WAYS: tuple[Observe, ...] = ("reductions", "outputs")
 
-
-def scan_both_ways(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
-    """Scan by reductions and by outputs, and hold them against each other; small values of all tensors."""
+def scan_both_small_values(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
+    """Scan in each way, small values of some tensors and of all."""
     wanted: tuple[SmallValues, ...] = ("needed", "all")
     for small_values in wanted:
-        table, marked = (
-            collect_ranges(graph, MemoryBatches(feeds), observe=way, small_values=small_values)
-            for way in WAYS
-        )
-        assert_same_table(table, marked)
+        table = scan_each_way(graph, MemoryBatches(feeds), small_values=small_values)
     return table
 
 
 def assert_right(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
-    """Both ways, and against the tensors of the file itself, reckoned number by number."""
-    table = scan_both_ways(graph, feeds)
+    """All ways, and against the tensors of the file itself, reckoned number by number."""
+    table = scan_both_small_values(graph, feeds)
     computed = [found.tensor for found in table.ranges if found.tensor in graph.producers]
     runs = [run_marked(graph.path, computed, batch) for batch in feeds]
     values = {name: [run[name] for run in runs] for name in computed}
@@ -169,7 +162,7 @@ def test_bf16_tensors_and_inputs(tmp_path: Path) -> None:
     inputs = [value_info("x", dims=["N"]), value_info("brain", TensorProto.BFLOAT16, ["N"])]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y"), value_info("z")])
     x = np.float32([1.0009765625, 3e38, -1e-39, np.nan])
-    ranges = scan_both_ways(graph, [{"x": x, "brain": x.astype(ml_dtypes.bfloat16)}]).by_tensor
+    ranges = scan_both_small_values(graph, [{"x": x, "brain": x.astype(ml_dtypes.bfloat16)}]).by_tensor
     rounded = x.astype(ml_dtypes.bfloat16)
     assert_same(
         [ranges[name] for name in ("b", "brain", "y", "z")],
@@ -224,7 +217,7 @@ def test_an_opset_9_model_with_overridden_defaults(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], weights, opset=9, ir_version=4)
     one = np.float32([1])
-    ranges = scan_both_ways(graph, [{"x": one}, {"x": one, "w": np.float32([-7e4])}]).by_tensor
+    ranges = scan_both_small_values(graph, [{"x": one}, {"x": one, "w": np.float32([-7e4])}]).by_tensor
     assert_same([ranges["w"]], [reckon("w", [np.float32([2]), np.float32([-7e4])])])
     assert ranges["y"].min == -7e4
 
@@ -252,7 +245,7 @@ def test_weights_in_external_data(tmp_path: Path) -> None:
     feeds = [{"x": normal(2, 64)}]
     graph = load_graph(path)
     before = graph.model.SerializeToString()
-    assert_same(scan_both_ways(graph, feeds).ranges, assert_right(plain, feeds).ranges)
+    assert_same(scan_both_small_values(graph, feeds).ranges, assert_right(plain, feeds).ranges)
     assert graph.model.SerializeToString() == before
 
 
@@ -260,7 +253,7 @@ def test_a_model_without_floats(tmp_path: Path) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["y"])]
     inputs = [value_info("x", TensorProto.INT64, [2])]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y", TensorProto.INT64)])
-    table = scan_both_ways(graph, [{"x": np.array([1, 2])}])
+    table = scan_both_small_values(graph, [{"x": np.array([1, 2])}])
     assert table.ranges == ()
     assert table.batch_max_abs.shape == (0, 1)
 

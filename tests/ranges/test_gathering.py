@@ -16,7 +16,7 @@ from overflow_fixer.sessions import open_session, run_session
 @pytest.mark.parametrize(("count", "output_count"), [(0, 0), (1, 1), (64, 1), (65, 1), (64 * 64 + 1, 2)])
 def test_everything_is_there_in_order(tmp_path: Path, count: int, output_count: int) -> None:
     gathering = Gathering("all_")
-    nodes = [node for i in range(count) for node in gathering.add(f"x{i % 3}", 1 + i % 3)]
+    nodes = [node for i in range(count) for node in gathering.add(f"x{i % 3}", [1 + i % 3])]
     rest, outputs = gathering.finish()
     assert gathering.lengths == [1 + i % 3 for i in range(count)]
     assert len(outputs) == output_count
@@ -38,7 +38,7 @@ def test_everything_is_there_in_order(tmp_path: Path, count: int, output_count: 
 
 def test_names_start_with_the_prefix() -> None:
     gathering = Gathering("mine_")
-    nodes = [node for i in range(200) for node in gathering.add(str(i), 1)]
+    nodes = [node for i in range(200) for node in gathering.add(str(i), [1])]
     names = [name for node in (*nodes, *gathering.finish()[0]) for name in node.output]
     assert len(set(names)) == len(names)
     assert all(name.startswith("mine_") for name in names)

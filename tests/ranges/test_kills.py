@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scan_cases import MemoryBatches, assert_same_table
+from scan_cases import MemoryBatches
+from ways_to_observe import assert_same_table
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges, load_ranges

@@ -18,11 +18,11 @@ from scan_cases import (
     MemoryBatches,
     StoppingBatches,
     assert_same,
-    assert_same_table,
     save_model,
     stop_before,
     value_info,
 )
+from ways_to_observe import assert_same_table
 
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph

@@ -8,7 +8,8 @@ from typing import Any
 
 import h5py
 import pytest
-from scan_cases import MemoryBatches, StoppingBatches, assert_same_table, stop_before
+from scan_cases import MemoryBatches, StoppingBatches, stop_before
+from ways_to_observe import assert_same_table
 
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph, load_graph

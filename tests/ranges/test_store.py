@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recordings import NAMES, assert_same_recording, recordings
-from scan_cases import MemoryBatches, StoppingBatches, assert_same_table, stop_before
+from scan_cases import MemoryBatches, StoppingBatches, stop_before
+from ways_to_observe import assert_same_table
 
 from overflow_fixer import __version__
 from overflow_fixer.errors import ModelError, OutputError, PlanError

@@ -1,0 +1,325 @@
+/* Custom operators of ONNX Runtime that look at a float tensor once.
+ *
+ *   Probe(x: float) -> statistics: double[7]
+ *     largest, smallest, least magnitude that is not zero, elements, NaN, elements under 65520, finite elements.
+ *     The extremes leave NaN out; of nothing they are -inf, inf and inf.
+ *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows]
+ *     of x in rows of `length` elements: its extremes (NaN left out), the largest |x - mean|, the sums of x, |x|, x * x
+ *     and (x - mean)^2, each right to 2e-6 of the sum of what is added. An x that cannot be cut so is one row.
+ *
+ * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
+ * whose `version` says how far it goes. What is used of both is declared here.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <initializer_list>
+
+#ifdef PROBES_CLONES
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+namespace {
+
+/* ---- ONNX Runtime's C API ---- */
+
+struct Status;
+struct Context;
+struct Value;
+using Api = const void *const *;
+struct ApiBase {
+  Api (*get_api)(uint32_t version);
+  const char *(*get_version)();
+};
+
+constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 8;
+enum ElementType { FLOAT = 1, INT64 = 7, DOUBLE = 11 };
+enum Place {
+  CREATE_STATUS = 0,
+  CREATE_CUSTOM_OP_DOMAIN = 26,
+  CUSTOM_OP_DOMAIN_ADD = 27,
+  ADD_CUSTOM_OP_DOMAIN = 28,
+  GET_TENSOR_MUTABLE_DATA = 51,
+  GET_TENSOR_SHAPE_ELEMENT_COUNT = 64,
+  GET_TENSOR_TYPE_AND_SHAPE = 65,
+  KERNEL_CONTEXT_GET_INPUT = 90,
+  KERNEL_CONTEXT_GET_OUTPUT = 91,
+  RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99,
+  KERNEL_CONTEXT_PARALLEL_FOR = 274,
+};
+
+struct Description {
+  uint32_t version;
+  void *(*create)(const Description *, Api, const void *);
+  const char *(*name)(const Description *);
+  const char *(*provider)(const Description *);
+  ElementType (*input_type)(const Description *, size_t);
+  size_t (*input_count)(const Description *);
+  ElementType (*output_type)(const Description *, size_t);
+  size_t (*output_count)(const Description *);
+  void (*compute)(void *, Context *);
+  void (*destroy)(void *);
+  int (*input_characteristic)(const Description *, size_t);
+  int (*output_characteristic)(const Description *, size_t);
+};
+
+Api api;
+
+/* Calls the function at `place` of a table; its result and arguments are those that the C API has there. */
+template <typename Result = Status *, typename... Arguments>
+Result call(Api table, Place place, Arguments... arguments) {
+  Result (*function)(Arguments...);
+  memcpy(&function, &table[place], sizeof function);
+  return function(arguments...);
+}
+
+template <typename Element>
+Element *data_of(const Value *value) {
+  void *data = nullptr;
+  call(api, GET_TENSOR_MUTABLE_DATA, value, &data);
+  return static_cast<Element *>(data);
+}
+
+template <typename Element>
+const Element *input(Context *context, size_t index, size_t *count) {
+  const Value *value = nullptr;
+  void *shape = nullptr;
+  call(api, KERNEL_CONTEXT_GET_INPUT, context, index, &value);
+  call(api, GET_TENSOR_TYPE_AND_SHAPE, value, &shape);
+  call(api, GET_TENSOR_SHAPE_ELEMENT_COUNT, shape, count);
+  call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
+  return data_of<Element>(value);
+}
+
+template <typename Element>
+Element *output(Context *context, size_t index, int64_t length) {
+  Value *value = nullptr;
+  const int64_t *shape = &length;
+  call(api, KERNEL_CONTEXT_GET_OUTPUT, context, index, shape, size_t{1}, &value);
+  return data_of<Element>(value);
+}
+
+void in_parallel(Context *context, void (*task)(void *, size_t), size_t count, void *state) {
+  if (count == 1)
+    task(state, 0);
+  else
+    call(api, KERNEL_CONTEXT_PARALLEL_FOR, context, task, count, size_t{0}, state);
+}
+
+/* ---- Probe ---- */
+
+constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, MOST_TASKS = 256;
+constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, LIMIT = 0x477ff000; /* 65520 */
+
+struct Statistics {
+  float most = -INFINITY, least = INFINITY;
+  uint32_t below_least = UINT32_MAX; /* the bits of the least magnitude that is not zero, less 1 */
+  int64_t nan = 0, small = 0, finite = 0;
+};
+
+inline uint32_t magnitude_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & MAGNITUDE;
+}
+
+template <typename T>
+inline void raise(T &most, T x) { most = x > most ? x : most; }
+template <typename T>
+inline void lower(T &least, T x) { least = x < least ? x : least; }
+
+inline void count(Statistics &s, const float *x, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    uint32_t magnitude = magnitude_of(x[i]);
+    s.nan += magnitude > INFINITE, s.small += magnitude < LIMIT, s.finite += magnitude < INFINITE;
+  }
+}
+
+/* The extremes of x in LANES runs side by side. A NaN is neither larger nor smaller. */
+FOR_EACH_CPU void look(Statistics &s, const float *x, size_t n) {
+  for (size_t i = 0, start = 0; start < n; start += BLOCK) {
+    size_t end = start + BLOCK < n ? start + BLOCK : n;
+    float most[LANES], least[LANES];
+    uint32_t below[LANES], largest[LANES];
+    for (size_t j = 0; j < LANES; j++) most[j] = s.most, least[j] = s.least, below[j] = UINT32_MAX, largest[j] = 0;
+    for (; i + LANES <= end; i += LANES)
+      for (size_t j = 0; j < LANES; j++) {
+        uint32_t magnitude = magnitude_of(x[i + j]);
+        raise(most[j], x[i + j]), lower(least[j], x[i + j]);
+        raise(largest[j], magnitude), lower(below[j], magnitude - 1);
+      }
+    uint32_t top = 0;
+    for (size_t j = 0; j < LANES; j++)
+      raise(s.most, most[j]), lower(s.least, least[j]), lower(s.below_least, below[j]), raise(top, largest[j]);
+    for (; i < end; i++) {
+      uint32_t magnitude = magnitude_of(x[i]);
+      raise(s.most, x[i]), lower(s.least, x[i]), lower(s.below_least, magnitude - 1), raise(top, magnitude);
+    }
+    if (top < LIMIT)
+      s.small += end - start, s.finite += end - start;
+    else
+      count(s, x + start, end - start);
+  }
+}
+
+struct Probing {
+  const float *x;
+  size_t count, tasks;
+  Statistics found[MOST_TASKS];
+};
+
+void probe_part(void *state, size_t task) {
+  Probing &p = *static_cast<Probing *>(state);
+  size_t start = p.count * task / p.tasks, end = p.count * (task + 1) / p.tasks;
+  p.found[task] = Statistics{};
+  look(p.found[task], p.x + start, end - start);
+}
+
+void compute_probe(void *, Context *context) {
+  Probing p;
+  p.x = input<float>(context, 0, &p.count);
+  p.tasks = p.count / TASK + 1 < MOST_TASKS ? p.count / TASK + 1 : MOST_TASKS;
+  in_parallel(context, probe_part, p.tasks, &p);
+  Statistics all;
+  for (size_t task = 0; task < p.tasks; task++) {
+    const Statistics &part = p.found[task];
+    raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
+    all.nan += part.nan, all.small += part.small, all.finite += part.finite;
+  }
+  uint32_t bits = all.below_least < INFINITE ? all.below_least + 1 : INFINITE;
+  float least_magnitude;
+  memcpy(&least_magnitude, &bits, sizeof bits);
+  double found[] = {all.most, all.least, least_magnitude, double(p.count), double(all.nan), double(all.small),
+                    double(all.finite)};
+  memcpy(output<double>(context, 0, 7), found, sizeof found);
+}
+
+/* ---- Moments ---- */
+
+constexpr size_t MOMENTS = 7, PIECE = 512;
+
+struct Sums {
+  double sum = 0, magnitudes = 0, squares = 0;
+  float most = -INFINITY, least = INFINITY;
+};
+
+/* Sums of (x - shift), a few terms in float and the rest in double, and the extremes of x. */
+FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
+  for (size_t i = 0, start = 0; start < n; start += PIECE) {
+    size_t end = start + PIECE < n ? start + PIECE : n;
+    float sum[LANES] = {}, magnitudes[LANES] = {}, squares[LANES] = {}, most[LANES], least[LANES];
+    for (size_t j = 0; j < LANES; j++) most[j] = s.most, least[j] = s.least;
+    for (; i + LANES <= end; i += LANES)
+      for (size_t j = 0; j < LANES; j++) {
+        float d = x[i + j] - shift;
+        sum[j] += d, magnitudes[j] += fabsf(d), squares[j] += d * d;
+        raise(most[j], x[i + j]), lower(least[j], x[i + j]);
+      }
+    for (size_t j = 0; j < LANES; j++) {
+      s.sum += sum[j], s.magnitudes += magnitudes[j], s.squares += squares[j];
+      raise(s.most, most[j]), lower(s.least, least[j]);
+    }
+    for (; i < end; i++) {
+      float d = x[i] - shift;
+      s.sum += d, s.magnitudes += fabsf(d), s.squares += d * d;
+      raise(s.most, x[i]), lower(s.least, x[i]);
+    }
+  }
+}
+
+struct Adding {
+  const float *x;
+  size_t rows, length, tasks;
+  float *to[MOMENTS];
+};
+
+/* Where the mean is large beside the deviations, what is left of them in sums about 0 is rounding: once more about it. */
+void add_up_row(const Adding &a, size_t row) {
+  const float *x = a.x + row * a.length;
+  double n = double(a.length), shift = 0;
+  Sums s;
+  add_up(s, x, a.length, 0);
+  Sums about = s;
+  if (s.squares - s.sum * s.sum / n <= 0.5 * s.squares) {
+    shift = float(s.sum / n);
+    about = Sums{};
+    add_up(about, x, a.length, float(shift));
+  }
+  double mean = shift + about.sum / n, spread = about.squares - about.sum * about.sum / n;
+  double found[MOMENTS] = {s.most, s.least, 0, mean * n, s.magnitudes, s.squares, spread < 0 ? 0 : spread};
+  found[2] = s.most - mean;
+  raise(found[2], mean - s.least);
+  for (size_t k = 0; k < MOMENTS; k++) a.to[k][row] = float(found[k]);
+}
+
+void add_up_part(void *state, size_t task) {
+  const Adding &a = *static_cast<Adding *>(state);
+  size_t end = a.rows * (task + 1) / a.tasks;
+  for (size_t row = a.rows * task / a.tasks; row < end; row++) add_up_row(a, row);
+}
+
+void compute_moments(void *, Context *context) {
+  Adding a;
+  size_t count, one;
+  a.x = input<float>(context, 0, &count);
+  const int64_t *length = input<int64_t>(context, 1, &one);
+  a.length = one == 1 && *length > 0 && count % size_t(*length) == 0 ? size_t(*length) : count;
+  a.rows = count ? count / a.length : 0;
+  a.tasks = count / TASK + 1 < a.rows ? count / TASK + 1 : a.rows;
+  for (size_t k = 0; k < MOMENTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
+  if (a.rows) in_parallel(context, add_up_part, a.tasks, &a);
+}
+
+/* ---- What ONNX Runtime is told of them ---- */
+
+const Description PROBE = {
+    DESCRIPTION_VERSION,
+    [](const Description *, Api, const void *) -> void * { return &api; },
+    [](const Description *) { return "Probe"; },
+    [](const Description *) -> const char * { return nullptr; },
+    [](const Description *, size_t) { return FLOAT; },
+    [](const Description *) { return size_t{1}; },
+    [](const Description *, size_t) { return DOUBLE; },
+    [](const Description *) { return size_t{1}; },
+    compute_probe,
+    [](void *) {},
+    [](const Description *, size_t) { return 0; },
+    [](const Description *, size_t) { return 0; },
+};
+
+Description describe_moments() {
+  Description moments = PROBE;
+  moments.name = [](const Description *) { return "Moments"; };
+  moments.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
+  moments.input_count = [](const Description *) { return size_t{2}; };
+  moments.output_type = [](const Description *, size_t) { return FLOAT; };
+  moments.output_count = [](const Description *) { return MOMENTS; };
+  moments.compute = compute_moments;
+  return moments;
+}
+
+const Description MOMENTS_OF_ROWS = describe_moments();
+
+Status *make_domain(void **domain) {
+  Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
+  for (const Description *description : {&PROBE, &MOMENTS_OF_ROWS})
+    if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
+  return status;
+}
+
+}  // namespace
+
+/* ONNX Runtime calls this of a library of custom operators, once for each session. */
+extern "C" __attribute__((visibility("default"))) Status *RegisterCustomOps(void *options, const ApiBase *base) {
+  static void *domain = nullptr;
+  api = base->get_api(API_VERSION);
+  if (!api)
+    return call(base->get_api(1), CREATE_STATUS, 1, static_cast<const char *>("Expected ONNX Runtime 1.17 or later."));
+  if (!domain)
+    if (Status *status = make_domain(&domain)) return status;
+  return call(api, ADD_CUSTOM_OP_DOMAIN, options, domain);
+}

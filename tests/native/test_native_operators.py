@@ -1,0 +1,168 @@
+"""The native operators against numpy: real sessions of one node."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
+
+from overflow_fixer import native
+from overflow_fixer.errors import ModelError
+from overflow_fixer.native import DOMAIN, LIBRARY, SWITCH, find_library
+from overflow_fixer.records import Array, Batch
+from overflow_fixer.sessions import has_native_probes, open_session, run_session
+
+needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+EDGES = [
+    0.0,
+    -0.0,
+    1e-45,
+    -1e-40,
+    6e-8,
+    1.0,
+    -2.5,
+    65504.0,
+    65519.996,
+    65520.0,
+    -3e38,
+    np.inf,
+    -np.inf,
+    np.nan,
+]
+
+
+def test_it_is_built_where_it_must_be() -> None:
+    assert has_native_probes() or "NATIVE_PROBES_REQUIRED" not in os.environ
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    assert find_library() is None
+    assert not has_native_probes()
+
+
+def test_a_library_that_does_not_load_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "libprobes.so"
+    broken.write_text("torn")
+    monkeypatch.setattr(native, "LIBRARY", broken)
+    assert find_library() == broken
+    assert not has_native_probes()
+
+
+@cache
+def _session(op_type: str) -> Any:
+    outputs = [f"y{i}" for i in range(7 if op_type == "Moments" else 1)]
+    kind = TensorProto.FLOAT if op_type == "Moments" else TensorProto.DOUBLE
+    given = {"x": TensorProto.FLOAT, **({"length": TensorProto.INT64} if op_type == "Moments" else {})}
+    graph = helper.make_graph(
+        [helper.make_node(op_type, list(given), outputs, domain=DOMAIN)],
+        "g",
+        [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in given.items()],
+        [helper.make_tensor_value_info(name, kind, None) for name in outputs],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
+
+
+def probe(x: Array) -> list[float]:
+    (found,) = run_session(_session("Probe"), None, Batch("b", {"x": x}))
+    return list(found)
+
+
+def moments(x: Array, length: int) -> list[Array]:
+    return run_session(_session("Moments"), None, Batch("b", {"x": x, "length": np.array([length])}))
+
+
+def reckon(x: Array) -> list[float]:
+    """What Probe tells, number by number."""
+    numbers = [float(value) for value in x.reshape(-1) if not np.isnan(value)]
+    sizes = [abs(number) for number in numbers]
+    return [
+        max(numbers, default=-np.inf),
+        min(numbers, default=np.inf),
+        min((size for size in sizes if size), default=np.inf),
+        x.size,
+        x.size - len(numbers),
+        sum(size < 65520 for size in sizes),
+        sum(size < np.inf for size in sizes),
+    ]
+
+
+_SHAPES = hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=90)
+
+
+@needs_library
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(
+        hnp.arrays(np.float32, _SHAPES, elements=st.sampled_from([float(np.float32(x)) for x in EDGES])),
+        hnp.arrays(np.float32, _SHAPES, elements=st.floats(width=32)),
+    )
+)
+def test_a_probe_tells_each_number(x: Array) -> None:
+    assert probe(x) == reckon(x)
+
+
+@needs_library
+@pytest.mark.parametrize("size", [31, 32, 33, 4095, 4096, 4097, 100_003, 1 << 20])
+@pytest.mark.parametrize("bad", [65520, np.inf, -np.inf, np.nan])
+def test_one_value_is_found_wherever_it_is(size: int, bad: float) -> None:
+    """At the ends of the pieces that threads and vectors take, too."""
+    for place in {0, 1, 30, size // 3, 4095 % size, 32767 % size, size - 1}:
+        x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+        x[place] = bad
+        numbers = x[~np.isnan(x)].astype(np.float64)
+        expected = [numbers.max(), numbers.min(), np.abs(numbers).min(), size, int(np.isnan(bad)), size - 1]
+        assert probe(x) == [*expected, size - (not np.isfinite(bad))]
+
+
+@needs_library
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (7, 768), (32, 5000), (3, 17), (64, 1000), (2, 70_000)])
+@pytest.mark.parametrize("mean", [0, 5, -1000, 1e5])
+def test_moments_of_rows(rows: int, length: int, mean: float) -> None:
+    x = (mean + np.random.default_rng(rows).standard_normal((rows, length))).astype(np.float32)
+    wide = x.astype(np.float64)
+    deviations, magnitudes = wide - wide.mean(1, keepdims=True), np.abs(wide).sum(1)
+    largest, smallest, deviation, total, *others = moments(x, length)
+    np.testing.assert_array_equal(largest, x.max(1))
+    np.testing.assert_array_equal(smallest, x.min(1))
+    np.testing.assert_allclose(deviation, np.abs(deviations).max(1), rtol=3e-6, atol=0)
+    assert (np.abs(total - wide.sum(1)) <= 3e-6 * magnitudes).all()
+    expected = [magnitudes, (wide**2).sum(1), (deviations**2).sum(1)]
+    for found, right in zip(others, expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=3e-6, atol=0)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("shape", "length", "rows"), [((0,), 5, 0), ((4, 0), 0, 0), ((6,), 4, 1), ((6,), 0, 1), ((), 1, 1)]
+)
+def test_what_cannot_be_cut_is_one_row_and_nothing_is_none(
+    shape: tuple[int, ...], length: int, rows: int
+) -> None:
+    found = moments(np.ones(shape, np.float32), length)
+    assert [len(values) for values in found] == [rows] * 7
+
+
+@needs_library
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_moments_show_what_is_not_finite_in_its_row_alone(bad: float) -> None:
+    x = np.ones((3, 1000), np.float32)
+    x[1, 700] = bad
+    _, _, deviation, total, magnitudes, squares, spread = moments(x, 1000)
+    for values in (deviation, total, magnitudes, squares, spread):
+        assert np.isfinite(values).tolist() == [True, False, True]
+
+
+@needs_library
+def test_another_type_is_refused_and_not_read() -> None:
+    with pytest.raises(ModelError, match="could not be run"):
+        probe(np.ones(3))

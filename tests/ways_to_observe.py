@@ -1,0 +1,67 @@
+"""The ways in which a scan observes, each held against the plainest: every tensor marked as an output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.native import SWITCH
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import CalibrationSet, InnerRange, RangeTable
+
+Probes = Literal["native", "operators"]
+PROBES: tuple[Probes, ...] = ("native", "operators")
+_SAME = 1e-5
+"""Sums of values inside nodes depend on the order in which they are added."""
+_NOTHING = 1e-6
+"""What rounding leaves of the deviations of equal numbers."""
+
+
+@contextmanager
+def use_probes(kind: Probes) -> Iterator[None]:
+    """With the native operators, where they were built, or without."""
+    with patch.dict(os.environ, {SWITCH: "1" if kind == "native" else "0"}):
+        yield
+
+
+def scan_each_way(graph: Graph, data: CalibrationSet, **settings: Any) -> RangeTable:
+    """The ranges, which are the same in all ways, bit for bit; of values inside nodes, natively, to 1e-5."""
+    marked = collect_ranges(graph, data, observe="outputs", **settings)
+    found = {}
+    for kind in PROBES:
+        with use_probes(kind):
+            found[kind] = collect_ranges(graph, data, **settings)
+        assert_same_table(found[kind], marked)
+    assert list(map(repr, found["operators"].inner)) == list(map(repr, marked.inner))
+    for one, other in zip(found["native"].inner, marked.inner, strict=True):
+        assert_same_inner(one, other)
+    return found["native"]
+
+
+def assert_same_table(first: RangeTable, second: RangeTable) -> None:
+    """But for values inside nodes."""
+    assert list(map(repr, first.ranges)) == list(map(repr, second.ranges))
+    assert first.batch_names == second.batch_names
+    assert first.batch_max_abs.dtype == second.batch_max_abs.dtype == np.float32
+    np.testing.assert_array_equal(first.batch_max_abs, second.batch_max_abs, strict=True)
+    assert (first.model_sha256, first.calibration) == (second.model_sha256, second.calibration)
+    assert dict(first.not_observed) == dict(second.not_observed)
+
+
+def assert_same_inner(first: InnerRange, second: InnerRange) -> None:
+    """What is small beside the largest magnitude is right to 1e-5 of that; what is not finite may be NaN or infinite."""
+    assert (first.node, first.quantity, first.is_bound) == (second.node, second.quantity, second.is_bound)
+    one, other = first.seen, second.seen
+    assert one.nan_count + one.inf_count == other.nan_count + other.inf_count
+    if one.nan_count + one.inf_count:
+        return
+    margin = _NOTHING + (_SAME * other.max_abs if np.isfinite(other.max_abs) else 0)
+    for name in ("max_abs", "max", "min"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=_SAME, atol=margin)
+    np.testing.assert_allclose(first.batch_max_abs, second.batch_max_abs, rtol=_SAME, atol=_NOTHING)
