@@ -56,6 +56,11 @@ class Node:
         return self.domain in _STANDARD_DOMAINS
 
     @property
+    def standard_op(self) -> str:
+        """Its operator, or "" for one of another domain, of which tables of ONNX's operators know nothing."""
+        return self.op_type if self.is_standard else ""
+
+    @property
     def reads(self) -> Iterator[str]:
         """Every tensor the node reads, its bodies included, none left out, repeats kept."""
         return (name for name in (*self.inputs, *self.captured) if name)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.patterns.region import Region
 from overflow_fixer.patterns.softmax import find_softmax
-from overflow_fixer.patterns.tracing import operator
 
 _PRODUCTS = ("MatMul", "Einsum", "Gemm")
 _MASKS = ("Add", "Sub", "Where")
@@ -26,7 +25,7 @@ def find_attention(graph: Graph) -> Iterator[Region]:
     """The region of each masked softmax between two products: from the first mask to the probabilities."""
     written_out = {found.output: found for found in find_softmax(graph) if found.kind == "Softmax"}
     for node in graph.nodes:
-        if operator(node) == "Softmax":
+        if node.standard_op == "Softmax":
             softmax = Region("Softmax", (node.label,), node.inputs[0], node.outputs[0])
         elif node.outputs and node.outputs[0] in written_out:
             softmax = written_out[node.outputs[0]]
@@ -42,7 +41,7 @@ def find_attention(graph: Graph) -> Iterator[Region]:
 def _find_masks(graph: Graph, tensor: str) -> list[Node]:
     """The nodes from the first one that masks to the tensor, in order; none where it is not made of a product."""
     way = _way_from_product(graph, tensor) or []
-    first = next((at for at, node in enumerate(way) if operator(node) in _MASKS), len(way))
+    first = next((at for at, node in enumerate(way) if node.standard_op in _MASKS), len(way))
     return way[first:]
 
 
@@ -51,7 +50,7 @@ def _way_from_product(graph: Graph, tensor: str, left: int = _LONGEST) -> list[N
     node = graph.producers.get(tensor)
     if node is None or not left:
         return None
-    if operator(node) in _PRODUCTS:
+    if node.standard_op in _PRODUCTS:
         return []
     for name in _scores_inputs(node):
         way = _way_from_product(graph, name, left - 1)
@@ -62,7 +61,7 @@ def _way_from_product(graph: Graph, tensor: str, left: int = _LONGEST) -> list[N
 
 def _scores_inputs(node: Node) -> tuple[str, ...]:
     """The inputs of a node between product and softmax that the scores may come in by."""
-    op = operator(node)
+    op = node.standard_op
     if op in _MOVES or op == "Sub":
         return node.inputs[:1]
     if op == "Where":
@@ -80,8 +79,8 @@ def _reaches_product(graph: Graph, tensor: str) -> bool:
     edge = [tensor]
     for _ in range(_LONGEST):
         readers = [node for name in edge for node in graph.consumers.get(name, ())]
-        if any(operator(node) in _PRODUCTS for node in readers):
+        if any(node.standard_op in _PRODUCTS for node in readers):
             return True
         passing = (*_MOVES, *_SCALES, *_MASKS)
-        edge = [name for node in readers if operator(node) in passing for name in node.writes]
+        edge = [name for node in readers if node.standard_op in passing for name in node.writes]
     return False

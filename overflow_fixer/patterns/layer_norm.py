@@ -25,7 +25,6 @@ from overflow_fixer.patterns.tracing import (
     is_constant,
     is_same,
     operands,
-    operator,
     read_number,
     sole_reader,
     writer,
@@ -106,9 +105,9 @@ def _find_end(graph: Graph, quotient: Quotient, source: str) -> _End | None:
     if biases:
         return _End(output, scales, biases)
     output, affine = follow_affine(graph, output)
-    scales += tuple(_constant_of(graph, node) for node in affine if operator(node) == "Mul")
+    scales += tuple(_constant_of(graph, node) for node in affine if node.standard_op == "Mul")
     return _End(
-        output, scales, tuple(_constant_of(graph, node) for node in affine if operator(node) == "Add")
+        output, scales, tuple(_constant_of(graph, node) for node in affine if node.standard_op == "Add")
     )
 
 
@@ -120,10 +119,10 @@ def _subtract_mean(graph: Graph, quotient: Quotient, source: str) -> tuple[str, 
     for product, other in operands(reader):
         if not is_same(graph, product, quotient.node.outputs[0]):
             continue
-        if operator(reader) == "Sub" and product == reader.inputs[0] and _scales_mean(graph, other, source):
+        if reader.standard_op == "Sub" and product == reader.inputs[0] and _scales_mean(graph, other, source):
             return reader.outputs[0], ()
         rest = writer(graph, other, "Sub")
-        if operator(reader) == "Add" and rest is not None and _scales_mean(graph, rest.inputs[1], source):
+        if reader.standard_op == "Add" and rest is not None and _scales_mean(graph, rest.inputs[1], source):
             return (reader.outputs[0], (rest.inputs[0],)) if is_constant(graph, rest.inputs[0]) else None
     return None
 
@@ -141,7 +140,7 @@ def _read_epsilon(graph: Graph, quotient: Quotient) -> float | None:
         return None
     if not changes:
         return 0.0
-    return read_number(graph, _constant_of(graph, changes[0])) if operator(changes[0]) == "Add" else None
+    return read_number(graph, _constant_of(graph, changes[0])) if changes[0].standard_op == "Add" else None
 
 
 def _constant_of(graph: Graph, node: Node) -> str:

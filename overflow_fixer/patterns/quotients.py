@@ -11,7 +11,6 @@ from overflow_fixer.patterns.tracing import (
     constant_operand,
     is_same,
     operands,
-    operator,
     origin,
     read_axes,
     read_number,
@@ -58,11 +57,11 @@ def find_quotients(graph: Graph) -> tuple[Quotient, ...]:
 
 def _find_quotients(graph: Graph) -> Iterator[Quotient]:
     for node in graph.nodes:
-        if operator(node) == "Div":
+        if node.standard_op == "Div":
             found = _find_root(graph, node.inputs[1])
             if found is not None:
                 yield Quotient(node, node.inputs[0], *found, inverse_scales=())
-        elif operator(node) == "Mul":
+        elif node.standard_op == "Mul":
             for dividend, inverse in operands(node):
                 turned = _find_inverse(graph, inverse)
                 if turned is not None:
@@ -80,7 +79,7 @@ def follow_affine(graph: Graph, tensor: str) -> tuple[str, list[Node]]:
     nodes: list[Node] = []
     for op in ("Mul", "Add"):
         reader = sole_reader(graph, tensor)
-        if reader is not None and operator(reader) == op and constant_operand(graph, reader) is not None:
+        if reader is not None and reader.standard_op == op and constant_operand(graph, reader) is not None:
             nodes.append(reader)
             tensor = reader.outputs[0]
     return tensor, nodes
@@ -92,10 +91,10 @@ def _find_inverse(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...],
     node = writer(graph, tensor, "Reciprocal", "Div", "Pow")
     if node is None:
         return None
-    if operator(node) == "Pow":
+    if node.standard_op == "Pow":
         squares = _find_squares(graph, node.inputs[0]) if read_number(graph, node.inputs[1]) == -0.5 else None
         return None if squares is None else (squares, (), tuple(scales))
-    if operator(node) == "Div" and read_number(graph, node.inputs[0]) != 1:
+    if node.standard_op == "Div" and read_number(graph, node.inputs[0]) != 1:
         return None
     found = _find_root(graph, node.inputs[-1])
     return None if found is None else (*found, tuple(scales))
@@ -107,7 +106,7 @@ def _find_root(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...]] | 
     if norm is not None:
         return Squares(norm.inputs[0], read_axes(graph, norm), False, ()), tuple(changes)
     node = writer(graph, tensor, "Sqrt", "Pow")
-    if node is None or (operator(node) == "Pow" and read_number(graph, node.inputs[1]) != 0.5):
+    if node is None or (node.standard_op == "Pow" and read_number(graph, node.inputs[1]) != 0.5):
         return None
     squares = _find_squares(graph, node.inputs[0])
     return None if squares is None else (squares, tuple(changes))
@@ -122,13 +121,13 @@ def _find_squares(graph: Graph, tensor: str) -> Squares | None:
     if node is None:
         return None
     squared = _find_square(graph, node)
-    is_mean = operator(node) == "ReduceMean" or any(operator(change) in _SCALES for change in changes)
+    is_mean = node.standard_op == "ReduceMean" or any(change.standard_op in _SCALES for change in changes)
     return None if squared is None else Squares(squared, read_axes(graph, node), is_mean, tuple(changes))
 
 
 def _find_square(graph: Graph, total: Node) -> str | None:
     """What the reduction adds up the squares of."""
-    if operator(total) == "ReduceSumSquare":
+    if total.standard_op == "ReduceSumSquare":
         return total.inputs[0]
     node = writer(graph, total.inputs[0], "Pow", "Mul")
     return None if node is None else _find_base(graph, node)
@@ -137,7 +136,7 @@ def _find_square(graph: Graph, total: Node) -> str | None:
 def _find_base(graph: Graph, node: Node) -> str | None:
     """x of x^2 or x * x, |x| taken for x."""
     is_square = (
-        read_number(graph, node.inputs[1]) == 2 if operator(node) == "Pow" else is_same(graph, *node.inputs)
+        read_number(graph, node.inputs[1]) == 2 if node.standard_op == "Pow" else is_same(graph, *node.inputs)
     )
     if not is_square:
         return None

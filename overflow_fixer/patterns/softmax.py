@@ -13,7 +13,6 @@ from overflow_fixer.patterns.tracing import (
     collect,
     is_same,
     operands,
-    operator,
     reduction,
     sole_reader,
     writer,
@@ -30,28 +29,28 @@ def find_softmax(graph: Graph) -> Iterator[Region]:
         if exponential is not None:
             source, output = _find_source(graph, exponential), node.outputs[0]
             logarithm = sole_reader(graph, output)
-            if operator(node) != "Sub" and logarithm is not None and operator(logarithm) == "Log":
+            if node.standard_op != "Sub" and logarithm is not None and logarithm.standard_op == "Log":
                 yield from _region(graph, "LogSoftmax", source, logarithm.outputs[0])
             yield from _region(graph, _kind(node), source, output)
-        elif operator(node) == "Log":
+        elif node.standard_op == "Log":
             softmax = writer(graph, node.inputs[0], "Softmax")
             if softmax is not None:
                 yield from _region(graph, "LogSoftmax", softmax.inputs[0], node.outputs[0])
-        elif operator(node) == "Sub" and _subtracts_log_sum(graph, node):
+        elif node.standard_op == "Sub" and _subtracts_log_sum(graph, node):
             yield from _region(graph, "LogSoftmax", node.inputs[0], node.outputs[0])
 
 
 def _find_exponential(graph: Graph, node: Node) -> Node | None:
     """The Exp whose rows the node divides by their sum, or of whose argument it subtracts the sum's logarithm."""
-    if operator(node) == "Div":
+    if node.standard_op == "Div":
         return _find_summed(graph, node.inputs[1], node.inputs[0])
-    if operator(node) == "Mul":
+    if node.standard_op == "Mul":
         for dividend, inverse in operands(node):
             turned = writer(graph, inverse, "Reciprocal")
             found = None if turned is None else _find_summed(graph, turned.inputs[0], dividend)
             if found is not None:
                 return found
-    if operator(node) == "Sub":
+    if node.standard_op == "Sub":
         logarithm = writer(graph, node.inputs[1], "Log")
         total = None if logarithm is None else reduction(graph, logarithm.inputs[0], "ReduceSum")
         exponential = None if total is None else writer(graph, total.inputs[0], "Exp")
@@ -85,7 +84,7 @@ def _subtracts_log_sum(graph: Graph, node: Node) -> bool:
 
 
 def _kind(node: Node) -> str:
-    return "LogSoftmax" if operator(node) == "Sub" else "Softmax"
+    return "LogSoftmax" if node.standard_op == "Sub" else "Softmax"
 
 
 def _region(graph: Graph, kind: str, source: str, output: str) -> Iterator[Region]:

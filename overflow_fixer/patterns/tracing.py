@@ -23,15 +23,10 @@ _HAND_ON = frozenset({"Cast", "Identity", "Dropout", "Expand"})
 """Operators that hand the values of their first input on."""
 
 
-def operator(node: Node) -> str:
-    """The node's operator, or "" for one of another domain."""
-    return node.op_type if node.is_standard else ""
-
-
 def writer(graph: Graph, tensor: str, *operators: str) -> Node | None:
     """The node that makes the tensor's values, if its operator is one of these."""
     node = graph.producers.get(origin(graph, tensor))
-    return node if node is not None and operator(node) in operators else None
+    return node if node is not None and node.standard_op in operators else None
 
 
 def origin(graph: Graph, tensor: str) -> str:
@@ -67,7 +62,7 @@ def is_constant(graph: Graph, tensor: str) -> bool:
         if name in graph.constants:
             continue
         node, seen = graph.producers.get(name), seen + 1
-        if node is None or seen > _MOST_MAKERS or not node.inputs or operator(node) in _RANDOM:
+        if node is None or seen > _MOST_MAKERS or not node.inputs or node.standard_op in _RANDOM:
             return False
         pending += node.reads
     return True
@@ -155,16 +150,16 @@ def operands(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def _variable(graph: Graph, node: Node) -> str | None:
-    if operator(node) == "Clip":
+    if node.standard_op == "Clip":
         return node.inputs[0]
     found = constant_operand(graph, node)
-    is_divided = found is not None and operator(node) in ("Div", "Sub") and found[0] != node.inputs[0]
+    is_divided = found is not None and node.standard_op in ("Div", "Sub") and found[0] != node.inputs[0]
     return None if found is None or is_divided else found[0]
 
 
 def _hands_on(graph: Graph, node: Node) -> bool:
     """Whether the node hands its first input on, as a float."""
-    op = operator(node)
+    op = node.standard_op
     in_training = op == "Dropout" and len(node.inputs) > 2
     is_float = op != "Cast" or graph.dtypes.get(node.outputs[0]) in (TensorProto.FLOAT, TensorProto.DOUBLE)
     return op in _HAND_ON and not in_training and is_float and bool(node.inputs[0])

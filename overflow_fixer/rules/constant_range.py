@@ -18,7 +18,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, operator, shown_signs
+from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, shown_signs
 
 RULE = "constant_range"
 
@@ -74,7 +74,7 @@ def find_constants_out_of_range(
     for origin in (found for found in bounds if found not in carried):
         reason = f"{_describe(origin)}, but it is only a bound that no FP16 value passes, so nothing changes"
         yield _finding(node, origin, reason, "none")
-    for trace in reached.get(node.outputs[0], ()) if operator(node) == "ConstantOfShape" else ():
+    for trace in reached.get(node.outputs[0], ()) if node.standard_op == "ConstantOfShape" else ():
         yield _finding(node, trace.origin, f"writes it: {_describe(trace.origin)}")
 
 
@@ -105,7 +105,7 @@ def origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
         elif proto.data_type in _INTEGERS and (value := graph.read_constant(name)) is not None:
             yield from _origin_of_array(name, value)
     for node in graph.nodes:
-        if operator(node) == "ConstantOfShape" and (filled := node.attribute("value")) is not None:
+        if node.standard_op == "ConstantOfShape" and (filled := node.attribute("value")) is not None:
             yield from _origin_of_array(node.outputs[0], onnx.numpy_helper.to_array(filled.t))
 
 
@@ -136,7 +136,7 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
 
 def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:
     """Whether values go from one tensor to the other: floats always, integers where they are computed with."""
-    takes_integers = operator(node) in _INTEGER_ARITHMETIC or moves(node, slot)
+    takes_integers = node.standard_op in _INTEGER_ARITHMETIC or moves(node, slot)
     return all(
         _may_be_float(name, graph) or (takes_integers and graph.dtypes.get(name) in _INTEGERS)
         for name in tensors
@@ -150,12 +150,12 @@ def _may_be_float(name: str, graph: Graph) -> bool:
 
 def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
     """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
-    return _may_be_float(tensor, graph) or operator(node) == "Cast"
+    return _may_be_float(tensor, graph) or node.standard_op == "Cast"
 
 
 def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:
     """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it."""
-    op = operator(node)
+    op = node.standard_op
     if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan"):
         return True
     live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in graph.constants]
@@ -171,7 +171,7 @@ def _is_switch(seen: Range | None) -> bool:
 
 def _outdone(node: Node, slot: int, reached: Traces) -> Signs:
     """The signs that do not come through Max or Min, because another input carries no such value."""
-    stopped = {"Max": NEGATIVE, "Min": POSITIVE}.get(operator(node), frozenset[int]())
+    stopped = {"Max": NEGATIVE, "Min": POSITIVE}.get(node.standard_op, frozenset[int]())
     others = [name for i, name in enumerate(node.inputs) if i != slot]
     rivals = all(any(stopped <= trace.signs for trace in reached.get(name, ())) for name in others)
     return frozenset() if rivals else stopped

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from overflow_fixer.graph import Graph, Node
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 _TABLE_ELEMENTS = 1 << 16
 _ARITHMETIC = frozenset(
@@ -27,6 +27,6 @@ def find_coordinates(graph: Graph) -> frozenset[str]:
 
 def _computes_plainly(node: Node, graph: Graph) -> bool:
     """Whether the node only computes or moves: looking words up in a large table makes data of them."""
-    if operator(node).startswith("Gather") and node.inputs[0] in graph.constants:
+    if node.standard_op.startswith("Gather") and node.inputs[0] in graph.constants:
         return math.prod(graph.constants[node.inputs[0]].dims) <= _TABLE_ELEMENTS
-    return operator(node) in _ARITHMETIC or moves(node, 0)
+    return node.standard_op in _ARITHMETIC or moves(node, 0)

@@ -18,7 +18,6 @@ from overflow_fixer.formats import FP16_MAX, FP16_UNDERFLOW
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
-from overflow_fixer.rules.semantics import operator
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def find_large_functions(
 
 def find_source(node: Node, graph: Graph, ranges: RangeTable) -> Range | None:
     """The range that values inside the node follow from; None where there are none, or the scan measured them."""
-    slot, _ = _FUNCTIONS.get(operator(node), (None, None))
+    slot, _ = _FUNCTIONS.get(node.standard_op, (None, None))
     if slot is None or (slot == _OUTPUT and not _MEASURED.isdisjoint(ranges.inner_of.get(node.label, ()))):
         return None
     tensor = (node.outputs if slot == _OUTPUT else node.inputs)[0]
@@ -56,12 +55,12 @@ def find_source(node: Node, graph: Graph, ranges: RangeTable) -> Range | None:
 
 def find_functions(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """The values inside the node that follow from the range that find_source gives, or from that of one batch."""
-    yield from _FUNCTIONS[operator(node)][1](node, graph, seen)
+    yield from _FUNCTIONS[node.standard_op][1](node, graph, seen)
 
 
 def _judge(node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
     batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
-    if operator(node) == "LogSoftmax":
+    if node.standard_op == "LogSoftmax":
         if inner.value <= FP16_UNDERFLOW:
             reason = (
                 f"inside, {inner.text} is {inner.value:.6g}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and "

@@ -13,7 +13,6 @@ from functools import lru_cache
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far, step_at, trace_back
-from overflow_fixer.rules.semantics import operator
 
 _BOXES = {"NonMaxSuppression": 0, "RoiAlign": 1, "MaxRoiPool": 1}
 """Operators that read boxes, and at which slot."""
@@ -40,7 +39,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, Node]]:
     """For each node concerned, the boxes and a node that reads them."""
     found: dict[str, dict[str, Node]] = {}
     for reader in graph.nodes:
-        slot = _BOXES.get(operator(reader))
+        slot = _BOXES.get(reader.standard_op)
         if slot is not None and is_far(graph, ranges, reader.inputs[slot]):
             for node in (reader, *trace_back(graph, ranges, reader.inputs[slot])):
                 found.setdefault(node.label, {}).setdefault(reader.inputs[slot], reader)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.places import is_far, step_at, trace_back
-from overflow_fixer.rules.semantics import operator
 
 _DIFFERENCES = frozenset("Sub Add Sum".split())
 _FEWEST_STEPS = 64
@@ -53,7 +52,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str
 
 def _find_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
     """The terms over 1024 of which no more than a few steps are left; none where more is, or none is so large."""
-    left = ranges.get(node.outputs[0]) if operator(node) in _DIFFERENCES else None
+    left = ranges.get(node.outputs[0]) if node.standard_op in _DIFFERENCES else None
     if left is None or not left.max_abs > 0:
         return ()
     terms = tuple(dict.fromkeys(name for name in node.inputs if is_far(graph, ranges, name)))

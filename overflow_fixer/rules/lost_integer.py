@@ -17,7 +17,7 @@ from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import EXACT_STEPS, Multiples, find_multiples
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 _ADDED = frozenset(
     """Add Sub Sum Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu
@@ -157,7 +157,7 @@ class _Walk:
         )
 
     def _carries(self, node: Node, slot: int) -> bool:
-        op = operator(node)
+        op = node.standard_op
         if op in _SCALED:
             return slot in _SCALED[op] and self._are_plain(node)
         return op in _ADDED or moves(node, slot)
@@ -167,7 +167,7 @@ class _Walk:
         return all(name in self.coordinates or not self.graph.is_float(name) for name in node.reads)
 
     def _tells_apart(self, node: Node, slot: int) -> bool:
-        op = operator(node)
+        op = node.standard_op
         if op in _DECIDES:
             slots = _DECIDES[op]
             return slots is None or slot in slots
@@ -186,7 +186,7 @@ class _Walk:
             theirs = self.ranges.get(name)
             if other == slot or mine is None or theirs is None:
                 continue
-            low, high = (-theirs.max, -theirs.min) if operator(node) == "Sub" else (theirs.min, theirs.max)
+            low, high = (-theirs.max, -theirs.min) if node.standard_op == "Sub" else (theirs.min, theirs.max)
             if (mine.max > EXACT_STEPS and low < -EXACT_STEPS) or (
                 mine.min < -EXACT_STEPS and high > EXACT_STEPS
             ):

@@ -16,7 +16,6 @@ from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import find_multiples
-from overflow_fixer.rules.semantics import operator
 
 LARGEST_ANGLE = 128.0
 """Beyond it, FP16's steps are 1/8 radian and more: the rounding error (rms 0.036) leaves a sine less than 30 dB."""
@@ -43,7 +42,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, str]]:
     """For each node concerned, the angles, and in words the node that each goes into."""
     found: dict[str, dict[str, str]] = {}
     for node in graph.nodes:
-        if operator(node) in _PERIODIC and _is_lost(graph, ranges, node.inputs[0]):
+        if node.standard_op in _PERIODIC and _is_lost(graph, ranges, node.inputs[0]):
             for concerned in (node, *_origins(graph, ranges, node.inputs[0])):
                 found.setdefault(concerned.label, {}).setdefault(
                     node.inputs[0], f"{node.op_type} {node.label}"

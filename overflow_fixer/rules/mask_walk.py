@@ -15,7 +15,7 @@ from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.constant_range import carriers
 from overflow_fixer.rules.folding import Folder
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 SCORE_LIMIT = 10000.0
 MOST_STACKED = 2
@@ -134,7 +134,7 @@ class MaskWalk:
         return Mask((name,), float(plain.max(initial=0)))
 
     def _step(self, node: Node) -> None:
-        op = operator(node)
+        op = node.standard_op
         if op == "Softmax" and node.inputs[0] in self.scores:
             self.groups.append((node, self.scores[node.inputs[0]].uses))
         elif any(self.graph.dtypes.get(name) not in _WIDE for name in node.writes):
@@ -209,10 +209,14 @@ class MaskWalk:
 
     def _moved(self, node: Node, use: Use) -> Use:
         """The use behind a node that moves elements: its pattern where rows stay rows, else None."""
-        if use.pattern is None or operator(node) in _KEEPS_LAYOUT:
+        if use.pattern is None or node.standard_op in _KEEPS_LAYOUT:
             return use
         last = [self.graph.shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
-        if operator(node) in _KEEPS_ORDER and last[0] == last[1] and all(isinstance(d, int) for d in last[0]):
+        if (
+            node.standard_op in _KEEPS_ORDER
+            and last[0] == last[1]
+            and all(isinstance(d, int) for d in last[0])
+        ):
             return replace(use, is_aligned=False)
         return replace(use, pattern=None)
 

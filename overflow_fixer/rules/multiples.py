@@ -19,7 +19,7 @@ from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.folding import Folder
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 EXACT_STEPS = 2048.0
 """FP16 holds every multiple of a power of two up to so many times it."""
@@ -148,7 +148,7 @@ def _step_of_input(seen: Range | None) -> float | None:
 
 
 def _step_of_output(node: Node, known: Multiples) -> float | None:
-    op = operator(node)
+    op = node.standard_op
     if op in _WHOLE:
         return max(1.0, known.step(node.inputs[0]) or 1.0) if op != "Sign" else 1.0
     if op in _PRODUCTS:

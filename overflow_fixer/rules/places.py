@@ -13,7 +13,7 @@ from onnx import TensorProto
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 LARGEST_COORDINATE = 1024.0
 """Beyond it FP16's steps are 1 and more: NMS keeps 10 % more of boxes of 4 to 8 pixels, below it 3 % at most."""
@@ -71,7 +71,7 @@ def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
 
 def _parts(graph: Graph, node: Node) -> Iterator[str]:
     """Those inputs whose places, or their multiples, are in what the node writes."""
-    op = operator(node)
+    op = node.standard_op
     for slot, name in enumerate(node.inputs):
         if op in _ADDED:
             slots = _ADDED[op]
@@ -91,6 +91,6 @@ def _is_conversion(graph: Graph, tensor: str) -> bool:
 def _growth(ranges: RangeTable, node: Node, part: str, output: str) -> float:
     """How much larger a product is than the factor; 1 of what is added or moved."""
     read, written = ranges.get(part), ranges.get(output)
-    if operator(node) not in (*_SCALED, *_PRODUCTS) or read is None or written is None or not read.max_abs:
+    if node.standard_op not in (*_SCALED, *_PRODUCTS) or read is None or written is None or not read.max_abs:
         return 1.0
     return written.max_abs / read.max_abs

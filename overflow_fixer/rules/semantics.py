@@ -61,14 +61,9 @@ _KEEPS_SIGN = _MOVES | frozenset(
 )
 
 
-def operator(node: Node) -> str:
-    """The node's operator, or "" for one of another domain, of which the tables know nothing."""
-    return node.op_type if node.is_standard else ""
-
-
 def moves(node: Node, slot: int) -> bool:
     """Whether what comes in at `slot` goes out as it is: moved, repeated or left out, never computed with."""
-    op = operator(node)
+    op = node.standard_op
     in_training = op == "Dropout" and len(node.inputs) > 2
     return op in _MOVES and not in_training and (slot == 0 or op == "Concat")
 
@@ -79,7 +74,7 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
     Slots from len(node.inputs) on are the tensors that the node's bodies capture. Whether another input
     of Max or Min hides the value is not looked at.
     """
-    op = operator(node)
+    op = node.standard_op
     if not op or slot >= len(node.inputs):
         return EITHER
     if is_absorbed(node, slot, output):
@@ -101,7 +96,7 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
 
 def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
     """Whether the output's magnitude is free of the magnitude of the input."""
-    op = operator(node)
+    op = node.standard_op
     if op == "Attention" and output < len(_ATTENTION_INPUTS):
         return slot not in _ATTENTION_INPUTS[output]
     return output == 0 and slot in _ABSORBED.get(op, ())
@@ -113,7 +108,7 @@ def is_bound(node: Node, slot: int, signs: Signs, graph: Graph) -> bool:
     Of Clip, Min and Max; or what Where puts in the place of an infinity (torch.nan_to_num), which no
     FP16 tensor holds where FP32 holds none.
     """
-    op = operator(node)
+    op = node.standard_op
     if op == "Clip":
         return (slot == 1 and signs == NEGATIVE) or (slot == 2 and signs == POSITIVE)
     if op == "Where":
@@ -144,7 +139,7 @@ def readers(graph: Graph, tensor: str) -> Iterator[tuple[Node, int]]:
 def _subtracts_own_maximum(node: Node, graph: Graph) -> bool:
     """x - ReduceMax(x), the first step of a softmax written out: at most 0, whatever x holds."""
     maximum = graph.producers.get(node.inputs[1])
-    return maximum is not None and operator(maximum) == "ReduceMax" and maximum.inputs[0] == node.inputs[0]
+    return maximum is not None and maximum.standard_op == "ReduceMax" and maximum.inputs[0] == node.inputs[0]
 
 
 def _clipped_signs(node: Node, graph: Graph) -> Signs:
@@ -166,6 +161,6 @@ def _clip_bound(node: Node, graph: Graph, name: str, slot: int) -> float | None:
 def _is_infinity_test(condition: str, graph: Graph) -> bool:
     """Whether the condition is IsInf(x), or that and something else."""
     node = graph.producers.get(condition)
-    if node is None or operator(node) not in ("IsInf", "And"):
+    if node is None or node.standard_op not in ("IsInf", "And"):
         return False
-    return operator(node) == "IsInf" or any(_is_infinity_test(name, graph) for name in node.inputs)
+    return node.standard_op == "IsInf" or any(_is_infinity_test(name, graph) for name in node.inputs)

@@ -18,7 +18,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.semantics import moves, operator, readers
+from overflow_fixer.rules.semantics import moves, readers
 
 LEAST_MAGNITUDE = 2.0**-18
 """A largest |x| below it is too small: at most 64 steps of 2^-24, where rounding noise nears 30 dB."""
@@ -121,7 +121,7 @@ def _find_end(graph: Graph, ranges: RangeTable, node: Node, tensor: str, loss: _
     pending, seen = [(node, tensor, loss)], {(node.label, tensor)}
     while pending:
         reader, name, held = pending.pop()
-        if operator(reader) in _CHOOSES:
+        if reader.standard_op in _CHOOSES:
             return f"{reader.op_type} {reader.label} chooses by it"
         for output in reader.writes:
             passed = _pass(graph, ranges, reader, name, output, held)
@@ -139,7 +139,7 @@ def _pass(
     graph: Graph, ranges: RangeTable, node: Node, tensor: str, output: str, loss: _Loss
 ) -> _Loss | None:
     """The loss in an output of a node that reads a tensor with one; None where it is gone."""
-    op, read, written = operator(node), ranges.get(tensor), ranges.get(output)
+    op, read, written = node.standard_op, ranges.get(tensor), ranges.get(output)
     if not op or read is None or written is None or moves(node, node.inputs.index(tensor)):
         return loss
     if read.max_abs == 0:
@@ -166,7 +166,7 @@ def _gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
 
     inf where there is no bias, or what is multiplied with is not constant.
     """
-    if operator(node) == "BatchNormalization":
+    if node.standard_op == "BatchNormalization":
         scale, variance, epsilon = (
             ranges.get(node.inputs[1]),
             ranges.get(node.inputs[4]),
@@ -176,7 +176,7 @@ def _gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
         if scale is None or variance is None or variance.min + added <= 0:
             return math.inf
         return scale.max_abs / math.sqrt(variance.min + added)
-    has_bias = len(node.inputs) > _BIAS[operator(node)] and node.inputs[_BIAS[operator(node)]]
+    has_bias = len(node.inputs) > _BIAS[node.standard_op] and node.inputs[_BIAS[node.standard_op]]
     weight = graph.constants.get(node.inputs[1])
     if not has_bias or weight is None or tensor != node.inputs[0]:
         return math.inf

@@ -19,7 +19,7 @@ from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp1
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.paths import lead_back
-from overflow_fixer.rules.semantics import moves, operator, readers
+from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.settling import protection_of
 
 _GUARD_SLOTS = {
@@ -105,7 +105,7 @@ def find_vanishing_constants(
     for constant, told in _evidence(graph, ranges).get(node.label, {}).items():
         limit, values = FP16_UNDERFLOW, (constant.tensor, constant.least)
         found = Finding("vanishing_constant", node.label, *values, limit, told.reason, action=told.action)
-        protection = protection_of(node, policy) if operator(node) in _NORMALIZATIONS else None
+        protection = protection_of(node, policy) if node.standard_op in _NORMALIZATIONS else None
         if protection is not None:
             found = replace(found, action="protected", reason=f"{told.reason}; {protection}")
         yield found
@@ -136,7 +136,7 @@ def _tell(found: _Evidence, node: Node, constant: _Vanishing, told: _Told) -> No
 def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
     """The epsilon of an operator that divides by what it measures of the data, where ONNX does not ask for FP32."""
     epsilon = _epsilon(node)
-    if operator(node) not in _NORMALIZATIONS or not 0 < epsilon <= FP16_UNDERFLOW:
+    if node.standard_op not in _NORMALIZATIONS or not 0 < epsilon <= FP16_UNDERFLOW:
         return
     stash = node.attribute("stash_type")
     in_fp32 = stash is None or stash.i == TensorProto.FLOAT
@@ -149,7 +149,7 @@ def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, st
 
 def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
     """The variance that FP16 changes most, its epsilon added."""
-    variances = graph.read_constant(node.inputs[4]) if operator(node) == "BatchNormalization" else None
+    variances = graph.read_constant(node.inputs[4]) if node.standard_op == "BatchNormalization" else None
     if variances is None or graph.dtypes.get(node.inputs[4]) != TensorProto.FLOAT or not variances.size:
         return
     epsilon, exact = _epsilon(node), variances.astype(np.float64).reshape(-1)
@@ -166,7 +166,7 @@ def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishi
 
 def _epsilon(node: Node) -> float:
     found = node.attribute("epsilon")
-    return _BUILT_IN_EPSILON.get(operator(node), 1e-5) if found is None else float(found.f)
+    return _BUILT_IN_EPSILON.get(node.standard_op, 1e-5) if found is None else float(found.f)
 
 
 def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:
@@ -180,7 +180,7 @@ def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:
 def _uses_of_attributes(graph: Graph) -> Iterator[_Use]:
     """Clip's bounds below opset 11."""
     for node in graph.nodes:
-        for name, slot in (("min", 1), ("max", 2)) if operator(node) == "Clip" else ():
+        for name, slot in (("min", 1), ("max", 2)) if node.standard_op == "Clip" else ():
             bound = node.attribute(name)
             if bound is not None and 0 < abs(bound.f) <= FP16_UNDERFLOW:
                 text = f"the {name} of {node.label} = {bound.f:.3g}"
@@ -215,7 +215,7 @@ def _bringers(graph: Graph, tensor: str, movers: Mapping[str, Node]) -> tuple[No
 
 
 def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[_Consequence]:
-    node, slot, op = use.node, use.slot, operator(use.node)
+    node, slot, op = use.node, use.slot, use.node.standard_op
     concerned = (*use.movers, node)
     if _is_sensitive(graph, node, slot):
         yield _Consequence(f"and {op} of it gives zero, infinity or NaN", concerned)
@@ -246,7 +246,7 @@ def _of_a_guard(ranges: RangeTable, use: _Use, behind: tuple[Node, ...]) -> _Con
 
 
 def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:
-    op = operator(node)
+    op = node.standard_op
     return _SENSITIVE.get(op) == slot and not (op == "Pow" and _exponent(graph, node) >= 1)
 
 
@@ -270,7 +270,7 @@ def _path_to_sensitive(graph: Graph, guard: Node, least: float) -> tuple[Node, .
 
 def _image(graph: Graph, node: Node, slot: int, bound: float) -> float | None:
     """What the node makes of a value of `bound`; None where its output may not be zero for zero."""
-    op = operator(node)
+    op = node.standard_op
     if op == "Sqrt" and slot == 0:
         return math.sqrt(bound)
     if op == "Pow" and slot == 0:

@@ -17,7 +17,7 @@ from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.paths import find_ways
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 _DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
 _KEEPS_ZERO = frozenset("Sqrt Mul Abs Neg".split())
@@ -86,7 +86,7 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
             least = seen.min_nonzero_abs
             if 0 < least <= FP16_UNDERFLOW:
                 yield _Divisor(name, least)
-            elif operator(node) == "ReduceSum" and _is_square(graph, node.inputs[0]):
+            elif node.standard_op == "ReduceSum" and _is_square(graph, node.inputs[0]):
                 terms = ranges.by_tensor[node.inputs[0]].element_count / max(seen.element_count, 1)
                 if 0 < least <= FP16_UNDERFLOW * terms:
                     yield _Divisor(name, least / terms, is_mean=True)
@@ -96,9 +96,9 @@ def _is_square(graph: Graph, tensor: str) -> bool:
     node = graph.producers.get(tensor)
     if node is None:
         return False
-    if operator(node) == "Mul":
+    if node.standard_op == "Mul":
         return node.inputs[0] == node.inputs[1]
-    return operator(node) == "Pow" and _exponent(graph, node) == 2
+    return node.standard_op == "Pow" and _exponent(graph, node) == 2
 
 
 def _reach(graph: Graph, tensor: str) -> tuple[Node, ...]:
@@ -107,18 +107,18 @@ def _reach(graph: Graph, tensor: str) -> tuple[Node, ...]:
 
 
 def _divides(graph: Graph, node: Node, slot: int) -> bool:
-    return (operator(node), slot) in _DIVIDES or (slot == 0 and _exponent(graph, node) < 0)
+    return (node.standard_op, slot) in _DIVIDES or (slot == 0 and _exponent(graph, node) < 0)
 
 
 def _keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
     """Whether the node makes zero of zero."""
     is_power = slot == 0 and _exponent(graph, node) > 0
-    return is_power or operator(node) in _KEEPS_ZERO or moves(node, slot)
+    return is_power or node.standard_op in _KEEPS_ZERO or moves(node, slot)
 
 
 def _exponent(graph: Graph, node: Node) -> float:
     """Pow's exponent, where it is one number; NaN elsewhere."""
-    value = graph.read_constant(node.inputs[1]) if operator(node) == "Pow" else None
+    value = graph.read_constant(node.inputs[1]) if node.standard_op == "Pow" else None
     return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else math.nan
 
 
@@ -130,7 +130,7 @@ def _origins(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
         if node is None:
             continue
         yield node
-        for name in node.inputs if operator(node) in _SHRINKS or moves(node, 0) else ():
+        for name in node.inputs if node.standard_op in _SHRINKS or moves(node, 0) else ():
             if name not in seen and name in graph.producers and _is_positive(graph, ranges, name):
                 seen.add(name)
                 pending.append(name)

@@ -17,7 +17,7 @@ from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.paths import find_ways
-from overflow_fixer.rules.semantics import moves, operator
+from overflow_fixer.rules.semantics import moves
 
 _SHARES = frozenset("Softmax Sigmoid HardSigmoid".split())
 _KEEPS_SMALL = frozenset("Mul Div Add Sqrt Abs Neg Sum ReduceMin ReduceMean ReduceSum".split())
@@ -116,7 +116,7 @@ def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
     while pending:
         node = graph.producers[pending.pop()]
         yield node
-        for name in node.inputs if operator(node) in _KEEPS_SMALL or moves(node, 0) else ():
+        for name in node.inputs if node.standard_op in _KEEPS_SMALL or moves(node, 0) else ():
             if name not in seen and name in graph.producers and _vanishes(graph, ranges, name):
                 seen.add(name)
                 pending.append(name)
@@ -145,13 +145,13 @@ def _is_share(graph: Graph, tensor: str) -> bool:
     pending, seen = [tensor], {tensor}
     while pending:
         node = graph.producers.get(pending.pop())
-        if node is None or not (_makes_share(graph, node) or operator(node) == "Mul" or moves(node, 0)):
+        if node is None or not (_makes_share(graph, node) or node.standard_op == "Mul" or moves(node, 0)):
             return False
         if not _makes_share(graph, node):
             fresh = [
                 n
                 for s, n in enumerate(node.inputs)
-                if (moves(node, s) or operator(node) == "Mul") and n not in seen
+                if (moves(node, s) or node.standard_op == "Mul") and n not in seen
             ]
             seen.update(fresh)
             pending += fresh
@@ -160,7 +160,7 @@ def _is_share(graph: Graph, tensor: str) -> bool:
 
 def _makes_share(graph: Graph, node: Node) -> bool:
     """Whether it is such an operator, or the division that ends a softmax written out."""
-    if operator(node) != "Div":
-        return operator(node) in _SHARES
+    if node.standard_op != "Div":
+        return node.standard_op in _SHARES
     total = graph.producers.get(node.inputs[1])
-    return total is not None and operator(total) == "ReduceSum" and total.inputs[0] == node.inputs[0]
+    return total is not None and total.standard_op == "ReduceSum" and total.inputs[0] == node.inputs[0]

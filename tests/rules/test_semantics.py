@@ -175,7 +175,7 @@ def test_signs(op: str, inputs: str, slot: int, signs: Signs, shown: Signs, tmp_
 def test_an_operator_of_another_domain_is_not_taken_for_its_namesake(tmp_path: Path) -> None:
     nodes = [node("Gelu", "h", "g", domain="com.microsoft"), node("Softmax", "g", "y")]
     gelu, softmax = _graph(tmp_path, *nodes).nodes
-    assert semantics.operator(gelu) == ""
+    assert gelu.standard_op == ""
     graph = _graph(tmp_path, *nodes)
     assert shown_signs(gelu, 0, 0, NEGATIVE, graph) == EITHER
     assert shown_signs(softmax, 0, 0, NEGATIVE, graph) == NEITHER
