@@ -45,12 +45,23 @@ def find_products(graph: Graph) -> tuple[Product, ...]:
     )
 
 
-def bound_by_ranges(product: Product, max_abs: MaxAbs, shapes: Shapes) -> float:
-    """K max|a| max|b| ... + max|bias|; NaN where the number of terms K cannot be told or a range is missing."""
-    terms = _count_terms(product, shapes)
+@dataclass(frozen=True)
+class Bound:
+    """A sum of products and a bias is at most `slope` max|a| max|b| ... + `shift` max|bias|; NaN where nobody can tell."""
+
+    product: Product
+    slope: float
+    shift: float
+
+    def at(self, max_abs: MaxAbs) -> float:
+        bias = max_abs(self.product.bias) * self.shift if self.product.bias else 0.0
+        return self.slope * math.prod(map(max_abs, self.product.factors)) + bias
+
+
+def bound_by_ranges(product: Product, shapes: Shapes) -> Bound:
+    """By the number of terms K."""
     scale, shift = _gemm_factors(product.node)
-    bias = max_abs(product.bias) if product.bias else 0.0
-    return terms * math.prod(map(max_abs, product.factors)) * scale + bias * shift
+    return Bound(product, _count_terms(product, shapes) * scale, shift)
 
 
 def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ()) -> tuple[str, float] | None:

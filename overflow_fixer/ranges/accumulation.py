@@ -10,6 +10,7 @@ import numpy as np
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.inner.accumulators import (
+    Bound,
     Product,
     Shapes,
     bound_by_norm,
@@ -30,12 +31,15 @@ class Accumulation:
         self._graph, self._provider, self._products = graph, provider, products
         self._shapes: dict[object, Shapes] = {}
         self._norms: dict[int, tuple[str, float] | None] = {}
+        self._bounds: list[Bound] = []
         self._measured: tuple[int, ...] = ()
         self._observer: ReductionObserver | None = None
 
     def observe(self, batch: Batch, max_abs: Mapping[str, float]) -> Summaries:
         """`max_abs` are the largest magnitudes of the batch's tensors, NaN where there is none."""
         found = no_summaries(len(self._products))
+        if not self._bounds:
+            self._bounds = [bound_by_ranges(product, self._infer_shapes({})) for product in self._products]
         wanted = [row for row in range(len(self._products)) if self._is_suspect(row, batch, max_abs)]
         if wanted:
             observer = self._open(tuple(sorted({*self._measured, *wanted})))
@@ -45,14 +49,14 @@ class Accumulation:
     def _is_suspect(self, row: int, batch: Batch, max_abs: Mapping[str, float]) -> bool:
         """Whether a partial sum may be over FP16's limit. Where a value is not finite, sums are not either."""
         product = self._products[row]
-        read = filter(None, (*product.factors, product.bias))
+        read = (*product.factors, product.bias) if product.bias else product.factors
         if not all(math.isfinite(max_abs.get(tensor, math.nan)) for tensor in read):
             return False
         look_up = max_abs.__getitem__
-        bound = bound_by_ranges(product, look_up, self._infer_shapes({}))
+        bound = self._bounds[row].at(look_up)
         if math.isnan(bound):
             fed = {name: array.shape for name, array in batch.feeds.items() if isinstance(array, np.ndarray)}
-            bound = bound_by_ranges(product, look_up, self._infer_shapes(fed))
+            bound = bound_by_ranges(product, self._infer_shapes(fed)).at(look_up)
         if bound <= FP16_MAX:
             return False
         norm = self._find_norm(row, batch)

@@ -16,6 +16,7 @@ from overflow_fixer.body_graphs import Body, find_bodies
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import Inside, look_inside
 from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.coverage import observed_tensors
 from overflow_fixer.ranges.interpretation import Values, find_carried, interpret
 from overflow_fixer.ranges.observers import Observe
@@ -23,7 +24,7 @@ from overflow_fixer.ranges.plain_values import PlainValues
 from overflow_fixer.ranges.recording import Inner, name_runs
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, merge_summaries, no_summaries
-from overflow_fixer.ranges.walk import Walk, summarize_constant
+from overflow_fixer.ranges.walk import Walk
 from overflow_fixer.records import Batch
 
 _ONE_RUN = np.array([(1, 1, 1, 1, 1, 0, 0, 0)], SUMMARY)
@@ -111,8 +112,8 @@ class ModelWalk:
         self._constant_rows = [
             i for i, row in enumerate(rows) if row.is_constant and row.graph is not level.graph
         ]
-        constants = [rows[i] for i in self._constant_rows]
-        self._constants = settings.beside.submit(_summarize_all, constants)
+        constants = [(rows[i].graph, rows[i].name) for i in self._constant_rows]
+        self._constants = settings.beside.submit(summarize_constants, constants)
 
     def observe(self, batch: Batch) -> Summaries:
         seen, _ = self._walk.observe(batch)
@@ -165,7 +166,3 @@ class _BodyWalk:
         if self._walk is None:
             self._walk = _LevelWalk(self._level, find_carried(self._body), self._settings)
         return self._walk
-
-
-def _summarize_all(constants: Sequence[Row]) -> Summaries:
-    return np.array([summarize_constant(row.graph, row.name) for row in constants], SUMMARY)

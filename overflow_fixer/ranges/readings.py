@@ -31,7 +31,7 @@ def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Su
     found, is_in_range = _read_quick(highest, lowest, count, small)
     numbers = most[detailed]
     numbers[3] = product[detailed[3]]
-    return found, _read_detailed(numbers), is_in_range, has_nan
+    return found, read_detailed(numbers), is_in_range, has_nan
 
 
 def _choose(first: Array, places: Array, second: Array, other_places: Array) -> Array:
@@ -57,7 +57,7 @@ def _read_quick(most: Array, least: Array, count: Array, small: Array) -> tuple[
     return found, is_in_range
 
 
-def _read_detailed(values: Array) -> Summaries:
+def read_detailed(values: Array) -> Summaries:
     """values: [DETAILED, tensor]. Of an empty tensor nothing but the size is looked at.
 
     CUDA gives the largest float in place of infinity where it reduces nothing else.

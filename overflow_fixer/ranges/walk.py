@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import reduce
 
 import numpy as np
 
@@ -12,9 +11,10 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.inner import SIGNED, InnerValue, Inside
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.accumulation import Accumulation
+from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Look, Observe, open_observer
 from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
-from overflow_fixer.ranges.summaries import Summaries, hide_small, merge_summaries, no_summaries, summarize
+from overflow_fixer.ranges.summaries import Summaries, hide_small, no_summaries, summarize
 from overflow_fixer.records import Batch
 
 
@@ -40,7 +40,8 @@ class Walk:
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
         self._is_taken = np.array([name in small for name in live], np.bool_)
-        self._constants = beside.submit(_summarize_constants, graph, self._constant_rows, len(names))
+        self._row_count = len(names)
+        self._constants = beside.submit(summarize_constants, [(graph, name) for name in self._constant_rows])
         self._accumulation = Accumulation(graph, inside.products, provider)
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
@@ -55,7 +56,8 @@ class Walk:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         found = self._observer.observe(batch)
-        seen: Summaries = self._constants.result().copy()
+        seen = no_summaries(self._row_count)
+        seen[list(self._constant_rows.values())] = self._constants.result()
         for name, summary in fed.items():
             seen[self._constant_rows[name]] = summary
         hide_small(found, self._is_taken)
@@ -77,17 +79,3 @@ class Walk:
 
 def _words_of(value: InnerValue) -> frozenset[str]:
     return frozenset({"max", "min"} if value.quantity in SIGNED else {"max"})
-
-
-def _summarize_constants(graph: Graph, rows: Mapping[str, int], count: int) -> Summaries:
-    """`count` summaries, those of the constants in their rows."""
-    found = no_summaries(count)
-    for name, row in rows.items():
-        found[row] = summarize_constant(graph, name)
-    return found
-
-
-def summarize_constant(graph: Graph, name: str) -> Summaries:
-    """The statistics of a float constant, as SUMMARY with shape (); of a large one a piece is read at a time."""
-    pieces = map(summarize, graph.read_constant_pieces(name))
-    return reduce(merge_summaries, pieces, no_summaries(1)[0])

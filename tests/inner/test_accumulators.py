@@ -223,7 +223,7 @@ def _bounds(case: Case) -> list[float]:
         most = {name: float(np.abs(value).max(initial=0)) for name, value in case.inputs.items()}
         shapes = {name: value.shape for name, value in case.inputs.items()}
         norm = find_channel_norm(graph, found)
-        bounds = [bound_by_ranges(found, most.__getitem__, shapes)]
+        bounds = [bound_by_ranges(found, shapes).at(most.__getitem__)]
         return bounds if norm is None else [*bounds, bound_by_norm(found, norm, most.__getitem__)]
 
 
@@ -299,15 +299,15 @@ def test_without_the_number_of_terms_there_is_no_bound_by_ranges(
     case: Case, shapes: dict[str, Any], tmp_path: Path
 ) -> None:
     (found,) = find_products(case.build(tmp_path)[0])
-    assert np.isnan(bound_by_ranges(found, lambda _: 1.0, shapes))
+    assert np.isnan(bound_by_ranges(found, shapes).at(lambda _: 1.0))
 
 
 def test_one_known_side_tells_the_number_of_terms(tmp_path: Path) -> None:
     (found,) = find_products(Case("MatMul", {"a": floats(1), "b": floats(1)}).build(tmp_path)[0])
-    assert bound_by_ranges(found, lambda _: 2.0, {"a": ("m", "k"), "b": (7, 3)}) == 28
+    assert bound_by_ranges(found, {"a": ("m", "k"), "b": (7, 3)}).at(lambda _: 2.0) == 28
     einsum = Case("Einsum", {"a": floats(1), "b": floats(1)}, {"equation": "i,i->"})
     (found,) = find_products(einsum.build(tmp_path)[0])
-    assert bound_by_ranges(found, lambda _: 2.0, {"a": ("n",), "b": (9,)}) == 36
+    assert bound_by_ranges(found, {"a": ("n",), "b": (9,)}).at(lambda _: 2.0) == 36
 
 
 def test_only_sums_in_fp32_are_looked_at(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from ways_to_observe import scan_each_way
 from overflow_fixer.errors import CalibrationError, ModelError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.small_values import SmallValues
-from overflow_fixer.ranges.summaries import summarize
 from overflow_fixer.records import Array, RangeTable
 
 
@@ -289,18 +290,18 @@ def test_data_that_changes_its_length_is_an_error(tmp_path: Path, count: int) ->
 
 
 def test_constants_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+    read: list[str] = []
 
-    def counting(values: Array) -> Any:
-        sizes.append(values.size)
-        return summarize(values)
+    def counting(constants: Sequence[tuple[Graph, str]]) -> Any:
+        read.extend(name for _, name in constants)
+        return summarize_constants(constants)
 
-    monkeypatch.setattr("overflow_fixer.ranges.walk.summarize", counting)
+    monkeypatch.setattr("overflow_fixer.ranges.walk.summarize_constants", counting)
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     weights = [numpy_helper.from_array(np.float32([2, 3]), "w")]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")], weights)
     table = collect_ranges(graph, MemoryBatches([{"x": normal(2)}] * 4))
-    assert sizes == [2]
+    assert read == ["w"]
     assert table.by_tensor["w"].element_count == 8
 
 

@@ -112,7 +112,7 @@ def test_no_bound_is_under_the_truth(seed: int, rows: int, terms: int, columns: 
             norm = find_channel_norm(graph, product)
             assert norm is not None
             shapes = {"x": x.shape, "w": inputs[1].shape}
-            assert bound_by_ranges(product, largest.__getitem__, shapes) >= truth * (1 - 1e-6)
+            assert bound_by_ranges(product, shapes).at(largest.__getitem__) >= truth * (1 - 1e-6)
             assert bound_by_norm(product, norm, largest.__getitem__) >= truth * (1 - 1e-6)
 
 

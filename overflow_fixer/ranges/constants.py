@@ -1,0 +1,45 @@
+"""The statistics of constants, by their values; of a large one a piece is read at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.native import probe_array
+from overflow_fixer.ranges.probes import DETAILED
+from overflow_fixer.ranges.readings import read_detailed
+from overflow_fixer.ranges.summaries import SUMMARY, Summaries, merge_summaries, no_summaries, summarize
+from overflow_fixer.records import Array
+from overflow_fixer.sessions import has_native_probes
+
+
+def summarize_constants(constants: Sequence[tuple[Graph, str]]) -> Summaries:
+    """The statistics [constant] of float constants, each named with its graph. Raises ModelError as read_pieces does."""
+    pieces = list(_summarize_pieces(constants))
+    rows = np.array([row for row, _ in pieces], np.int64)
+    told = _tell([one for _, one in pieces])
+    found, is_alone = no_summaries(len(constants)), np.bincount(rows)[rows] == 1
+    found[rows[is_alone]] = told[is_alone]
+    for row, one in zip(rows[~is_alone], told[~is_alone], strict=True):
+        found[row] = merge_summaries(found[row], one)
+    return found
+
+
+def _summarize_pieces(constants: Iterable[tuple[Graph, str]]) -> Iterator[tuple[int, Array | Summaries]]:
+    """The constant's number, and what is found in a piece of it: what a native probe tells, or a summary."""
+    is_native = has_native_probes()
+    for row, (graph, name) in enumerate(constants):
+        for values in graph.read_constant_pieces(name):
+            is_probed = is_native and values.dtype == np.float32 and values.flags.c_contiguous
+            yield row, probe_array(values) if is_probed else summarize(values)
+
+
+def _tell(found: Sequence[Array | Summaries]) -> Summaries:
+    told = no_summaries(len(found))
+    is_probed = np.array([one.dtype != SUMMARY for one in found], np.bool_)
+    probed = [one for one in found if one.dtype != SUMMARY]
+    told[is_probed] = read_detailed(np.array(probed, np.float64).reshape(-1, len(DETAILED)).T)
+    told[~is_probed] = np.array([one for one in found if one.dtype == SUMMARY], SUMMARY)
+    return told
