@@ -64,6 +64,21 @@ def bound_by_ranges(product: Product, shapes: Shapes) -> Bound:
     return Bound(product, _count_terms(product, shapes) * scale, shift)
 
 
+def bound_by_sizes(product: Product, counts: Mapping[str, int]) -> Bound:
+    """The same by the numbers of elements, for a MatMul or Gemm of which no shape tells K.
+
+    [.., m, K] has as many as K m and [.., K, n] as K n, each as often as it has matrices, and the output as m n; that
+    has no more matrices than the two multiplied, so that K^2 is at most |a| |b| / |output|.
+    """
+    scale, shift = _gemm_factors(product.node)
+    if product.node.op_type not in ("MatMul", "Gemm"):
+        return Bound(product, math.nan, shift)
+    left, right, out = (counts.get(name) for name in (*product.factors, product.node.outputs[0]))
+    if left is None or right is None or not out:
+        return Bound(product, math.nan, shift)
+    return Bound(product, math.sqrt(left * right / out) * scale, shift)
+
+
 def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ()) -> tuple[str, float] | None:
     """The tensor that constant weights are multiplied with, and the largest sum of |weight| of an output channel.
 

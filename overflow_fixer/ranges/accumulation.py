@@ -15,6 +15,7 @@ from overflow_fixer.inner.accumulators import (
     Shapes,
     bound_by_norm,
     bound_by_ranges,
+    bound_by_sizes,
     express_products,
     find_channel_norm,
 )
@@ -35,18 +36,20 @@ class Accumulation:
         self._measured: tuple[int, ...] = ()
         self._observer: ReductionObserver | None = None
 
-    def observe(self, batch: Batch, max_abs: Mapping[str, float]) -> Summaries:
-        """`max_abs` are the largest magnitudes of the batch's tensors, NaN where there is none."""
+    def observe(self, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]) -> Summaries:
+        """`max_abs` are the largest magnitudes of the batch's tensors, NaN where there is none, `counts` their sizes."""
         found = no_summaries(len(self._products))
         if not self._bounds:
             self._bounds = [bound_by_ranges(product, self._infer_shapes({})) for product in self._products]
-        wanted = [row for row in range(len(self._products)) if self._is_suspect(row, batch, max_abs)]
+        wanted = [row for row in range(len(self._products)) if self._is_suspect(row, batch, max_abs, counts)]
         if wanted:
             observer = self._open(tuple(sorted({*self._measured, *wanted})))
             found[wanted] = observer.observe(batch)[[self._measured.index(row) for row in wanted]]
         return found
 
-    def _is_suspect(self, row: int, batch: Batch, max_abs: Mapping[str, float]) -> bool:
+    def _is_suspect(
+        self, row: int, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]
+    ) -> bool:
         """Whether a partial sum may be over FP16's limit. Where a value is not finite, sums are not either."""
         product = self._products[row]
         read = (*product.factors, product.bias) if product.bias else product.factors
@@ -54,6 +57,8 @@ class Accumulation:
             return False
         look_up = max_abs.__getitem__
         bound = self._bounds[row].at(look_up)
+        if math.isnan(bound):
+            bound = bound_by_sizes(product, counts).at(look_up)
         if math.isnan(bound):
             fed = {name: array.shape for name, array in batch.feeds.items() if isinstance(array, np.ndarray)}
             bound = bound_by_ranges(product, self._infer_shapes(fed)).at(look_up)

@@ -66,7 +66,8 @@ class Walk:
         # the largest of no elements is -inf, and tells nothing
         seen[len(self._tensors) :][is_empty] = no_summaries(1)
         max_abs = dict(zip(self._tensors, seen["max_abs"].tolist(), strict=False))
-        seen = np.concatenate([seen, self._accumulation.observe(batch, max_abs)])
+        counts = dict(zip(self._tensors, seen["element_count"].tolist(), strict=False))
+        seen = np.concatenate([seen, self._accumulation.observe(batch, max_abs, counts)])
         self._hide_untold(seen[len(self._tensors) :])
         return seen
 

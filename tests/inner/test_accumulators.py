@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product as walk
@@ -10,12 +11,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
 
-from overflow_fixer.inner.accumulators import bound_by_norm, bound_by_ranges, find_channel_norm, find_products
+from overflow_fixer.graph import Node
+from overflow_fixer.inner.accumulators import (
+    Product,
+    bound_by_norm,
+    bound_by_ranges,
+    bound_by_sizes,
+    find_channel_norm,
+    find_products,
+)
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array
 
@@ -319,3 +329,37 @@ def test_only_sums_in_fp32_are_looked_at(tmp_path: Path) -> None:
     ]
     graph = save(make_model(nodes, {"x": [3]}, "a c"), tmp_path)
     assert [found.node.label for found in find_products(graph)] == ["Einsum_a", "MatMul_c"]
+
+
+_SIDES = st.integers(1, 5)
+
+
+@given(
+    batch=st.lists(st.tuples(_SIDES, st.sampled_from(["both", "left", "right"])), max_size=3),
+    rows=_SIDES,
+    terms=_SIDES,
+    columns=_SIDES,
+)
+def test_sizes_alone_tell_at_least_the_number_of_terms(
+    batch: list[tuple[int, str]], rows: int, terms: int, columns: int
+) -> None:
+    """Whatever is broadcast; exactly, where one side has one matrix."""
+    left = [side if which != "right" else 1 for side, which in batch]
+    right = [side if which != "left" else 1 for side, which in batch]
+    a, b = np.ones((*left, rows, terms)), np.ones((*right, terms, columns))
+    proto = onnx.helper.make_node("MatMul", ["a", "b"], ["y"])
+    product = Product(Node.of(0, "y", proto), ("a", "b"))
+    slope = bound_by_sizes(product, {"a": a.size, "b": b.size, "y": (a @ b).size}).slope
+    assert slope >= terms * (1 - 1e-12)
+    if math.prod(left) == 1 or math.prod(right) == 1:
+        assert slope == pytest.approx(terms)
+
+
+def test_without_sizes_or_with_no_element_they_tell_nothing() -> None:
+    for op_type, counts in (
+        ("MatMul", {"a": 4, "b": 4}),
+        ("MatMul", {"a": 0, "b": 4, "y": 0}),
+        ("Conv", {"a": 4, "b": 4, "y": 4}),
+    ):
+        product = Product(Node.of(0, "y", onnx.helper.make_node(op_type, ["a", "b"], ["y"])), ("a", "b"))
+        assert np.isnan(bound_by_sizes(product, counts).slope)

@@ -151,5 +151,5 @@ def test_what_is_remembered_does_not_grow_with_the_batches(tmp_path: Path) -> No
     watched = accumulation.Accumulation(graph, find_products(graph), "cpu")
     for length in range(1, 9):
         feeds = {"a": np.ones((1, length), np.float32), "b": np.ones((length, 1), np.float32)}
-        watched.observe(Batch(f"batch{length}", feeds), {"a": 1.0, "b": 1.0})
+        watched.observe(Batch(f"batch{length}", feeds), {"a": 1.0, "b": 1.0}, {})
     assert len(watched._shapes) == 2
