@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -33,6 +34,8 @@ class FileStamp:
         return self.identity is not None and self.identity == _identify(self.path)
 
 
+_LOCK_SECONDS = 60.0
+
 _HASHED_BYTES = 1 << 18
 """At a time: little enough to stay in the processor's cache."""
 
@@ -54,7 +57,7 @@ def replace_file(path: Path) -> Iterator[Path]:
     On any failure the temporary file is removed and `path` is what it was before. Raises
     OutputError where the folder cannot be written or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with refuse_os_errors(path):
             make_folder(path.parent)
@@ -64,6 +67,25 @@ def replace_file(path: Path) -> Iterator[Path]:
     finally:
         if _is_there(temporary):
             temporary.unlink()
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Run the block while no other process or thread runs one that holds the lock of this path: a hidden file beside it.
+
+    On a file system that has no locks, or when another held it for a minute, the block runs all the same. Raises
+    OutputError where the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout  # imported here: few runs need it
+
+    make_folder(path.parent)
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_SECONDS)
+    with suppress(Timeout, OSError, NotImplementedError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -91,6 +91,7 @@ IBuilderConfig.set_timing_cache             always              (cache, ignore_m
 IBuilderConfig.get_timing_cache             always              ()
 IBuilderConfig.progress_monitor             progress            write
 ITimingCache.serialize                      always              ()
+ITimingCache.combine                        always              (input_cache, ignore_mismatch: bool)
 BuilderFlag.TF32                            always              value
 BuilderFlag.FP16                            weak                value
 BuilderFlag.OBEY_PRECISION_CONSTRAINTS      weak                value

@@ -143,12 +143,13 @@ class IoSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """An outcome of a build: an engine, what its inspector tells, and the warnings of building it."""
+    """An outcome of a build: an engine, what its inspector tells, the warnings of building it, and what was timed."""
 
     content: bytes = b"engine"
     information: str | dict[str, Any] = '{"Layers": [], "Bindings": []}'
     io: tuple[IoSpec, ...] = ()
     warnings: tuple[str, ...] = ()
+    timed: bytes = b"kernel"
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,6 @@ class Script:
     parse_errors: Sequence[str] = ()
     outcomes: list[Plan | Refusal] = field(default_factory=list)
     engines: dict[bytes, Plan] = field(default_factory=dict)
-    known_timing_caches: Sequence[bytes] = ()
     asked: list[Asked] = field(default_factory=list)
     parsed: list[Any] = field(default_factory=list)
     plugin_libraries: list[str] = field(default_factory=list)
@@ -598,12 +598,30 @@ class _HostMemory(_Bound):
         return len(self._content)
 
 
+TIMINGS_HERE = b"here:"
+"""Begins the bytes of this device's and version's timings; a name a line follows. Others are foreign, or torn."""
+
+
 class _TimingCache(_Bound):
     def __init__(self, content: bytes) -> None:
         self._content = content
 
+    def _is_foreign(self) -> bool:
+        return bool(self._content) and not self._content.startswith(TIMINGS_HERE)
+
     def serialize(self) -> Any:
         return self._trt.IHostMemory(self._content)
+
+    def combine(self, input_cache: Any, ignore_mismatch: bool) -> bool:
+        if input_cache._is_foreign():
+            return False
+        for name in input_cache._content.removeprefix(TIMINGS_HERE).splitlines():
+            self._add(name)
+        return True
+
+    def _add(self, name: bytes) -> None:
+        names = self._content.removeprefix(TIMINGS_HERE).splitlines()
+        self._content = TIMINGS_HERE + b"\n".join(dict.fromkeys((*names, name)))
 
     def reset(self) -> bool:
         self._content = b""
@@ -674,7 +692,7 @@ class _Config(_Bound):
         return self._trt.ITimingCache(bytes(serialized_timing_cache))
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
-        if cache._content and cache._content not in self._trt.script.known_timing_caches:
+        if cache._is_foreign():
             self._logger.log(_Severity.WARNING, "The timing cache is of another device or version")
             return False
         self._cache = cache
@@ -721,7 +739,7 @@ class _Builder(_Bound):
             monitor.step_complete("Building Engine", 0)
             monitor.phase_finish("Building Engine")
         if config._cache is not None:
-            config._cache._content = config._cache._content or b"timings"
+            config._cache._add(plan.timed)
         self._trt.script.engines[plan.content] = plan
         return self._trt.IHostMemory(plan.content)
 

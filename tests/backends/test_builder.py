@@ -315,19 +315,51 @@ def test_the_fakes_own_refusal_is_reported(stage: Stage, monkeypatch: pytest.Mon
 def test_timings_are_kept_and_used_again(stage: Stage, tmp_path: Path) -> None:
     path = tmp_path / "cache" / "timings.bin"
     settings = BuildSettings(shapes=SHAPES, timing_cache=path)
-    stage.build(settings)
-    assert path.read_bytes() == b"timings"
-    stage.script.known_timing_caches = [b"kept here"]
-    path.write_bytes(b"kept here")
-    stage.build(settings)
-    assert path.read_bytes() == b"kept here"
+    assert stage.build(settings).warnings == ()
+    assert path.read_bytes() == b"here:kernel"
+    path.write_bytes(b"here:earlier")
+    assert stage.build(settings).warnings == ()
+    assert path.read_bytes() == b"here:earlier\nkernel"
 
 
-def test_timings_of_another_gpu_are_started_afresh(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"of another device", b"her"])
+def test_timings_of_another_gpu_or_torn_ones_are_started_afresh_and_that_is_said(
+    stage: Stage, tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "timings.bin"
-    path.write_bytes(b"of another device")
-    stage.build(BuildSettings(shapes=SHAPES, timing_cache=path))
-    assert path.read_bytes() == b"timings"
+    path.write_bytes(content)
+    told = stage.build(BuildSettings(shapes=SHAPES, timing_cache=path)).warnings
+    assert told == (
+        f"{path} was replaced: its kernel timings are of another GPU or another TensorRT, or torn",
+    )
+    assert path.read_bytes() == b"here:kernel"
+
+
+def test_timings_that_tensorrt_cannot_read_at_all_are_started_afresh(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = stage.trt.IBuilderConfig.create_timing_cache
+    monkeypatch.setattr(
+        stage.trt.IBuilderConfig,
+        "create_timing_cache",
+        lambda config, content: None if content == b"torn" else make(config, content),
+    )
+    path = tmp_path / "timings.bin"
+    path.write_bytes(b"torn")
+    assert len(stage.build(BuildSettings(shapes=SHAPES, timing_cache=path)).warnings) == 1
+    assert path.read_bytes() == b"here:kernel"
+
+
+def test_what_another_build_saved_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "timings.bin"
+    path.write_bytes(b"here:old")
+
+    def save_anothers(stage: str, done: int, total: int) -> None:
+        path.write_bytes(b"here:old\nanother")
+
+    with Stage(small_script(engine()), "10.0") as stage:
+        stage.build(BuildSettings(shapes=SHAPES, timing_cache=path), progress=save_anothers)
+    assert path.read_bytes() == b"here:old\nkernel\nanother"
 
 
 def test_a_failed_build_leaves_the_timings(tmp_path: Path) -> None:

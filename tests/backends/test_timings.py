@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
+from fake_tensorrt import Plan, Script, fake_tensorrt
 
 from overflow_fixer.backends.tensorrt import timings
+from overflow_fixer.backends.tensorrt.logger import make_logger
 
 
 def _load(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -44,3 +48,22 @@ def test_where_loaded_libraries_cannot_be_told_timings_are_kept(
 ) -> None:
     monkeypatch.setattr(timings, "_MAPS", tmp_path / "nowhere")
     assert timings.find_obstacle() is None
+
+
+def test_of_builds_side_by_side_none_loses_what_another_found(tmp_path: Path) -> None:
+    path, barrier = tmp_path / "all.cache", Barrier(8)
+    path.write_bytes(b"here:earlier")
+
+    def build(number: int) -> str | None:
+        trt = fake_tensorrt("10.0", Script(outcomes=[Plan(timed=b"kernel %d" % number)]))
+        builder = trt.Builder(make_logger(trt))
+        config = builder.create_builder_config()
+        assert timings.attach_timings(config, path)
+        assert builder.build_serialized_network(builder.create_network(), config) is not None
+        barrier.wait()
+        return timings.save_timings(config, path)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(build, range(8))) == [None] * 8
+    names = set(path.read_bytes().removeprefix(b"here:").splitlines())
+    assert names == {b"earlier", *(b"kernel %d" % number for number in range(8))}

@@ -16,7 +16,7 @@ from overflow_fixer.backends.tensorrt import FIXED, FP32_EXACT, NAIVE, weak
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt
 from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.network import open_builder
-from overflow_fixer.backends.tensorrt.timings import find_obstacle
+from overflow_fixer.backends.tensorrt.timings import attach_timings, find_obstacle, save_timings
 from overflow_fixer.errors import PlanError
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import silent
@@ -162,6 +162,24 @@ def test_the_timing_cache_is_kept_and_taken_again(fixes: Fixes, tmp_path: Path) 
     assert config.set_timing_cache(config.create_timing_cache(content), False)
     _emit(fixed, fixed.report.plan, tmp_path / "again.engine")
     assert len(kept.read_bytes()) >= len(content)
+
+
+def test_timings_of_two_builds_are_merged(fixes: Fixes, tmp_path: Path) -> None:
+    obstacle = find_obstacle()
+    if obstacle is not None:
+        pytest.skip(obstacle)
+    contents = []
+    for name in ("conv_chain", "big_conv_chain"):
+        kept = fixes(name).settings.timing_cache
+        assert kept is not None
+        contents.append(kept.read_bytes())
+        (tmp_path / name).write_bytes(contents[-1])
+    config = open_builder(import_tensorrt()).create_builder_config()
+    assert attach_timings(config, tmp_path / "conv_chain")
+    assert save_timings(config, tmp_path / "big_conv_chain") is None
+    assert len((tmp_path / "big_conv_chain").read_bytes()) > max(map(len, contents))
+    (tmp_path / "conv_chain").write_bytes(contents[0][: len(contents[0]) // 2])
+    assert "was replaced" in str(save_timings(config, tmp_path / "conv_chain"))
 
 
 def test_a_pin_that_matches_no_layer_raises_with_its_name(

@@ -72,9 +72,9 @@ def build(
     seconds = time.monotonic() - start
     if memory is None:
         raise _refusal(found, logger, precision)
-    if keeps and path is not None:
-        save_timings(config, path)
     notes = [find_obstacle()] if path is not None else []
+    if keeps and path is not None:
+        notes.append(save_timings(config, path))
     warnings = dict.fromkeys(line for line in (*notes, *logger.warnings) if line)
     return Built(bytes(memory), round(seconds, 3), tuple(warnings))
 

@@ -1,4 +1,4 @@
-"""Kernel timings kept in a file across builds."""
+"""Kernel timings kept in a file across builds, some of which may run side by side."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from overflow_fixer.files import replace_file
+from overflow_fixer.files import hold_lock, replace_file
 
 _MAPS = Path("/proc/self/maps")
 _SHIM = "libcudnn.so.8"
 _PART = "libcudnn_ops_infer.so.8"
+_FOREIGN = "kernel timings are of another GPU or another TensorRT, or torn"
 
 
 def attach_timings(config: Any, path: Path) -> bool:
@@ -21,20 +22,33 @@ def attach_timings(config: Any, path: Path) -> bool:
     """
     if find_obstacle() is not None:
         return False
-    kept = b""
-    with suppress(OSError):
-        kept = path.read_bytes()
-    for content in (kept, b""):
+    for content in (_read(path), b""):
         cache = config.create_timing_cache(content)
         if cache is not None and config.set_timing_cache(cache, False):
             return True
     return False
 
 
-def save_timings(config: Any, path: Path) -> None:
-    """Write the timings, those of this build included, whole or not at all."""
-    with replace_file(path) as temporary:
-        temporary.write_bytes(bytes(config.get_timing_cache().serialize()))
+def save_timings(config: Any, path: Path) -> str | None:
+    """Add the timings of this build to those that are in the file by now; the file is replaced whole or not at all.
+
+    Other builds wait meanwhile. Returns a sentence where what the file held had to go. Raises OutputError where the
+    file cannot be written.
+    """
+    with hold_lock(path):
+        cache, kept = config.get_timing_cache(), _read(path)
+        found = config.create_timing_cache(kept) if kept else None
+        is_lost = bool(kept) and (found is None or not cache.combine(found, False))
+        with replace_file(path) as temporary:
+            temporary.write_bytes(bytes(cache.serialize()))
+    return f"{path} was replaced: its {_FOREIGN}" if is_lost else None
+
+
+def _read(path: Path) -> bytes:
+    """Nothing where the file is not there, or cannot be read."""
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 def find_obstacle() -> str | None:
