@@ -1,9 +1,10 @@
-"""The outcomes of a zoo as one document: zoo-report.json, and the same as HTML and CSV."""
+"""The outcomes of a zoo as one document: zoo-report.json (its shape: zoo-report.schema.json), and as HTML and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -16,16 +17,18 @@ from overflow_fixer import __version__
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import make_folder, write_text
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
-from overflow_fixer.zoo.outcomes import ZooOutcome
+from overflow_fixer.reports.schemas import read_checked
+from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult
 from overflow_fixer.zoo.running import LOG_FILE
 
+ZOO_SCHEMA = "zoo-report.schema.json"
 SCHEMA_VERSION = "1.0"
 Document = dict[str, Any]
 _NAME = "zoo-report"
 _REPORT = "report.html"
 _COLUMNS = (
     "name outcome pin_count clamp_count naive_snr_db fixed_snr_db fp16_node_share fp16_flops_share size_bytes seconds "
-    "peak_memory_bytes attempts message"
+    "peak_memory_bytes attempts message report log"
 ).split()
 
 
@@ -73,13 +76,10 @@ def write_summary(document: Document, folder: Path) -> tuple[Path, ...]:
 def load_summary(path: Path) -> Document:
     """A summary that was written before: a file, or the folder that it lies in. Raises ConfigError for anything else."""
     file = path / f"{_NAME}.json" if path.is_dir() else path
-    try:
-        document: Document = parse_json(file.read_text(encoding="utf-8"))
-        is_known = document["schema_version"] == SCHEMA_VERSION and isinstance(document["models"], list)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(_no_summary(file, str(error))) from error
-    if not is_known:
-        raise ConfigError(_no_summary(file, f"its schema_version is {document['schema_version']!r:.40}"))
+    advice = (
+        "Expected the zoo-report.json of an earlier run, or its folder. Check the path given to --compare."
+    )
+    document: Document = read_checked(file, ZOO_SCHEMA, advice, ConfigError)
     return document
 
 
@@ -127,16 +127,18 @@ def _describe(outcome: ZooOutcome, folder: Path) -> Document:
         "attempts": outcome.attempts,
         "seconds": encode_number(outcome.seconds),
         "peak_memory_bytes": outcome.peak_memory_bytes,
-        "result": None if outcome.result is None else parse_json(outcome.result.model_dump_json()),
+        "result": None if outcome.result is None else _describe_result(outcome.result, folder),
     }
 
 
+def _describe_result(result: ZooResult, folder: Path) -> Document:
+    found: Document = parse_json(result.model_dump_json())
+    return {**found, "artifact": _link(result.artifact, folder)}
+
+
 def _link(path: Path, folder: Path) -> str:
-    """Relative to the folder where it lies below it."""
-    try:
-        return path.resolve().relative_to(folder.resolve()).as_posix()
-    except ValueError:
-        return str(path)
+    """Relative to the folder, so that both can be moved together."""
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 def _compare_pins(name: str, before: Document, now: Document) -> Document | None:
@@ -157,13 +159,6 @@ def _compare_versions(
             if pair[0] != pair[1]:
                 changed.setdefault(library, pair)
     return changed
-
-
-def _no_summary(file: Path, reason: str) -> str:
-    return (
-        f"{file} is no summary of a zoo: {reason}. Expected the zoo-report.json of an earlier run, or its folder. Check the "
-        "path given to --compare."
-    )
 
 
 def _say_number(value: Any) -> str:

@@ -74,7 +74,9 @@ def main(path: str) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     use_threads(job.threads)
     try:
-        save_outcome(run_job(job))
+        outcome = run_job(job)
+        print(f"{outcome.kind}: {outcome.message}", flush=True)
+        save_outcome(outcome)
     except KeyboardInterrupt:
         return EXIT_STOPPED
     return 0

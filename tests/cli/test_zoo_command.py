@@ -6,10 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 from zoo_models import write_model
 
 from overflow_fixer.cli import main
+from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.reports.schemas import read_schema
+from overflow_fixer.zoo.summary import ZOO_SCHEMA
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -55,6 +59,14 @@ def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, zoo: P
     code, _, err = run(zoo, "--out", tmp_path / "out")
     assert code == 1
     assert "broken: failed" in err
+    document = parse_json((tmp_path / "out" / "zoo-report.json").read_text())
+    jsonschema.validate(document, read_schema(ZOO_SCHEMA))
+    assert [(found["report"], found["log"]) for found in document["models"]] == [
+        (None, "broken/log.txt"),
+        ("one/report.html", "one/log.txt"),
+        ("two/report.html", "two/log.txt"),
+    ]
+    assert "Expected" in (tmp_path / "out" / "broken" / "log.txt").read_text()
     write_model(zoo, "broken")
     code, out, err = run(zoo, "--out", tmp_path / "out", "--failed")
     assert (code, err.count("\n")) == (0, 1)
@@ -69,6 +81,7 @@ def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
     )
     document = json.loads(out)
     assert (code, [model["name"] for model in document["models"]]) == (0, ["two"])
+    jsonschema.validate(document, read_schema(ZOO_SCHEMA))
     assert document["comparison"]["removed"] == ["one"]
 
 
@@ -82,7 +95,7 @@ def _earlier(run: Run, zoo: Path, tmp_path: Path) -> Path:
     [
         (["--only", "three"], "--only three matches no model"),
         (["--gpus", "one"], "--gpus one is no list of numbers"),
-        (["--compare", "nowhere"], "nowhere is no summary of a zoo"),
+        (["--compare", "nowhere"], "nowhere cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_exit_code_2(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import jsonschema
 import pytest
 
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.reports.schemas import read_schema
 from overflow_fixer.zoo.outcomes import Basis, ZooOutcome, ZooResult
-from overflow_fixer.zoo.summary import build_document, load_summary, write_summary
+from overflow_fixer.zoo.summary import ZOO_SCHEMA, build_document, load_summary, write_summary
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -76,6 +81,7 @@ def test_the_files_say_the_same(tmp_path: Path) -> None:
     ]
     document = build_document(Path("zoo.toml"), tmp_path, outcomes)
     json_file, html_file, csv_file = write_summary(document, tmp_path)
+    jsonschema.validate(parse_json(json_file.read_text()), read_schema(ZOO_SCHEMA))
     assert parse_json(json_file.read_text()) == document
     assert load_summary(json_file) == load_summary(tmp_path) == document
     rows = list(csv.DictReader(io.StringIO(csv_file.read_text())))
@@ -125,12 +131,55 @@ def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: P
         "added": ["come"],
         "removed": ["gone"],
     }
+    jsonschema.validate(now, read_schema(ZOO_SCHEMA))
     html = write_summary(now, tmp_path)[1].read_text()
     assert all(text in html for text in ("breaks", "tensorrt 8.6.0 → 10.0.1", "Plans with other pins"))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema_version": "0.9", "models": []}'])
-def test_what_is_no_summary_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "zoo-report.json").write_text(content)
-    with pytest.raises(ConfigError, match="is no summary of a zoo"):
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"schema_version": "0.9", "models": []}', '{"models": [3]}', None]
+)
+def test_what_is_no_summary_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "zoo-report.json").write_text(content)
+    with pytest.raises(ConfigError, match="Check the path given to --compare"):
         load_summary(tmp_path)
+
+
+def test_links_are_relative_and_open_wherever_the_folder_is_moved(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    outcomes = [
+        _outcome(old, "a b#1?/50%25:&"),
+        _outcome(old, "bad", "failed"),
+        _outcome(old, "gone", "failed"),
+    ]
+    for outcome, names in zip(outcomes, (("report.html", "log.txt"), ("log.txt",), ()), strict=True):
+        outcome.folder.mkdir(parents=True)
+        for name in names:
+            (outcome.folder / name).write_text(f"{name} of {outcome.name}")
+    write_summary(build_document(Path("zoo"), old, outcomes), old)
+    old.rename(new)
+    found = re.findall('<a href="([^"]*)">([^<]*)</a>', (new / "zoo-report.html").read_text())
+    links = [(unescape(text), (new / unquote(unescape(link))).read_text()) for link, text in found]
+    good, bad = "a b#1?/50%25:&", "bad"
+    assert links == [
+        (good, f"report.html of {good}"),
+        ("report", f"report.html of {good}"),
+        ("log", f"log.txt of {good}"),
+        (bad, f"log.txt of {bad}"),
+        ("log", f"log.txt of {bad}"),
+    ]
+    rows = list(csv.DictReader(io.StringIO((new / "zoo-report.csv").read_text())))
+    assert [(row["report"], row["log"]) for row in rows] == [
+        (f"{good}/report.html", f"{good}/log.txt"),
+        ("", "bad/log.txt"),
+        ("", ""),
+    ]
+
+
+def test_a_folder_beside_the_zoos_is_linked_too(tmp_path: Path) -> None:
+    outcome = _outcome(tmp_path / "elsewhere", "m")
+    outcome.folder.mkdir(parents=True)
+    (outcome.folder / "report.html").write_text("")
+    (found,) = build_document(Path("zoo"), tmp_path / "out", [outcome])["models"]
+    assert found["report"] == "../elsewhere/m/report.html"
