@@ -1,7 +1,8 @@
 """What a zoo costs besides its models' own work: `python -m benchmarks.zoo 10 40 160 [--workers 2]`.
 
-For each number of small models: wall time against the sum of the models' processes' times over the workers, the
-wall time of a second run that finds everything finished, and the zoo process's own peak memory.
+For each number of small models: wall time against the sum of the models' processes' times over the workers, the zoo
+process's own processor time (it looks after its models twenty times a second), the wall time of a second run that finds
+everything finished, and the zoo process's own peak memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _COMMAND = """
 import resource, sys
 from overflow_fixer.cli import run
 code = run(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
 sys.exit(code)
 """
 
@@ -40,8 +42,8 @@ def make_zoo(folder: Path, count: int) -> None:
         np.savez(folder / f"m{number:05}.npz", x=rng.uniform(1, 4, (4, size)).astype(np.float32))
 
 
-def run_zoo(zoo: Path, out: Path, workers: int) -> tuple[float, int]:
-    """Seconds, and the zoo process's peak memory in bytes."""
+def run_zoo(zoo: Path, out: Path, workers: int) -> tuple[float, float, int]:
+    """Seconds, those of the zoo process on a processor, and its peak memory in bytes."""
     command = [
         sys.executable,
         "-c",
@@ -56,7 +58,8 @@ def run_zoo(zoo: Path, out: Path, workers: int) -> tuple[float, int]:
     ]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return time.monotonic() - start, int(done.stdout)
+    memory, processor = done.stdout.split()
+    return time.monotonic() - start, float(processor), int(memory)
 
 
 def measure(count: int, workers: int) -> str:
@@ -65,13 +68,14 @@ def measure(count: int, workers: int) -> str:
         zoo, out = Path(folder) / "zoo", Path(folder) / "out"
         zoo.mkdir()
         make_zoo(zoo, count)
-        seconds, memory = run_zoo(zoo, out, workers)
-        again, _ = run_zoo(zoo, out, workers)
+        seconds, processor, memory = run_zoo(zoo, out, workers)
+        again, _, _ = run_zoo(zoo, out, workers)
         models = json.loads((out / "zoo-report.json").read_text())["models"]
         own = sum(model["seconds"] for model in models) / workers
     each = own * workers / count
     return (
-        f"| {count} | {seconds:.1f} | {each:.2f} | {seconds / own:.3f} | {again:.2f} | {memory / 1e6:.0f} |"
+        f"| {count} | {seconds:.1f} | {each:.2f} | {seconds / own:.3f} | {processor:.2f} | {again:.2f} | "
+        f"{memory / 1e6:.0f} |"
     )
 
 
@@ -83,9 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
     print(
-        "| models | wall (s) | a model's process (s) | wall / (processes / workers) | run again (s) | memory (MB) |"
+        "| models | wall (s) | a model's process (s) | wall / (processes / workers) | zoo's processor (s) | run again (s) | "
+        "memory (MB) |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for count in options.counts:
         print(measure(count, options.workers), flush=True)
 

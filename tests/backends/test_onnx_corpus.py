@@ -54,9 +54,14 @@ def _sampled(name: str, one_in: int) -> bool:
 
 
 def _node_cases(one_in: int) -> Iterator[Case]:
+    """Pooling makes zeros of what is expected, which nothing here reads and which takes half of the time."""
     from onnx.backend.test.case.node import collect_testcases
 
-    with warnings.catch_warnings():
+    def pool(padded: Any, x_shape: Any, kernel: Any, strides: Any, out_shape: Any, *_: Any, **__: Any) -> Any:
+        return np.zeros((*x_shape[:2], *out_shape), padded.dtype)
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onnx.reference.ops.op_pool_common.pool", pool)
         warnings.simplefilter("ignore")
         found = collect_testcases(None)
     for case in found:

@@ -54,7 +54,8 @@ def test_a_zoo_is_fixed_and_told_model_by_model(run: Run, zoo: Path, tmp_path: P
     assert (code, err.count("finished before")) == (0, 2)
 
 
-def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, zoo: Path, tmp_path: Path) -> None:
+def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, tmp_path: Path) -> None:
+    zoo = write_model(tmp_path / "zoo", "one").parent
     broken = write_model(zoo, "broken", lambda content: b"no model")
     code, _, err = run(zoo, "--out", tmp_path / "out")
     assert code == 1
@@ -64,29 +65,32 @@ def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, zoo: P
     assert [(found["report"], found["log"]) for found in document["models"]] == [
         (None, "broken/log.txt"),
         ("one/report.html", "one/log.txt"),
-        ("two/report.html", "two/log.txt"),
     ]
     assert "Expected" in (tmp_path / "out" / "broken" / "log.txt").read_text()
     write_model(zoo, "broken")
     code, out, err = run(zoo, "--out", tmp_path / "out", "--failed")
     assert (code, err.count("\n")) == (0, 1)
     assert "broken: fixed" in err
-    assert out.startswith("3 fixed.")
+    assert out.startswith("2 fixed.")
     assert broken.is_file()
 
 
 def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
     code, out, _ = run(
-        zoo, "--out", tmp_path / "out", "--only", "t*", "--json", "--compare", _earlier(run, zoo, tmp_path)
+        zoo, "--out", tmp_path / "out", "--only", "t*", "--json", "--compare", _earlier(run, tmp_path)
     )
     document = json.loads(out)
     assert (code, [model["name"] for model in document["models"]]) == (0, ["two"])
     jsonschema.validate(document, read_schema(ZOO_SCHEMA))
+    assert document["comparison"]["newly_passing"] == ["two"]
     assert document["comparison"]["removed"] == ["one"]
 
 
-def _earlier(run: Run, zoo: Path, tmp_path: Path) -> Path:
-    run(zoo, "--out", tmp_path / "earlier", "-q")
+def _earlier(run: Run, tmp_path: Path) -> Path:
+    """The summary of a run in which both failed."""
+    for name in ("one", "two"):
+        write_model(tmp_path / "spoilt", name, lambda content: b"no model")
+    run(tmp_path / "spoilt", "--out", tmp_path / "earlier", "-q")
     return tmp_path / "earlier"
 
 

@@ -25,6 +25,7 @@ from overflow_fixer.zoo.outcomes import load_outcome
 from overflow_fixer.zoo.pool import Machine
 
 MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 def _fix(*entries: ZooEntry, force: bool = False) -> dict[str, bool]:
@@ -73,30 +74,20 @@ def _lose_artifact(entry: ZooEntry) -> ZooEntry:
     return entry
 
 
-@pytest.mark.parametrize(
-    ("change", "is_earlier"),
-    [
+def test_a_model_runs_again_only_if_content_settings_or_results_changed(add_model: AddModel) -> None:
+    entry = make_entry(add_model("m"))
+    _fix(entry)
+    for change, is_earlier in (
         (_touch, True),
         (_change_limits, True),
-        (_change_model, False),
-        (_change_data, False),
         (_change_settings, False),
-    ],
-)
-def test_a_model_runs_again_only_if_content_or_settings_changed(
-    add_model: AddModel, change: Any, is_earlier: bool
-) -> None:
-    entry = make_entry(add_model("m"))
-    _fix(entry)
-    changed = change(entry)
-    assert _fix(changed) == {"m": is_earlier}
-    assert _fix(changed) == {"m": True}
-
-
-def test_a_model_whose_result_is_gone_runs_again(add_model: AddModel) -> None:
-    entry = make_entry(add_model("m"))
-    _fix(entry)
-    assert _fix(_lose_artifact(entry)) == {"m": False}
+        (_change_data, False),
+        (_change_model, False),
+        (_lose_artifact, False),
+    ):
+        entry = change(entry)
+        assert _fix(entry) == {"m": is_earlier}, change
+        assert _fix(entry) == {"m": True}, change
     assert (entry.folder / "m.fp16.onnx").is_file()
 
 
@@ -161,24 +152,19 @@ def _start(zoo: Path, out: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_killed_at_random_moments_it_comes_to_the_same_end(tmp_path: Path, number: int) -> None:
-    zoo = tmp_path / "zoo"
-    for index in range(6):
-        write_model(zoo, f"m{index}", (lambda content: content[:40]) if index == 3 else None)
-    undisturbed = _start(zoo, tmp_path / "undisturbed")
-    assert undisturbed.wait() == 1
-    rng = np.random.default_rng(number)
+def test_killed_at_random_moments_it_comes_to_the_same_end(tmp_path: Path) -> None:
+    zoo, out = tmp_path / "zoo", tmp_path / "out"
+    for index in range(4):
+        write_model(zoo, f"m{index}", (lambda content: content[:40]) if index == 2 else None)
+    assert _start(zoo, tmp_path / "undisturbed").wait() == 1
+    rng = np.random.default_rng(9)
     kills = 0
-    while kills < 8:
-        process = _start(zoo, tmp_path / "out")
-        time.sleep(rng.uniform(0.3, 2.5))
+    for number in (*rng.permutation(SIGNALS), *rng.permutation(SIGNALS)):
+        process = _start(zoo, out)
+        time.sleep(rng.uniform(0.3, 2.0))
         process.send_signal(number)
-        if process.wait() in (0, 1):
-            break
-        kills += 1
-    if process.returncode not in (0, 1):
-        assert _start(zoo, tmp_path / "out").wait() == 1
+        kills += process.wait() not in (0, 1)
+    assert _start(zoo, out).wait() == 1
     assert kills
-    assert _comparable(tmp_path / "out") == _comparable(tmp_path / "undisturbed")
-    assert not list((tmp_path / "out").rglob(".trial-*"))
+    assert _comparable(out) == _comparable(tmp_path / "undisturbed")
+    assert not list(out.rglob(".trial-*"))

