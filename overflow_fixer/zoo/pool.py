@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import psutil
-
+from overflow_fixer.zoo.allotment import count_cores, find_memory_bytes
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import ZooOutcome, save_outcome
 from overflow_fixer.zoo.running import Running, start
@@ -35,10 +33,10 @@ class Machine:
 
 
 def describe_machine(workers: int = 0, gpus: Sequence[int] = ()) -> Machine:
-    """This machine; `workers` 0: one a core. The cores are shared out evenly."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """What this process may use; `workers` 0: one a core. The cores are shared out evenly."""
+    cores = count_cores()
     count = workers or cores
-    return Machine(count, max(cores // count, 1), _SPARE * psutil.virtual_memory().total / _GIB, tuple(gpus))
+    return Machine(count, max(cores // count, 1), _SPARE * find_memory_bytes() / _GIB, tuple(gpus))
 
 
 @dataclass

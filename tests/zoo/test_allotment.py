@@ -1,0 +1,67 @@
+"""Cores and memory that a control group leaves to a process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from overflow_fixer.zoo.allotment import count_cores, find_memory_bytes
+
+CORES, MEMORY = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A process in the group job/step of `tmp_path`."""
+    (tmp_path / "job" / "step").mkdir(parents=True)
+    (tmp_path / "own").write_text("12:pids:/elsewhere\n0::/job/step\n")
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "cores"),
+    [
+        (None, None, CORES),
+        ("max 100000", "max 100000", CORES),
+        ("100000 100000", "max 100000", 1),
+        ("max 100000", "50000 100000", 1),
+        ("900000000 100000", None, CORES),
+    ],
+)
+def test_cores_are_those_of_the_narrowest_group(
+    own: Path, job: str | None, step: str | None, cores: int
+) -> None:
+    _write(own.parent, "cpu.max", job, step)
+    assert count_cores(own, own.parent) == cores
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "memory"),
+    [
+        (None, None, MEMORY),
+        ("max", "max", MEMORY),
+        ("1073741824", "max", 2**30),
+        ("1073741824", "536870912", 2**29),
+        (str(2 * MEMORY), None, MEMORY),
+    ],
+)
+def test_memory_is_that_of_the_narrowest_group(
+    own: Path, job: str | None, step: str | None, memory: int
+) -> None:
+    _write(own.parent, "memory.max", job, step)
+    assert find_memory_bytes(own, own.parent) == memory
+
+
+def test_a_group_outside_and_a_machine_without_groups_limit_nothing(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("7")
+    assert find_memory_bytes(own, tmp_path / "job") == MEMORY
+    assert find_memory_bytes(tmp_path / "nowhere", tmp_path) == MEMORY
+
+
+def _write(root: Path, name: str, job: str | None, step: str | None) -> None:
+    for folder, text in ((root / "job", job), (root / "job" / "step", step)):
+        if text is not None:
+            (folder / name).write_text(f"{text}\n")
