@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -33,8 +34,6 @@ class FileStamp:
     def is_current(self) -> bool:
         return self.identity is not None and self.identity == _identify(self.path)
 
-
-_LOCK_SECONDS = 60.0
 
 _HASHED_BYTES = 1 << 18
 """At a time: little enough to stay in the processor's cache."""
@@ -70,16 +69,16 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
     """Run the block while no other process or thread runs one that holds the lock of this path: a hidden file beside it.
 
-    On a file system that has no locks, or when another held it for a minute, the block runs all the same. Raises
+    On a file system that has no locks, or when another held it for so long, the block runs all the same. Raises
     OutputError where the folder cannot be written.
     """
     from filelock import FileLock, Timeout  # imported here: few runs need it
 
     make_folder(path.parent)
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_SECONDS)
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=-1 if math.isinf(seconds) else seconds)
     with suppress(Timeout, OSError, NotImplementedError):
         lock.acquire()
     try:

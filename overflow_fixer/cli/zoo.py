@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +17,8 @@ from overflow_fixer.zoo.entries import Zoo, ZooEntry
 from overflow_fixer.zoo.fixing import fix_zoo
 from overflow_fixer.zoo.folder import read_folder
 from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
-from overflow_fixer.zoo.pool import describe_machine
-from overflow_fixer.zoo.summary import build_document, load_summary, write_summary
+from overflow_fixer.zoo.pool import describe_machine, order
+from overflow_fixer.zoo.summary import load_summary, summarize
 from overflow_fixer.zoo.zoo_file import read_zoo_file
 
 _PATH = click.Path(path_type=Path)
@@ -31,6 +33,9 @@ _PATH = click.Path(path_type=Path)
     help="Numbers of the GPUs to share out, one model each, such as 0,1 [none: models share what they see].",
 )
 @click.option("--only", multiple=True, metavar="GLOB", help="Only models whose name matches.")
+@click.option(
+    "--shard", metavar="I/N", help="Only the I-th of N even parts, counted from 0: a part for each machine."
+)
 @click.option(
     "--failed", is_flag=True, help="Only models that an earlier run did not fix; they are run again."
 )
@@ -47,6 +52,7 @@ def zoo_command(
     workers: int,
     gpus: str | None,
     only: tuple[str, ...],
+    shard: str | None,
     failed: bool,
     force: bool,
     compare: Path | None,
@@ -61,16 +67,15 @@ def zoo_command(
     """
     found = read_folder(zoo, out) if zoo.is_dir() else read_zoo_file(zoo, out)
     earlier = None if compare is None else load_summary(compare)
-    chosen = _choose(found, only, failed)
+    chosen = _choose(found, only, shard, failed)
     machine = describe_machine(workers, _parse_gpus(gpus))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: each scan ends its batch
     outcomes: dict[str, ZooOutcome] = {}
     with open_display(len(chosen), quiet or as_json) as display:
         for outcome in fix_zoo(chosen, machine, display.show_running, force=force or failed):
             outcomes[outcome.name] = outcome
             display.show_outcome(outcome)
-    everything = [*outcomes.values(), *_load_others(found, outcomes)]
-    document = build_document(found.source, found.folder, everything, earlier)
-    files = write_summary(document, found.folder)
+    document, files = summarize(found, outcomes, earlier)
     if as_json:
         click.echo(dump_json(document))
     elif not quiet:
@@ -78,8 +83,11 @@ def zoo_command(
     return EXIT_FIXED if all(outcome.passed for outcome in outcomes.values()) else EXIT_NOT_VERIFIED
 
 
-def _choose(zoo: Zoo, only: Sequence[str], failed: bool) -> list[ZooEntry]:
-    """The entries asked for. Raises ConfigError where a glob matches no name."""
+def _choose(zoo: Zoo, only: Sequence[str], shard: str | None, failed: bool) -> list[ZooEntry]:
+    """The entries asked for. Raises ConfigError where a glob matches no name.
+
+    They are dealt out before those that failed are told: other machines may be changing which these are.
+    """
     for glob in only:
         if not any(fnmatch.fnmatchcase(entry.name, glob) for entry in zoo.entries):
             names = ", ".join(entry.name for entry in zoo.entries[:10])
@@ -87,16 +95,22 @@ def _choose(zoo: Zoo, only: Sequence[str], failed: bool) -> list[ZooEntry]:
                 f"--only {glob} matches no model of {zoo.source}. Expected one of its names: {names}. Correct it."
             )
     chosen = [e for e in zoo.entries if not only or any(fnmatch.fnmatchcase(e.name, glob) for glob in only)]
+    chosen = chosen if shard is None else _deal(chosen, shard)
     if failed:
         outcomes = {entry.name: load_outcome(entry.folder) for entry in chosen}
         chosen = [e for e in chosen if (found := outcomes[e.name]) is not None and not found.passed]
     return chosen
 
 
-def _load_others(zoo: Zoo, outcomes: dict[str, ZooOutcome]) -> list[ZooOutcome]:
-    """The outcomes that earlier runs came to of models that were not asked for now."""
-    others = (load_outcome(entry.folder) for entry in zoo.entries if entry.name not in outcomes)
-    return [outcome for outcome in others if outcome is not None]
+def _deal(entries: Sequence[ZooEntry], shard: str) -> list[ZooEntry]:
+    """One part of the entries, dealt out in the order in which they run, so that every part has long and short ones."""
+    found = re.fullmatch(r"(\d+)/(\d+)", shard)
+    index, count = (int(number) for number in found.groups()) if found else (0, 0)
+    if index >= count:
+        raise ConfigError(
+            f"--shard {shard} is no part of a whole. Expected I/N with I from 0 to N - 1, such as 0/16. Correct it."
+        )
+    return order(entries)[index::count]
 
 
 def _parse_gpus(text: str | None) -> tuple[int, ...]:

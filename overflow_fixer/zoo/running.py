@@ -14,13 +14,12 @@ from typing import Literal
 
 import psutil
 
-from overflow_fixer.files import make_folder, refuse_os_errors, write_text
+from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome
 from overflow_fixer.zoo.worker import PROGRESS_FILE, Job, read_progress
 
 LOG_FILE = "log.txt"
-_JOB_FILE = ".job.json"
 _LOG_LINES = 5
 _GIB = 2**30
 _Cut = Literal["time", "memory"]
@@ -69,8 +68,7 @@ class Running:
     def take_outcome(self) -> ZooOutcome:
         """What it wrote, or what its end says."""
         progress = self.read_progress()
-        for name in (PROGRESS_FILE, _JOB_FILE):
-            (self.entry.folder / name).unlink(missing_ok=True)
+        (self.entry.folder / PROGRESS_FILE).unlink(missing_ok=True)
         has_written = self.process.returncode == 0 and self.cut is None
         written = load_outcome(self.entry.folder) if has_written else None
         measured = {"attempts": self.attempt, "peak_memory_bytes": self.peak_bytes, "seconds": self.seconds}
@@ -113,8 +111,7 @@ def start(
         parent=os.getpid(),
         force=force,
     )
-    write_text(entry.folder / _JOB_FILE, job.model_dump_json())
-    command = [sys.executable, "-m", "overflow_fixer.zoo.worker", str(entry.folder / _JOB_FILE)]
+    command = [sys.executable, "-m", "overflow_fixer.zoo.worker", job.model_dump_json()]
     with refuse_os_errors(entry.folder / LOG_FILE), (entry.folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
             command,

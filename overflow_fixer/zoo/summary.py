@@ -15,10 +15,11 @@ import jinja2
 
 from overflow_fixer import __version__
 from overflow_fixer.errors import ConfigError
-from overflow_fixer.files import make_folder, write_text
+from overflow_fixer.files import hold_lock, make_folder, write_text
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
 from overflow_fixer.reports.schemas import read_checked
-from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult
+from overflow_fixer.zoo.entries import Zoo
+from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult, load_outcome
 from overflow_fixer.zoo.running import LOG_FILE
 
 ZOO_SCHEMA = "zoo-report.schema.json"
@@ -30,6 +31,20 @@ _COLUMNS = (
     "name outcome pin_count clamp_count naive_snr_db fixed_snr_db fp16_node_share fp16_flops_share size_bytes seconds "
     "peak_memory_bytes attempts message report log"
 ).split()
+
+
+def summarize(
+    zoo: Zoo, outcomes: Mapping[str, ZooOutcome], earlier: Document | None = None
+) -> tuple[Document, tuple[Path, ...]]:
+    """Write the summary of these outcomes, and of those that lie in the folders of the zoo's other models.
+
+    Zoos that run parts of one side by side wait for each other here: whoever comes last has every outcome.
+    """
+    with hold_lock(zoo.folder / _NAME):
+        others = (load_outcome(entry.folder) for entry in zoo.entries if entry.name not in outcomes)
+        everything = [*outcomes.values(), *(outcome for outcome in others if outcome is not None)]
+        document = build_document(zoo.source, zoo.folder, everything, earlier)
+        return document, write_summary(document, zoo.folder)
 
 
 def build_document(

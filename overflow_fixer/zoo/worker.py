@@ -1,4 +1,4 @@
-"""One model of a zoo fixed in this process: `python -m overflow_fixer.zoo.worker JOB`, where JOB is a file.
+"""One model of a zoo fixed in this process: `python -m overflow_fixer.zoo.worker JOB`, where JOB is a Job as JSON.
 
 What comes of it is written to the model's folder; how far it is, to a file there that is replaced now and then.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import signal
 import sys
 import time
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FAULT, EXIT_FIXED, EXIT_NOT_VERIFIED, EXIT_STOPPED, FixError
-from overflow_fixer.files import make_folder
+from overflow_fixer.files import hold_lock, make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import fix
 from overflow_fixer.processes import die_with
@@ -31,6 +32,7 @@ from overflow_fixer.reports.verdict import judge
 from overflow_fixer.sessions import use_custom_ops, use_threads
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import (
+    OUTCOME_FILE,
     Basis,
     InputFile,
     ZooOutcome,
@@ -67,16 +69,20 @@ class Job(BaseModel):
         )
 
 
-def main(path: str) -> int:
-    """Do the job in a file; 0 once its outcome is written, whatever that is. SIGTERM ends a scan after its batch."""
-    job = Job.model_validate_json(Path(path).read_bytes())
+def main(text: str) -> int:
+    """Do the job in a file; 0 once its outcome is written, whatever that is. SIGTERM ends a scan after its batch.
+
+    A worker that another zoo has on the same model is waited for, and its outcome taken.
+    """
+    job = Job.model_validate_json(text)
     die_with(job.parent, EXIT_STOPPED)
     signal.signal(signal.SIGTERM, _interrupt)
     use_threads(job.threads)
     try:
-        outcome = run_job(job)
-        print(f"{outcome.kind}: {outcome.message}", flush=True)
-        save_outcome(outcome)
+        with hold_lock(job.config.folder / OUTCOME_FILE, math.inf):
+            outcome = run_job(job)
+            print(f"{outcome.kind}: {outcome.message}", flush=True)
+            save_outcome(outcome)
     except KeyboardInterrupt:
         return EXIT_STOPPED
     return 0

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
+import numpy as np
+import onnx
 import pytest
+import yaml
 from zoo_models import write_model
 
 from overflow_fixer.cli import main
+from overflow_fixer.cli.zoo import zoo_command
 from overflow_fixer.reports.numbers_json import parse_json
 from overflow_fixer.reports.schemas import read_schema
 from overflow_fixer.zoo.summary import ZOO_SCHEMA
+from overflow_fixer.zoo.worker import read_progress
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -49,6 +59,7 @@ def test_a_zoo_is_fixed_and_told_model_by_model(run: Run, zoo: Path, tmp_path: P
         "zoo-report.json",
         "zoo-report.html",
         "zoo-report.csv",
+        ".zoo-report.lock",
     }
     code, _, err = run(zoo, "--out", tmp_path / "out")
     assert (code, err.count("finished before")) == (0, 2)
@@ -98,6 +109,8 @@ def _earlier(run: Run, tmp_path: Path) -> Path:
     ("arguments", "told"),
     [
         (["--only", "three"], "--only three matches no model"),
+        (["--shard", "2/2"], "--shard 2/2 is no part of a whole"),
+        (["--shard", "one"], "--shard one is no part of a whole"),
         (["--gpus", "one"], "--gpus one is no list of numbers"),
         (["--compare", "nowhere"], "nowhere cannot be read: No such file"),
     ],
@@ -117,3 +130,77 @@ def test_a_zoo_file_is_exit_code_2_where_it_is_wrong(run: Run, tmp_path: Path) -
     assert code == 2
     assert "line 2: path: input should be a valid string" in err
     assert "line 1: calib: field required" in err
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def _start_shard(zoo: Path, out: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "overflow_fixer", "zoo", str(zoo), "--out", str(out), "-q", *arguments]
+    return subprocess.Popen(command)
+
+
+def _read_names(out: Path) -> list[tuple[str, str]]:
+    models = parse_json((out / "zoo-report.json").read_text())["models"]
+    return [(model["name"], model["outcome"]) for model in models]
+
+
+def test_parts_of_a_zoo_side_by_side_leave_one_whole_summary(tmp_path: Path) -> None:
+    """Two parts, and the whole beside them: each model is one's alone at a time, and the last one's summary is whole."""
+    write_model(tmp_path / "zoo", "bad", lambda content: b"no model")
+    zoo, out = write_model(tmp_path / "zoo", "one").parent, tmp_path / "out"
+    runs = [_start_shard(zoo, out, arguments) for arguments in (["--shard", "0/2"], ["--shard", "1/2"], [])]
+    assert {run.wait() for run in runs} <= {0, 1}
+    assert _read_names(out) == [("bad", "failed"), ("one", "fixed")]
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_the_slurm_script_runs_a_part_of_the_zoo(tmp_path: Path) -> None:
+    """As Slurm calls it, srun being a stand-in that runs what it is given; the log says what it was asked for."""
+    for name in ("a", "b", "c"):
+        zoo = write_model(tmp_path / "zoo", name, lambda content: b"no model").parent
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -m overflow_fixer "$@"\n')
+    srun.chmod(0o755)
+    slurm = {"CPUS_PER_TASK": "2", "ARRAY_TASK_ID": "11", "ARRAY_TASK_MIN": "10", "ARRAY_TASK_COUNT": "2"}
+    environment = {**os.environ, **{f"SLURM_{key}": value for key, value in slurm.items()}}
+    environment["PATH"] = f"{srun.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", CONFIGS / "zoo.sbatch", zoo, tmp_path / "out"], env=environment, check=False
+    )
+    assert done.returncode == 1
+    assert _read_names(tmp_path / "out") == [("b", "failed")]
+
+
+def test_the_kubernetes_job_asks_for_what_there_is() -> None:
+    job = yaml.safe_load((CONFIGS / "zoo-job.yaml").read_text())["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert container["command"] == ["/bin/sh", "-c"]
+    words = shlex.split(container["args"][0])
+    assert words[:3] == ["exec", "fix-fp16", "zoo"]
+    with zoo_command.make_context("zoo", words[3:]) as asked:
+        assert asked.params["shard"] == f"$JOB_COMPLETION_INDEX/{job['completions']}"
+        assert asked.params["out"].is_relative_to(container["volumeMounts"][0]["mountPath"])
+
+
+def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(tmp_path: Path) -> None:
+    zoo = write_model(tmp_path / "zoo", "m").parent
+    loop = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[n] x, int64 trips) => (float[n] y) <bool go = {1}> {
+        y = Loop (trips, go, x) <
+            body = b (int64 i, bool c, float[n] s) => (bool c2, float[n] t) { c2 = Identity (c) t = Tanh (s) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(loop), zoo / "m.onnx")
+    (zoo / "m.npz").unlink()
+    (zoo / "m.calib").mkdir()
+    for index in range(9):
+        np.savez(zoo / "m.calib" / f"{index}.npz", x=np.ones(4, np.float32), trips=np.array(1000))
+    process = _start_shard(zoo, tmp_path / "out", [])
+    while (read_progress(tmp_path / "out" / "m") or ("", 0, 0))[1] < 1:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() == 130
+    assert (tmp_path / "out" / "m" / "ranges.h5").is_file()
