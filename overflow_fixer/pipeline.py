@@ -216,7 +216,7 @@ def _tolerate(what: str, warnings: list[str]) -> Iterator[None]:
 
 
 def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, tuple[RepairRound, ...]]:
-    return repair(
+    best, rounds = repair(
         bench.graph,
         bench.ranges,
         bench.calibration,
@@ -227,6 +227,8 @@ def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, t
         config.repair.budget(),
         bench.discard,
     )
+    renewed = bench.renew(best.artifact, best.plan)
+    return (best if renewed is None else Attempt(best.plan, *renewed)), rounds
 
 
 def _make_report(

@@ -131,9 +131,16 @@ class Bench:
         return self.backend.describe(self.graph, plan, path, self.settings)
 
     def discard(self, artifact: Artifact) -> None:
-        """Remove the files of a trial that nothing needs any more: a repair builds many engines."""
+        """Remove the files of a trial that lost, for a repair builds many; what was found of it stays until the end."""
         if artifact.path.parent in self._folders:
-            shutil.rmtree(artifact.path.parent, ignore_errors=True)
+            drop_files(artifact.path.parent)
+
+    def renew(self, artifact: Artifact, plan: PrecisionPlan) -> tuple[Artifact, Verification] | None:
+        """Build anew a trial of which an earlier run kept no files, since there it lost; None where it has them."""
+        if all(path.exists() for path in artifact.files):
+            return None
+        self._finished.clear()
+        return self.try_plan(plan, "repair")
 
     def ship(self, artifact: Artifact) -> Artifact:
         """Move a trial's files to the output folder, the model last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,3 +174,49 @@ def test_other_settings_make_other_trials(tmp_path: Path, monkeypatch: pytest.Mo
     other = config.model_copy(update={"verify": config.verify.model_copy(update={"min_snr_db": 31.0})})
     assert fix(other).passed
     assert counted.verified == 3
+
+
+REPAIR = """
+import os, signal, sys
+from pathlib import Path
+from overflow_fixer.config import make_config
+from overflow_fixer.pipeline import fix
+from overflow_fixer.trials import Bench
+
+sample, out, stop, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+verify, done = Bench.verify, 0
+
+def count(bench, *arguments):
+    global done
+    if done == stop:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done += 1
+    return verify(bench, *arguments)
+
+Bench.verify = count
+flags = {"model": sample / "model.onnx", "calib": sample / "data", "out": out, "build": {"backend": "onnx"}}
+report = fix(make_config(None, {**flags, "verify": {"min_snr_db": 75}, "repair": {"max_rounds": rounds}}))
+print(done, len(report.rounds), report.artifact.path.is_file())
+"""
+
+
+def _repair(folder: Path, stop: int = -1, rounds: int = 8) -> list[str]:
+    """Verifications, rounds of the repair, and whether the model is there; nothing where it was killed at `stop`."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", REPAIR, SAMPLE, "out", str(stop), str(rounds)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.split()
+
+
+def test_a_repair_that_was_killed_builds_no_round_again(tmp_path: Path) -> None:
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    verified, rounds, _ = _repair(undisturbed)
+    assert int(rounds) > 3
+    assert _repair(killed, stop=int(verified) - 1) == []
+    shutil.copytree(killed, tmp_path / "bare")
+    assert _repair(killed) == ["1", rounds, "True"]
+    assert _comparable(killed / "out") == _comparable(undisturbed / "out")
+    assert list((killed / "out").glob(".trial-*")) == []
+    for trial in (tmp_path / "bare" / "out").glob(".trial-*"):
+        drop_files(trial)  # as where other rounds won, under another budget
+    assert _repair(tmp_path / "bare") == ["2", rounds, "True"]
+    assert _comparable(tmp_path / "bare" / "out") == _comparable(undisturbed / "out")
