@@ -42,7 +42,7 @@ def make_zoo(folder: Path, count: int) -> None:
         np.savez(folder / f"m{number:05}.npz", x=rng.uniform(1, 4, (4, size)).astype(np.float32))
 
 
-def run_zoo(zoo: Path, out: Path, workers: int) -> tuple[float, float, int]:
+def run_zoo(zoo: Path, out: Path, workers: int, *options: str) -> tuple[float, float, int]:
     """Seconds, those of the zoo process on a processor, and its peak memory in bytes."""
     command = [
         sys.executable,
@@ -55,6 +55,7 @@ def run_zoo(zoo: Path, out: Path, workers: int) -> tuple[float, float, int]:
         "--workers",
         str(workers),
         "-q",
+        *options,
     ]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from overflow_fixer.config import FixConfig
@@ -53,7 +54,7 @@ def _check_apart(entries: Sequence[ZooEntry]) -> None:
         ("name", [e.name for e in entries]),
         ("output folder", [str(e.folder) for e in entries]),
     ):
-        twice = next((key for key in keys if keys.count(key) > 1), None)
+        twice = next((key for key, count in Counter(keys).items() if count > 1), None)
         if twice is not None:
             raise ConfigError(
                 f"Two models of the zoo have the {what} {twice!r}. Expected one of its own for each. Name them apart."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
     """
     out = folder or Path(f"{root.resolve().name}.zoo")
     models = [path for path in sorted(root.rglob("*.onnx")) if _is_wanted(path.relative_to(root))]
-    found = {model: find_data(model, is_alone=_is_alone(model, models)) for model in models}
+    counts = Counter(model.parent for model in models)
+    found = {model: find_data(model, is_alone=counts[model.parent] == 1) for model in models}
     lacking = [str(model) for model, data in found.items() if data is None]
     if lacking or not models:
         what = f"no data was found for {', '.join(lacking)}" if lacking else "it has no .onnx file"
@@ -52,7 +54,3 @@ def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iter
 
 def _is_wanted(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts) and not path.name.endswith(".fp16.onnx")
-
-
-def _is_alone(model: Path, models: list[Path]) -> bool:
-    return sum(other.parent == model.parent for other in models) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -164,6 +165,7 @@ def has_same_settings(found: ZooOutcome, basis: Basis) -> bool:
     return (found.basis.settings, found.basis.versions) == (basis.settings, basis.versions)
 
 
+@cache
 def _find_versions() -> dict[str, str]:
     found = {"overflow_fixer": __version__, "onnxruntime": onnxruntime.__version__}
     for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):

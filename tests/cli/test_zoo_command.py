@@ -112,7 +112,7 @@ def _earlier(run: Run, tmp_path: Path) -> Path:
         (["--shard", "2/2"], "--shard 2/2 is no part of a whole"),
         (["--shard", "one"], "--shard one is no part of a whole"),
         (["--gpus", "one"], "--gpus one is no list of numbers"),
-        (["--compare", "nowhere"], "nowhere cannot be read: No such file"),
+        (["--compare", "nowhere"], "nowhere is no summary of a zoo: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_exit_code_2(
