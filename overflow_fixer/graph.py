@@ -259,6 +259,24 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
             yield tensor
 
 
+def list_data_files(path: Path) -> tuple[Path, ...]:
+    """The files below the model's folder that it names for its weights, as far as they are there; nothing is checked.
+
+    None for a file that is no model: `load_graph` says why.
+    """
+    try:
+        model = read_model(path)
+    except ModelError:
+        return ()
+    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
+    locations = sorted({item.value for item in entries if item.key == "location"})
+    folder = path.parent.resolve()
+    found = (path.parent / location for location in locations if location)
+    return tuple(
+        file for file in found if file.is_file() and file.resolve().is_relative_to(folder) and file != path
+    )
+
+
 def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
     """The model's external data files, each inside the model's folder, there, and long enough.
 

@@ -56,6 +56,10 @@ class StandInDriver:
         name.value = b"Stand-in GPU"
         return 0
 
+    def cuDeviceGetUuid(self, uuid: Any, handle: int) -> int:  # noqa: N802
+        uuid[:] = bytes([handle] * 16)
+        return 0
+
     def cuDeviceGetAttribute(self, value: Any, which: int, handle: Any) -> int:  # noqa: N802
         value._obj.value = self.compute_capability[{75: 0, 76: 1}[which]]
         return 0

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 from in_memory_calibration import make_model, node, scalar
 
 from overflow_fixer.config import FixConfig
@@ -38,3 +40,34 @@ def make_entry(model: Path, backend: str = "onnx") -> ZooEntry:
         "build": {"backend": backend},
     }
     return ZooEntry(model.stem, FixConfig.model_validate(config))
+
+
+def write_text_model(path: Path, text: str) -> Path:
+    """A model in ONNX's textual form, with four ones as its data."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.parser.parse_model(text), path)
+    np.savez(path.with_suffix(".npz"), x=np.ones(4, np.float32))
+    return path
+
+
+def write_endless(folder: Path) -> Path:
+    """A loop of 2^40 iterations."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x) => (float[4] y) <int64 trips = {1099511627776}> {
+        y = Loop (trips, , x) <
+            body = b (int64 i, bool c, float[4] s) => (bool c2, float[4] t) { c2 = Identity (c) t = Tanh (s) }
+        >
+    }"""
+    return write_text_model(folder / "endless.onnx", text)
+
+
+def write_greedy(folder: Path) -> Path:
+    """Three tensors of 800 MB each."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x) => (float y) <int64[2] shape = {50000000, 4}> {
+        a = Expand (x, shape)
+        b = Tanh (a)
+        c = Mul (a, b)
+        y = ReduceSum <keepdims = 0> (c)
+    }"""
+    return write_text_model(folder / "greedy.onnx", text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -16,21 +17,27 @@ from overflow_fixer.reports.numbers_json import dump_json
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 from overflow_fixer.zoo.fixing import fix_zoo
 from overflow_fixer.zoo.folder import read_folder
+from overflow_fixer.zoo.machine import describe_machine
 from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
-from overflow_fixer.zoo.pool import describe_machine, order
+from overflow_fixer.zoo.pool import Host, order
+from overflow_fixer.zoo.ray_cluster import open_ray
 from overflow_fixer.zoo.summary import load_summary, summarize
 from overflow_fixer.zoo.zoo_file import read_zoo_file
 
 _PATH = click.Path(path_type=Path)
+_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
 @click.command("zoo")
 @click.argument("zoo", type=_PATH)
 @click.option("--out", type=_PATH, help="Folder of the results [ZOO-stem.zoo].")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Models at once [one a core].")
+@click.option("--gpus", help="GPUs of this machine to share out, one a model, such as 0,1 [all].")
+@click.option("--ray", is_flag=True, help="Run on a Ray cluster of this machine alone, for this run.")
 @click.option(
-    "--gpus",
-    help="Numbers of the GPUs to share out, one model each, such as 0,1 [none: models share what they see].",
+    "--ray-address",
+    metavar="ADDRESS",
+    help='Run on the Ray cluster there, many machines; "auto": the one this machine is in.',
 )
 @click.option("--only", multiple=True, metavar="GLOB", help="Only models whose name matches.")
 @click.option(
@@ -51,6 +58,8 @@ def zoo_command(
     out: Path | None,
     workers: int,
     gpus: str | None,
+    ray: bool,
+    ray_address: str | None,
     only: tuple[str, ...],
     shard: str | None,
     failed: bool,
@@ -68,11 +77,14 @@ def zoo_command(
     found = read_folder(zoo, out) if zoo.is_dir() else read_zoo_file(zoo, out)
     earlier = None if compare is None else load_summary(compare)
     chosen = _choose(found, only, shard, failed)
-    machine = describe_machine(workers, _parse_gpus(gpus))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: each scan ends its batch
+    chosen_gpus = _parse_gpus(gpus)
     outcomes: dict[str, ZooOutcome] = {}
-    with open_display(len(chosen), quiet or as_json) as display:
-        for outcome in fix_zoo(chosen, machine, display.show_running, force=force or failed):
+    with (
+        _open_host(workers, chosen_gpus, ray, ray_address) as host,
+        _end_on_sigterm(),
+        open_display(len(chosen), quiet or as_json) as display,
+    ):
+        for outcome in fix_zoo(chosen, host, display.show_running, force=force or failed):
             outcomes[outcome.name] = outcome
             display.show_outcome(outcome)
     document, files = summarize(found, outcomes, earlier)
@@ -113,13 +125,40 @@ def _deal(entries: Sequence[ZooEntry], shard: str) -> list[ZooEntry]:
     return order(entries)[index::count]
 
 
-def _parse_gpus(text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(",")) if text else ()
-    except ValueError as error:
+def _parse_gpus(text: str | None) -> tuple[str, ...] | None:
+    """None where nothing was said. Raises ConfigError for what CUDA_VISIBLE_DEVICES does not take."""
+    names = None if text is None else tuple(text.split(",")) if text else ()
+    if names and not all(_GPU.fullmatch(name) for name in names):
         raise ConfigError(
-            f"--gpus {text} is no list of numbers. Expected such as 0,1. Correct it."
-        ) from error
+            f"--gpus {text} is no list of GPUs. Expected numbers or UUIDs as nvidia-smi -L tells them, such as 0,1. "
+            "Correct it."
+        )
+    return names
+
+
+@contextmanager
+def _open_host(workers: int, gpus: tuple[str, ...] | None, ray: bool, address: str | None) -> Iterator[Host]:
+    if address is not None and (ray or gpus is not None):
+        other = "--ray" if ray else "--gpus"
+        raise ConfigError(
+            f"{other} and --ray-address were given. Expected one of them: --ray starts a cluster of this machine, and a "
+            "cluster that is there shares out its own GPUs (ray start --num-gpus). Leave one out."
+        )
+    if not ray and address is None:
+        yield describe_machine(workers, gpus)
+        return
+    with open_ray(address, workers, gpus) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _end_on_sigterm() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: models are asked to stop, and a cluster is left in order."""
+    previous = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _say_end(counts: dict[str, int], path: Path) -> str:

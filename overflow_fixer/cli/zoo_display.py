@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overflow_fixer.zoo.outcomes import ZooOutcome
-from overflow_fixer.zoo.running import Running
+from overflow_fixer.zoo.pool import Work
 
 _STILL_SECONDS = 60.0
 """How often, without a terminal, it is said what runs."""
@@ -50,7 +50,7 @@ class ZooDisplay:
         self._taken += outcome.is_earlier
         self._say(f"[{self._done}/{self._total}] {describe(outcome)}")
 
-    def show_running(self, running: Sequence[Running]) -> None:
+    def show_running(self, running: Sequence[Work]) -> None:
         if self._live is not None:
             self._live.update(Group(self._draw(running), Text(self._say_left(), "dim")))
         elif time.monotonic() - self._last > _STILL_SECONDS:
@@ -58,7 +58,7 @@ class ZooDisplay:
             told = "; ".join(f"{one.entry.name}: {say_stage(one)}" for one in running)
             self._say(f"running {told}. {self._say_left()}")
 
-    def _draw(self, running: Sequence[Running]) -> Table:
+    def _draw(self, running: Sequence[Work]) -> Table:
         table = Table(box=None)
         for heading in ("Model", "Stage", "Seconds", "Memory (MB)"):
             table.add_column(heading)
@@ -92,7 +92,7 @@ def describe(outcome: ZooOutcome) -> str:
     return f"{outcome.name}: {kind}, {pins} pins, {snr:.1f} dB{before}"
 
 
-def say_stage(running: Running) -> str:
+def say_stage(running: Work) -> str:
     progress = running.read_progress()
     return "start" if progress is None else "{} {}/{}".format(*progress)
 

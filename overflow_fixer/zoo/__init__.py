@@ -7,10 +7,28 @@ from overflow_fixer.lazy_names import lazy_names
 if TYPE_CHECKING:
     from overflow_fixer.zoo.entries import Zoo, ZooEntry
     from overflow_fixer.zoo.fixing import fix_zoo
+    from overflow_fixer.zoo.machine import Machine, describe_machine
     from overflow_fixer.zoo.outcomes import ZooOutcome
+    from overflow_fixer.zoo.ray_cluster import RayCluster, open_ray
 
-__all__ = ["Zoo", "ZooEntry", "ZooOutcome", "fix_zoo"]
+__all__ = [
+    "Machine",
+    "RayCluster",
+    "Zoo",
+    "ZooEntry",
+    "ZooOutcome",
+    "describe_machine",
+    "fix_zoo",
+    "open_ray",
+]
 
 __getattr__ = lazy_names(
-    __name__, {"entries": ("Zoo", "ZooEntry"), "fixing": ("fix_zoo",), "outcomes": ("ZooOutcome",)}
+    __name__,
+    {
+        "entries": ("Zoo", "ZooEntry"),
+        "fixing": ("fix_zoo",),
+        "machine": ("Machine", "describe_machine"),
+        "outcomes": ("ZooOutcome",),
+        "ray_cluster": ("RayCluster", "open_ray"),
+    },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -110,7 +110,7 @@ def describe_basis(entry: ZooEntry) -> Basis:
     settings = entry.config.model_dump_json(exclude={"model", "calib", "out"})
     return Basis(
         settings=hashlib.sha256(settings.encode()).hexdigest(),
-        versions=_find_versions(),
+        versions=find_versions(),
         timeout_minutes=entry.timeout_minutes,
         memory_gib=entry.memory_gib,
         files=tuple(map(InputFile.of, list_inputs(entry))),
@@ -141,10 +141,15 @@ def load_outcome(folder: Path) -> ZooOutcome | None:
         return None
 
 
-def find_current(entry: ZooEntry) -> ZooOutcome | None:
-    """The outcome that an earlier run came to, if nothing that it rests on changed since: files by size and time."""
+def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutcome | None:
+    """The outcome that an earlier run came to, if nothing that it rests on changed since: files by size and time.
+
+    `versions` are those that it would be run with now, any of them.
+    """
     found, basis = load_outcome(entry.folder), describe_basis(entry)
-    if found is None or found.model != entry.config.model or not has_same_settings(found, basis):
+    if found is None or found.model != entry.config.model or found.basis.versions not in versions:
+        return None
+    if not has_same_settings(found, basis.model_copy(update={"versions": found.basis.versions})):
         return None
     if any(InputFile.of(known.path) != known for known in found.basis.files):
         return None
@@ -163,6 +168,11 @@ def has_same_settings(found: ZooOutcome, basis: Basis) -> bool:
     if found.kind in _LIMITED and limits != (basis.timeout_minutes, basis.memory_gib):
         return False
     return (found.basis.settings, found.basis.versions) == (basis.settings, basis.versions)
+
+
+def find_versions() -> dict[str, str]:
+    """The versions here of this tool and of the libraries that an outcome depends on, where they are installed."""
+    return dict(_find_versions())
 
 
 @cache

@@ -1,70 +1,94 @@
-"""The models of a zoo run side by side, as many as cores, memory and GPUs allow."""
+"""The models of a zoo run side by side, on whatever host there is for them: this machine, or a cluster."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from overflow_fixer.zoo.allotment import count_cores, find_memory_bytes
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import ZooOutcome, save_outcome
-from overflow_fixer.zoo.running import Running, start
 
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 15.0
-"""What processes that were asked to stop have to end their batch."""
+"""What models that were asked to stop have to end their batch."""
 _GIB = 2**30
-_SPARE = 0.9
-"""The share of the memory that models may hold together."""
 _LEAST_GIB = 1.0
 _TIMES_MODEL = 6.0
 """What a model that says nothing of its memory is taken to need: this often the size of its file, and the least."""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What there is to share: so many models at once, threads for each, memory in GiB, and GPUs by number."""
+class Work(Protocol):
+    """One entry that was started. `seconds` it has run for, and the most memory that it was seen to hold."""
 
-    workers: int
-    threads: int
-    memory_gib: float
-    gpus: tuple[int, ...] = ()
+    @property
+    def entry(self) -> ZooEntry: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    def read_progress(self) -> tuple[str, int, int] | None:
+        """The stage, the steps done and the steps in all; None where it has not begun."""
+
+    def take_outcome(self) -> ZooOutcome | None:
+        """What became of it, once it has ended; None where that was not the model's doing, and it is to run again."""
+
+    def stop(self) -> None:
+        """Ask it to stop: a scan ends its batch and can go on later."""
+
+    def kill(self) -> None: ...
 
 
-def describe_machine(workers: int = 0, gpus: Sequence[int] = ()) -> Machine:
-    """What this process may use; `workers` 0: one a core. The cores are shared out evenly."""
-    cores = count_cores()
-    count = workers or cores
-    return Machine(count, max(cores // count, 1), _SPARE * find_memory_bytes() / _GIB, tuple(gpus))
+class Host(Protocol):
+    """What runs models: `running` is always the work on it that has not ended, as far as this pool knows."""
+
+    def has_room(self, running: Sequence[Work]) -> bool:
+        """Whether anything at all could be started beside what runs."""
+
+    def start(self, entry: ZooEntry, attempt: int, running: Sequence[Work], *, force: bool) -> Work | None:
+        """Begin with an entry; None where what runs leaves no room for it."""
+
+    def find_ended(self, running: Sequence[Work]) -> list[Work]:
+        """Look after what runs, and give what has ended."""
+
+    def find_versions(self) -> Sequence[dict[str, str]]:
+        """The versions that models are run with on it: see outcomes.find_versions."""
 
 
 @dataclass
 class Pool:
     """Runs entries, the most urgent first. `running` can be looked at between two outcomes."""
 
-    machine: Machine
+    host: Host
     force: bool = False
-    running: list[Running] = field(default_factory=list)
+    running: list[Work] = field(default_factory=list)
 
     def run(self, entries: Sequence[ZooEntry]) -> Iterator[ZooOutcome | None]:
         """Each outcome as it comes, saved before; None now and then between, so that progress can be told.
 
-        A crash is tried again as often as its entry says. However it is left, no process goes on: those that run are
-        asked to stop and, if they do not, killed.
+        A crash is tried again as often as its entry says. However it is left, nothing goes on: what runs is asked to
+        stop and, if it does not, killed.
         """
         waiting = [(entry, 1) for entry in order(entries)]
         try:
             while waiting or self.running:
                 self._fill(waiting)
-                for one in [one for one in self.running if one.has_ended()]:
-                    self.running.remove(one)
+                for one in self._take_ended():
                     outcome = one.take_outcome()
-                    if outcome.kind == "crashed" and one.attempt <= one.entry.retries:
+                    if outcome is None:
+                        waiting.insert(0, (one.entry, one.attempt))
+                    elif outcome.kind == "crashed" and one.attempt <= one.entry.retries:
                         waiting.insert(0, (one.entry, one.attempt + 1))
-                        continue
-                    save_outcome(outcome)
-                    yield outcome
+                    else:
+                        save_outcome(outcome)
+                        yield outcome
                 yield None
                 time.sleep(_POLL_SECONDS)
         finally:
@@ -73,42 +97,29 @@ class Pool:
     def _fill(self, waiting: list[tuple[ZooEntry, int]]) -> None:
         """Start whatever fits beside what runs, in the order of urgency."""
         for item in list(waiting):
-            entry, attempt = item
-            gpu = self._find_gpu(entry)
-            if len(self.running) >= self.machine.workers:
+            if not self.host.has_room(self.running):
                 return
-            if self._fits(entry) and gpu is not _NO_GPU:
+            work = self.host.start(*item, self.running, force=self.force)
+            if work is not None:
                 waiting.remove(item)
-                number = gpu if isinstance(gpu, int) else None
-                self.running.append(
-                    start(entry, attempt=attempt, threads=self.machine.threads, gpu=number, force=self.force)
-                )
+                self.running.append(work)
 
-    def _fits(self, entry: ZooEntry) -> bool:
-        """Whether there is memory left for it; alone, it runs in any case."""
-        held = sum(estimate_memory_gib(one.entry) for one in self.running)
-        return not self.running or held + estimate_memory_gib(entry) <= self.machine.memory_gib
-
-    def _find_gpu(self, entry: ZooEntry) -> int | object | None:
-        """A GPU that no other model uses; None where the entry needs none."""
-        if not self.machine.gpus or entry.config.build.backend == "onnx":
-            return None
-        taken = {one.gpu for one in self.running}
-        return next((gpu for gpu in self.machine.gpus if gpu not in taken), _NO_GPU)
+    def _take_ended(self) -> list[Work]:
+        ended = self.host.find_ended(self.running)
+        for one in ended:
+            self.running.remove(one)
+        return ended
 
     def _end_all(self) -> None:
         for one in self.running:
             one.stop()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self.running and time.monotonic() < deadline:
-            self.running = [one for one in self.running if one.process.poll() is None]
+            self._take_ended()
             time.sleep(_POLL_SECONDS)
         for one in self.running:
             one.kill()
-        self.running = []
-
-
-_NO_GPU = object()
+        self.running.clear()
 
 
 def order(entries: Sequence[ZooEntry]) -> list[ZooEntry]:
@@ -119,6 +130,13 @@ def order(entries: Sequence[ZooEntry]) -> list[ZooEntry]:
 def estimate_memory_gib(entry: ZooEntry) -> float:
     """What is set aside for it: its limit, or a guess by its size."""
     return entry.memory_gib or _LEAST_GIB + _TIMES_MODEL * _size_gib(entry)
+
+
+def uses_gpu(entry: ZooEntry, *, has_tensorrt: bool = True) -> bool:
+    """Whether it may build an engine, which `backend = "auto"` does where TensorRT is there, or scans on a GPU."""
+    backend = entry.config.build.backend
+    is_built = backend == "tensorrt" or (backend == "auto" and has_tensorrt)
+    return is_built or entry.config.scan.provider != "cpu"
 
 
 def _expect_minutes(entry: ZooEntry) -> float:

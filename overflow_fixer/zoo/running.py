@@ -27,12 +27,12 @@ _Cut = Literal["time", "memory"]
 
 @dataclass
 class Running:
-    """The process of one entry. `gpu` is the one it may use (None: all it sees), `cut` the limit that it was ended for."""
+    """The process of one entry. `gpu` is the one it may use (None: all it sees, "": none), `cut` the limit that it was ended for."""
 
     entry: ZooEntry
     process: subprocess.Popen[bytes]
     attempt: int
-    gpu: int | None = None
+    gpu: str | None = None
     started: float = field(default_factory=time.monotonic)
     peak_bytes: int = 0
     cut: _Cut | None = None
@@ -98,7 +98,7 @@ class Running:
 
 
 def start(
-    entry: ZooEntry, *, attempt: int = 1, threads: int = 0, gpu: int | None = None, force: bool = False
+    entry: ZooEntry, *, attempt: int = 1, threads: int = 0, gpu: str | None = None, force: bool = False
 ) -> Running:
     """Start the entry's process, its words going to the log in its folder. Raises OutputError where there can be none."""
     make_folder(entry.folder)
@@ -124,11 +124,11 @@ def start(
     return Running(entry, process, attempt, gpu)
 
 
-def _environment(threads: int, gpu: int | None) -> dict[str, str]:
+def _environment(threads: int, gpu: str | None) -> dict[str, str]:
     found = {"PYTHONFAULTHANDLER": "1"}
     if threads:
         found |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    return found if gpu is None else {**found, "CUDA_VISIBLE_DEVICES": str(gpu)}
+    return found if gpu is None else {**found, "CUDA_VISIBLE_DEVICES": gpu}
 
 
 def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tuple[Kind, str]:

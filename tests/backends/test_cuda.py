@@ -13,7 +13,7 @@ from standin_gpu import StandInDriver, use_standin_gpu
 
 from overflow_fixer.backends.tensorrt import cuda
 from overflow_fixer.backends.tensorrt.availability import find_lack, require
-from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.backends.tensorrt.cuda import list_devices, open_device
 from overflow_fixer.errors import BackendError
 
 _REAL_LOADER = cuda._load_driver
@@ -54,6 +54,23 @@ def test_no_device_is_no_gpu(driver: StandInDriver) -> None:
     driver.devices = 0
     assert _refusal().startswith("No GPU")
     assert find_lack() == "there is no GPU here"
+
+
+def test_devices_are_named_as_cuda_visible_devices_takes_them(
+    driver: StandInDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert list_devices() == ("3",)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert list_devices() == ("0",)
+    driver.devices = 2
+    uuids = "GPU-00000000-0000-0000-0000-000000000000", "GPU-01010101-0101-0101-0101-010101010101"
+    assert list_devices() == uuids
+    driver.fails["cuDeviceGetUuid"] = 1
+    assert list_devices() == ("0", "1")
+    driver.fails["cuInit"] = 100
+    assert list_devices() == ()
+    assert "cuDevicePrimaryCtxRetain" not in driver.calls
 
 
 def test_a_driver_that_refuses_says_why(driver: StandInDriver) -> None:
@@ -105,6 +122,8 @@ def test_every_function_that_is_called_is_declared(driver: StandInDriver) -> Non
     device.record(events[0])
     assert device.elapsed_ms(*events) == 1.0
     device.free_bytes()
+    driver.devices = 2
+    list_devices()
     driver.fails["cuCtxSetCurrent"] = 2
     with pytest.raises(BackendError):
         device.make_current()

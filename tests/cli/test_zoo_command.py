@@ -111,7 +111,11 @@ def _earlier(run: Run, tmp_path: Path) -> Path:
         (["--only", "three"], "--only three matches no model"),
         (["--shard", "2/2"], "--shard 2/2 is no part of a whole"),
         (["--shard", "one"], "--shard one is no part of a whole"),
-        (["--gpus", "one"], "--gpus one is no list of numbers"),
+        (["--gpus", "one"], "--gpus one is no list of GPUs"),
+        (["--gpus", "0", "--ray-address", "auto"], "--gpus and --ray-address were given"),
+        (["--ray", "--ray-address", "auto"], "--ray and --ray-address were given"),
+        (["--ray-address", "127.0.0.1:1"], "cannot be used at 127.0.0.1:1: Connection refused"),
+        (["--ray-address", "nonsense"], "cannot be used at nonsense: "),
         (["--compare", "nowhere"], "nowhere is no summary of a zoo: No such file"),
     ],
 )

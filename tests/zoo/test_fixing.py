@@ -21,8 +21,8 @@ from overflow_fixer.errors import ConfigError
 from overflow_fixer.reports.numbers_json import parse_json
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.fixing import fix_zoo
+from overflow_fixer.zoo.machine import Machine
 from overflow_fixer.zoo.outcomes import load_outcome
-from overflow_fixer.zoo.pool import Machine
 
 MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
-import psutil
 import pytest
+from fake_tensorrt import Script, fake_tensorrt
+from standin_gpu import StandInDriver, use_standin_gpu
 from zoo_models import AddModel, make_entry
 
+from overflow_fixer.config import ScanOptions
 from overflow_fixer.zoo.entries import ZooEntry
-from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
-from overflow_fixer.zoo.pool import Machine, Pool, estimate_memory_gib, order
+from overflow_fixer.zoo.machine import Machine, describe_machine
+from overflow_fixer.zoo.outcomes import ZooOutcome
+from overflow_fixer.zoo.pool import Pool, estimate_memory_gib, order, uses_gpu
 from overflow_fixer.zoo.running import Running
 
 MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
@@ -30,80 +30,6 @@ def _run(*entries: ZooEntry, machine: Machine = MACHINE) -> dict[str, ZooOutcome
 def _spoil(content: bytes) -> bytes:
     """A model that is refused at once, for tests of who runs when."""
     return b"no model"
-
-
-def _save(path: Path, text: str) -> Path:
-    onnx.save(onnx.parser.parse_model(text), path)
-    np.savez(path.with_suffix(".npz"), x=np.ones(4, np.float32))
-    return path
-
-
-@pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    """A loop of 2^40 iterations."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[4] x) => (float[4] y) <int64 trips = {1099511627776}> {
-        y = Loop (trips, , x) <
-            body = b (int64 i, bool c, float[4] s) => (bool c2, float[4] t) { c2 = Identity (c) t = Tanh (s) }
-        >
-    }"""
-    return _save(tmp_path / "endless.onnx", text)
-
-
-@pytest.fixture
-def greedy(tmp_path: Path) -> Path:
-    """Three tensors of 800 MB each."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[4] x) => (float y) <int64[2] shape = {50000000, 4}> {
-        a = Expand (x, shape)
-        b = Tanh (a)
-        c = Mul (a, b)
-        y = ReduceSum <keepdims = 0> (c)
-    }"""
-    return _save(tmp_path / "greedy.onnx", text)
-
-
-def test_good_and_broken_models_each_have_their_outcome(add_model: AddModel) -> None:
-    good = make_entry(add_model("good"))
-    torn = make_entry(add_model("torn", lambda content: content[: len(content) // 2]))
-    foreign = make_entry(add_model("foreign", lambda content: b"not a model"))
-    dataless = make_entry(add_model("dataless"))
-    Path(dataless.config.calib).write_bytes(b"not an npz file")
-    outcomes = _run(good, torn, foreign, dataless)
-    assert {name: (found.kind, found.exit_code) for name, found in outcomes.items()} == {
-        "good": ("fixed", 0),
-        "torn": ("failed", 3),
-        "foreign": ("failed", 3),
-        "dataless": ("failed", 4),
-    }
-    assert all("Expected" in outcomes[name].message for name in ("torn", "foreign", "dataless"))
-    result = outcomes["good"].result
-    assert result is not None
-    assert result.artifact.is_file()
-    assert result.pins == ("Mul_b", "Mul_y")
-    assert result.naive_mismatched
-    assert (result.fixed_mismatched, result.fixed_snr_db > 30) == (0, True)
-    assert (good.folder / "report.json").is_file()
-    assert outcomes["good"].peak_memory_bytes > 10_000_000
-    for name, found in outcomes.items():
-        assert load_outcome(found.folder) == found, name
-
-
-def test_a_hanging_model_is_ended_and_the_rest_goes_on(add_model: AddModel, endless: Path) -> None:
-    hanging = replace(make_entry(endless), timeout_minutes=0.05)
-    outcomes = _run(hanging, make_entry(add_model("good")))
-    assert (outcomes["endless"].kind, outcomes["endless"].exit_code) == ("timed_out", None)
-    assert "after 0.05 minutes" in outcomes["endless"].message
-    assert outcomes["good"].passed
-    assert not _children()
-
-
-def test_a_model_over_its_memory_is_ended(add_model: AddModel, greedy: Path) -> None:
-    outcomes = _run(replace(make_entry(greedy), memory_gib=0.5), make_entry(add_model("good")))
-    assert outcomes["greedy"].kind == "out_of_memory"
-    assert outcomes["greedy"].peak_memory_bytes > 2**29
-    assert "more than 0.5 GiB" in outcomes["greedy"].message
-    assert outcomes["good"].passed
 
 
 def _strike(running: list[Running], number: int) -> None:
@@ -150,26 +76,6 @@ def test_a_crash_that_passes_the_second_time_is_fixed(add_model: AddModel) -> No
     assert [(outcome.kind, outcome.attempts) for outcome in found] == [("fixed", 2)]
 
 
-def test_no_process_outlives_a_pool_that_is_left(
-    endless: Path, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch without end is not waited for."""
-    monkeypatch.setattr("overflow_fixer.zoo.pool._PATIENCE_SECONDS", 1.0)
-    pool = Pool(MACHINE)
-    run: Iterator[ZooOutcome | None] = pool.run([make_entry(endless), make_entry(add_model("good"))])
-    while not (pool.running and all(one.read_progress() is not None for one in pool.running)):
-        next(run)
-    run.close()  # type: ignore[attr-defined]
-    assert not _children()
-    assert load_outcome(make_entry(endless).folder) is None
-
-
-def _children() -> list[psutil.Process]:
-    return [
-        one for one in psutil.Process().children() if "overflow_fixer.zoo.worker" in " ".join(one.cmdline())
-    ]
-
-
 def test_the_most_urgent_come_first_then_the_longest(add_model: AddModel) -> None:
     entries = [
         replace(make_entry(add_model(name)), priority=priority, expected_minutes=minutes)
@@ -198,10 +104,37 @@ def test_models_wait_for_memory_that_others_hold(add_model: AddModel) -> None:
 def test_one_gpu_is_one_models_at_a_time(add_model: AddModel) -> None:
     entries = [make_entry(add_model(name, _spoil), backend="auto") for name in ("a", "b", "c")]
     entries.append(make_entry(add_model("typed", _spoil), backend="onnx"))
-    pool, seen = Pool(replace(MACHINE, workers=4, gpus=(0, 1))), set()
+    pool, seen = Pool(replace(MACHINE, workers=4, gpus=("0", "1"))), set()
     for _ in pool.run(entries):
         taken = [one.gpu for one in pool.running if one.gpu is not None]
         assert len(taken) == len(set(taken))
         seen |= {(one.entry.name, one.gpu) for one in pool.running}
     assert ("typed", None) in seen
-    assert {gpu for name, gpu in seen if name != "typed"} == {0, 1}
+    assert {gpu for name, gpu in seen if name != "typed"} == {"0", "1"}
+
+
+def test_gpus_are_found_unless_they_are_named() -> None:
+    with use_standin_gpu(fake_tensorrt("8.6", Script()), StandInDriver(devices=2)):
+        found = describe_machine(workers=3)
+        assert len(found.gpus) == len(set(found.gpus)) == 2
+        assert describe_machine(gpus=("1",)).gpus == ("1",)
+        assert describe_machine(gpus=()).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "provider", "has_tensorrt", "expected"),
+    [
+        ("tensorrt", "cpu", False, True),
+        ("auto", "cpu", True, True),
+        ("auto", "cpu", False, False),
+        ("onnx", "cpu", True, False),
+        ("onnx", "cuda", False, True),
+    ],
+)
+def test_a_gpu_is_for_those_that_build_or_scan_on_one(
+    add_model: AddModel, backend: str, provider: str, has_tensorrt: bool, expected: bool
+) -> None:
+    entry = make_entry(add_model("m"), backend)
+    scan = ScanOptions.model_validate({"provider": provider})
+    entry = replace(entry, config=entry.config.model_copy(update={"scan": scan}))
+    assert uses_gpu(entry, has_tensorrt=has_tensorrt) is expected

@@ -7,7 +7,9 @@ TensorRT uses the device's primary context; so does everything here. Nothing tou
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -28,6 +30,7 @@ _SIGNATURES: dict[str, Sequence[Any]] = {
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
+    "cuDeviceGetUuid": (c_char_p, c_int),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxSetCurrent": (c_void_p,),
@@ -150,19 +153,42 @@ class Buffer:
 @lru_cache(maxsize=1)
 def open_device() -> Device:
     """The GPU. Raises BackendError with one sentence where there is no driver or no device."""
-    driver = _load_driver()
-    count = c_int()
-    if (
-        driver is None
-        or driver.cuInit(0) != 0
-        or driver.cuDeviceGetCount(byref(count)) != 0
-        or count.value == 0
-    ):
+    driver, count = _count_devices()
+    if driver is None or count == 0:
         raise BackendError(
             "No GPU: the CUDA driver is missing or finds no device. Expected an NVIDIA GPU for --backend tensorrt. "
             "Run this on the machine with the GPU, or build the typed model with --backend onnx."
         )
     return Device(driver)
+
+
+def list_devices() -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES may name each GPU that this process can use; none where there is no driver.
+
+    Only counts and names them: no context is made, no memory taken. The variable itself is heeded.
+    """
+    driver, count = _count_devices()
+    if driver is None or count == 0:
+        return ()
+    if count == 1:
+        return (os.environ.get("CUDA_VISIBLE_DEVICES", "0"),)
+    return tuple(_name_device(driver, index) for index in range(count))
+
+
+def _name_device(driver: ctypes.CDLL, index: int) -> str:
+    """By its UUID, which is the same whatever is visible; by its number where the driver does not tell."""
+    found = ctypes.create_string_buffer(16)
+    if driver.cuDeviceGetUuid(found, index) != 0:
+        return str(index)
+    return f"GPU-{uuid.UUID(bytes=found.raw)}"
+
+
+def _count_devices() -> tuple[ctypes.CDLL | None, int]:
+    """The driver, started, and how many devices it finds; None and 0 where it is missing or refuses."""
+    driver, count = _load_driver(), c_int()
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(byref(count)) != 0:
+        return None, 0
+    return driver, count.value
 
 
 def _load_driver() -> ctypes.CDLL | None:
