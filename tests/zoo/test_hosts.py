@@ -159,7 +159,8 @@ def _workers(folder: Path) -> list[psutil.Process]:
 
 
 def _job_of(worker: psutil.Process) -> Job:
-    return Job.model_validate_json(worker.cmdline()[-1])
+    """As it was told when the process was found: one that has ended since tells nothing."""
+    return Job.model_validate_json(worker.info["cmdline"][-1])
 
 
 def _strike_worker(folder: Path, number: int) -> None:
@@ -178,10 +179,12 @@ def _parents(process: psutil.Process) -> list[psutil.Process]:
 
 def _kill_ray_worker(process: psutil.Process) -> bool:
     """Kill the Ray worker that a model's process belongs to; whether it was there to be killed."""
-    parents = [one for one in _parents(process)[:1] if " ".join(one.cmdline()).startswith("ray::")]
-    for one in parents:
-        one.kill()
-    return bool(parents)
+    with suppress(psutil.NoSuchProcess):
+        for one in process.parents()[:1]:
+            if " ".join(one.cmdline()).startswith("ray::"):
+                one.kill()
+                return True
+    return False
 
 
 def _tell(outcomes: dict[str, ZooOutcome]) -> dict[str, Any]:
