@@ -599,7 +599,9 @@ class _HostMemory(_Bound):
 
 
 TIMINGS_HERE = b"here:"
-"""Begins the bytes of this device's and version's timings; a name a line follows. Others are foreign, or torn."""
+"""Begins the bytes of this device's and version's timings; a name a line follows."""
+TIMINGS_ELSEWHERE = b"there:"
+"""Begins those of another's. What begins neither way is torn."""
 
 
 class _TimingCache(_Bound):
@@ -607,7 +609,7 @@ class _TimingCache(_Bound):
         self._content = content
 
     def _is_foreign(self) -> bool:
-        return bool(self._content) and not self._content.startswith(TIMINGS_HERE)
+        return self._content.startswith(TIMINGS_ELSEWHERE)
 
     def serialize(self) -> Any:
         return self._trt.IHostMemory(self._content)
@@ -689,7 +691,12 @@ class _Config(_Bound):
         return len(self._profiles)
 
     def create_timing_cache(self, serialized_timing_cache: bytes) -> Any:
-        return self._trt.ITimingCache(bytes(serialized_timing_cache))
+        """Of torn bytes TensorRT 8.6.0 logs an error and makes an empty cache, as seen on a GPU."""
+        content = bytes(serialized_timing_cache)
+        if content and not content.startswith((TIMINGS_HERE, TIMINGS_ELSEWHERE)):
+            self._logger.log(_Severity.ERROR, "The timing cache will not be used!")
+            content = b""
+        return self._trt.ITimingCache(content)
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
         if cache._is_foreign():

@@ -291,13 +291,21 @@ def test_obey_and_prefer_exclude_each_other() -> None:
 def test_a_foreign_timing_cache_is_refused(variant: Variant) -> None:
     trt = fake_tensorrt(variant, Script())
     config = trt.Builder(_logger(trt)).create_builder_config()
-    assert not config.set_timing_cache(config.create_timing_cache(b"other"), False)
+    assert not config.set_timing_cache(config.create_timing_cache(b"there:a"), False)
     assert config.get_timing_cache() is None
     assert config.set_timing_cache(config.create_timing_cache(b"here:a"), False)
     cache = config.get_timing_cache()
-    assert not cache.combine(config.create_timing_cache(b"other"), False)
+    assert not cache.combine(config.create_timing_cache(b"there:a"), False)
     assert cache.combine(config.create_timing_cache(b"here:b\na"), False)
     assert bytes(cache.serialize()) == b"here:a\nb"
+
+
+def test_a_torn_timing_cache_is_an_empty_one(variant: Variant) -> None:
+    trt = fake_tensorrt(variant, Script())
+    config = trt.Builder(_logger(trt)).create_builder_config()
+    torn = config.create_timing_cache(b"her")
+    assert config.set_timing_cache(torn, False)
+    assert bytes(torn.serialize()) == b""
 
 
 def test_progress_is_reported() -> None:

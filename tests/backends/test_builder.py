@@ -322,7 +322,7 @@ def test_timings_are_kept_and_used_again(stage: Stage, tmp_path: Path) -> None:
     assert path.read_bytes() == b"here:earlier\nkernel"
 
 
-@pytest.mark.parametrize("content", [b"of another device", b"her"])
+@pytest.mark.parametrize("content", [b"there:kernel", b"her"])
 def test_timings_of_another_gpu_or_torn_ones_are_started_afresh_and_that_is_said(
     stage: Stage, tmp_path: Path, content: bytes
 ) -> None:

@@ -37,11 +37,15 @@ def save_timings(config: Any, path: Path) -> str | None:
     """
     with hold_lock(path):
         cache, kept = config.get_timing_cache(), _read(path)
-        found = config.create_timing_cache(kept) if kept else None
-        is_lost = bool(kept) and (found is None or not cache.combine(found, False))
+        is_merged = not kept or _merge(cache, config.create_timing_cache(kept), len(kept))
         with replace_file(path) as temporary:
             temporary.write_bytes(bytes(cache.serialize()))
-    return f"{path} was replaced: its {_FOREIGN}" if is_lost else None
+    return None if is_merged else f"{path} was replaced: its {_FOREIGN}"
+
+
+def _merge(cache: Any, found: Any, size: int) -> bool:
+    """Whether all that was found came along. TensorRT 8.6 reads torn bytes as a cache of what came before the tear."""
+    return found is not None and cache.combine(found, False) and len(bytes(found.serialize())) >= size
 
 
 def _read(path: Path) -> bytes:
