@@ -41,14 +41,13 @@ def insert_nodes(
     """
     model = copy_shell(graph)
     model.graph.output.extend(graph.model.graph.output)
-    labels: list[str] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
-        added = behind.get(node.label, ())
-        model.graph.node.extend((node.proto, *added))
-        labels += [node.label, *(proto.output[0] for proto in added)]
-    protos = enumerate(zip(labels, model.graph.node, strict=True))
-    nodes = tuple(Node.of(index, label, proto) for index, (label, proto) in protos)
-    return replace(graph, model=model, nodes=nodes, dtypes={**graph.dtypes, **dtypes})
+        nodes.append(replace(node, index=len(nodes)))
+        for proto in behind.get(node.label, ()):
+            nodes.append(Node.of(len(nodes), proto.output[0], proto))
+    model.graph.node.extend(node.proto for node in nodes)
+    return replace(graph, model=model, nodes=tuple(nodes), dtypes={**graph.dtypes, **dtypes})
 
 
 def embed_weights(model: onnx.ModelProto, graph: Graph) -> None:

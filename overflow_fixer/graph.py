@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.inliner
 from onnx import TensorProto
@@ -18,12 +16,11 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.model_file import read_model
 from overflow_fixer.records import Array, Dim, InputSpec
-from overflow_fixer.sessions import infer_types
+from overflow_fixer.tensor_types import Types, constant_tensor, dims_of, infer_shapes, tell_types
 from overflow_fixer.weights import read_pieces, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-_STRIPPED_ELEMENTS = 1024
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -178,7 +175,7 @@ class Graph:
     def constants(self) -> Mapping[str, TensorProto]:
         """Initializers and the outputs of Constant nodes that hold a dense tensor."""
         nodes = {n.outputs[0]: n.proto for n in self.nodes if n.op_type == "Constant" and n.is_standard}
-        values = {name: _constant_tensor(proto) for name, proto in nodes.items()}
+        values = {name: constant_tensor(proto) for name, proto in nodes.items()}
         return {
             **self.initializers,
             **{name: tensor for name, tensor in values.items() if tensor is not None},
@@ -192,9 +189,9 @@ class Graph:
         proto = self.constants.get(tensor)
         return None if proto is None else read_values(proto, self.folder)
 
-    def read_constant_pieces(self, tensor: str) -> Iterator[Array]:
+    def read_constant_pieces(self, tensor: str, buffer: bytearray) -> Iterator[Array]:
         """The same of a float constant piece by piece, flat; see weights.read_pieces."""
-        return read_pieces(self.constants[tensor], self.folder)
+        return read_pieces(self.constants[tensor], self.folder, buffer)
 
     def external_tensors(self) -> Iterator[TensorProto]:
         """Every tensor of the model, at any depth, whose data lies in another file than the model's."""
@@ -218,8 +215,9 @@ def load_graph(path: Path | str) -> Graph:
     _drop_repeated_names(model.graph)
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
-    dtypes, shapes, others = _tell_types(model, path.parent, nodes)
-    return Graph(path, data_files, stamps, model, opset, nodes, dtypes, shapes, has_functions, others)
+    types = _tell_types(model, path.parent, nodes)
+    graph = Graph(path, data_files, stamps, model, opset, nodes, *types[:2], has_functions, types.others)
+    return _with_sure_shapes(graph, types)
 
 
 def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
@@ -228,28 +226,20 @@ def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
     Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
     nodes = tuple(_number_nodes(model.graph))
-    dtypes, shapes, others = _tell_types(model, graph.folder, nodes)
-    return replace(graph, model=model, nodes=nodes, dtypes=dtypes, shapes=shapes, other_types=others)
+    types = _tell_types(model, graph.folder, nodes)
+    dtypes, shapes, others, _ = types
+    derived = replace(graph, model=model, nodes=nodes, dtypes=dtypes, shapes=shapes, other_types=others)
+    return _with_sure_shapes(derived, types)
 
 
-def _tell_types(
-    model: onnx.ModelProto, folder: Path, nodes: Sequence[Node]
-) -> tuple[dict[str, int], dict[str, tuple[Dim, ...]], dict[str, onnx.TypeProto]]:
-    """What Graph.dtypes, shapes and other_types hold."""
-    types = _infer(model)
-    dtypes = {
-        name: info.tensor_type.elem_type for name, info in types.items() if info.HasField("tensor_type")
-    }
-    shapes = {name: dims for name, info in types.items() if (dims := _dims(info)) is not None}
-    others = {
-        name: info
-        for name, info in types.items()
-        if info.WhichOneof("value") in ("sequence_type", "optional_type")
-    }
-    unknown = [n for node in nodes for n in node.writes if n not in types or not is_typed(types[n])]
-    if unknown:
-        dtypes.update(infer_types(model, folder, unknown))
-    return dtypes, shapes, others
+def _tell_types(model: onnx.ModelProto, folder: Path, nodes: Iterable[Node]) -> Types:
+    return tell_types(model, folder, [name for node in nodes for name in node.writes])
+
+
+def _with_sure_shapes(graph: Graph, types: Types) -> Graph:
+    if types.sure_shapes is not None:
+        graph.__dict__["sure_shapes"] = types.sure_shapes
+    return graph
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -406,6 +396,8 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 def free_prefix(graph: Graph, wanted: str) -> str:
     """`wanted`, with underscores before it until no name in the model begins with it, bodies included."""
+    if wanted.encode() not in graph.model.graph.SerializeToString():
+        return wanted
     taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(wanted.lstrip("_"))]
     while any(name.startswith(wanted) for name in taken):
         wanted = "_" + wanted
@@ -430,107 +422,11 @@ def infer_shapes_for(graph: Graph, fed: Mapping[str, tuple[int, ...]]) -> dict[s
 
     A dimension that cannot be told without running the model stays symbolic or None.
     """
-    skeleton = _skeleton(graph.model)
-    del skeleton.graph.value_info[:]
-    for info in skeleton.graph.input:
-        if info.name in fed:
-            elem_type = info.type.tensor_type.elem_type
-            info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, fed[info.name]))
-    for info in skeleton.graph.output:
-        if info.type.HasField("tensor_type"):
-            info.type.tensor_type.ClearField("shape")
-    inferred = _infer_shapes(skeleton).graph
-    infos = (*inferred.value_info, *inferred.output, *inferred.input)
-    shapes = {info.name: dims for info in infos if (dims := _dims(info.type)) is not None}
-    return {**shapes, **{name: tuple(tensor.dims) for name, tensor in graph.initializers.items()}}
-
-
-def _infer(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The type of every tensor of the main graph, as recorded or inferred."""
-    inferred = _infer_shapes(_skeleton(model)).graph
-    types = {info.name: info.type for info in (*inferred.value_info, *inferred.output, *inferred.input)}
-    for tensor in model.graph.initializer:
-        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-    for sparse in model.graph.sparse_initializer:
-        types[sparse.values.name] = onnx.helper.make_sparse_tensor_type_proto(
-            sparse.values.data_type, list(sparse.dims)
-        )
-    return types
-
-
-def _infer_shapes(skeleton: onnx.ModelProto) -> onnx.ModelProto:
-    for data_prop in (True, False):
-        try:
-            return onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop)
-        except Exception:  # inference stumbles over valid models; ONNX Runtime is asked instead
-            continue
-    return skeleton
-
-
-def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without its large weights, which become inputs: small enough for shape inference."""
-    graph = model.graph
-    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
-    skeleton.graph.name = graph.name or "graph"
-    skeleton.graph.input.extend(graph.input)
-    skeleton.graph.output.extend(graph.output)
-    skeleton.graph.value_info.extend(graph.value_info)
-    skeleton.graph.sparse_initializer.extend(graph.sparse_initializer)
-    given = {info.name for info in graph.input}
-    for tensor in graph.initializer:
-        if _is_small(tensor):
-            skeleton.graph.initializer.append(tensor)
-        elif tensor.name not in given:
-            skeleton.graph.input.append(_value_info(tensor.name, tensor))
-    for node in graph.node:
-        value = _constant_tensor(node) if node.op_type == "Constant" else None
-        if value is None or _is_small(value):
-            skeleton.graph.node.append(node)
-        else:
-            skeleton.graph.input.append(_value_info(node.output[0], value))
-    return skeleton
-
-
-def _is_small(tensor: TensorProto) -> bool:
-    return math.prod(tensor.dims) <= _STRIPPED_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL
-
-
-def _value_info(name: str, tensor: TensorProto) -> onnx.ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-
-
-def _constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
-    """The dense tensor of a Constant node, whichever attribute holds it; None for sparse and strings."""
-    for attribute in proto.attribute:
-        if attribute.name == "value":
-            tensor: TensorProto = attribute.t
-            return tensor
-        if attribute.name in ("value_float", "value_floats"):
-            values = attribute.floats if attribute.name == "value_floats" else attribute.f
-            return onnx.numpy_helper.from_array(np.asarray(values, np.float32))
-        if attribute.name in ("value_int", "value_ints"):
-            ints = attribute.ints if attribute.name == "value_ints" else attribute.i
-            return onnx.numpy_helper.from_array(np.asarray(ints, np.int64))
-    return None
-
-
-def is_typed(info: onnx.TypeProto) -> bool:
-    """Whether the type says what it is a type of; that of a tensor its element type too."""
-    kind = info.WhichOneof("value")
-    return kind is not None and (kind != "tensor_type" or info.tensor_type.elem_type != TensorProto.UNDEFINED)
-
-
-def _dims(info: onnx.TypeProto) -> tuple[Dim, ...] | None:
-    if not info.HasField("tensor_type") or not info.tensor_type.HasField("shape"):
-        return None
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-        for dim in info.tensor_type.shape.dim
-    )
+    return infer_shapes(graph.model, fed)
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:
-    return InputSpec(info.name, info.type.tensor_type.elem_type, _dims(info.type))
+    return InputSpec(info.name, info.type.tensor_type.elem_type, dims_of(info.type))
 
 
 def _all_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

@@ -10,6 +10,7 @@ FLOORS = [
     {"errors", "formats", "lazy_names", "native", "processes", "progress", "providers"},
     {"files", "records"},
     {"sessions", "metrics", "chunks", "model_file", "weights"},
+    {"tensor_types"},
     {"graph"},
     {"copies"},
     {"body_graphs", "foreign_operators", "inner", "patterns"},

@@ -16,7 +16,7 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.model_file import LEAST_BYTES, read_model
 from overflow_fixer.sessions import open_session
-from overflow_fixer.weights import PIECE_BYTES, read_pieces, read_values
+from overflow_fixer.weights import read_pieces, read_values
 
 COUNT = LEAST_BYTES // 4
 VALUES = np.random.default_rng(0).normal(size=COUNT).astype(np.float32)
@@ -78,7 +78,7 @@ def test_a_large_weight_becomes_a_reference_into_the_file(tmp_path: Path, form: 
     assert (small.data_location, large.data_location) == (TensorProto.DEFAULT, TensorProto.EXTERNAL)
     expected = numpy_helper.to_array(FORMS[form])
     np.testing.assert_array_equal(read_values(large, tmp_path), expected, strict=True)
-    pieces = [piece.copy() for piece in read_pieces(large, tmp_path)]
+    pieces = [piece.copy() for piece in read_pieces(large, tmp_path, bytearray(512))]
     np.testing.assert_array_equal(np.concatenate(pieces), expected.ravel(), strict=True)
 
 
@@ -122,11 +122,11 @@ def test_a_model_behind_a_symbolic_link_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_pieces_of_a_weight_larger_than_one(tmp_path: Path) -> None:
-    values = np.arange(PIECE_BYTES // 4 * 2 + 17, dtype=np.float32)
+    values = np.arange(2 * (1 << 16) + 17, dtype=np.float32)
     onnx.save(model_of([numpy_helper.from_array(values, "w")]), tmp_path / "m.onnx")
     (tensor,) = read_model(tmp_path / "m.onnx").graph.initializer
-    pieces = [piece.copy() for piece in read_pieces(tensor, tmp_path)]
-    assert [piece.nbytes for piece in pieces] == [PIECE_BYTES, PIECE_BYTES, 68]
+    pieces = [piece.copy() for piece in read_pieces(tensor, tmp_path, bytearray(1 << 18))]
+    assert [piece.nbytes for piece in pieces] == [1 << 18, 1 << 18, 68]
     np.testing.assert_array_equal(np.concatenate(pieces), values)
 
 
@@ -136,7 +136,7 @@ def test_a_file_that_ends_within_a_weight_is_told(tmp_path: Path) -> None:
     (tensor,) = read_model(path).graph.initializer
     path.write_bytes(path.read_bytes()[: COUNT * 2])
     with pytest.raises(ModelError, match="ends within the data of tensor 'w'"):
-        list(read_pieces(tensor, tmp_path))
+        list(read_pieces(tensor, tmp_path, bytearray(4096)))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.inner.accumulators import (
-    Bound,
     Product,
     Shapes,
     bound_by_norm,
@@ -22,41 +22,69 @@ from overflow_fixer.inner.accumulators import (
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.observers import Look, ReductionObserver
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
-from overflow_fixer.records import Batch
+from overflow_fixer.records import Array, Batch
+
+_ONE, _UNKNOWN = -2, -1
+"""Rows behind those of the tensors: of 1, and of NaN."""
 
 
 class Accumulation:
     """Gives the summaries [product] of a batch: of a node whose bound is in range, those of nothing."""
 
-    def __init__(self, graph: Graph, products: Sequence[Product], provider: Provider) -> None:
+    def __init__(
+        self, graph: Graph, tensors: Sequence[str], products: Sequence[Product], provider: Provider
+    ) -> None:
         self._graph, self._provider, self._products = graph, provider, products
+        self._tensors = tensors
+        row_of = {name: row for row, name in enumerate(tensors)}
+        factors = zip_longest(
+            *([row_of.get(name, _UNKNOWN) for name in p.factors] for p in products), fillvalue=_ONE
+        )
+        self._factors = [np.array(rows) for rows in factors]  # the first of each product, the second, ...
+        self._biases = np.array(
+            [row_of.get(p.bias, _UNKNOWN) if p.bias else _ONE for p in products], np.int64
+        )
         self._shapes: dict[object, Shapes] = {}
         self._norms: dict[int, tuple[str, float] | None] = {}
-        self._bounds: list[Bound] = []
+        self._slopes: Array | None = None
+        self._shifts = np.zeros(len(products))
         self._measured: tuple[int, ...] = ()
         self._observer: ReductionObserver | None = None
 
-    def observe(self, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]) -> Summaries:
-        """`max_abs` are the largest magnitudes of the batch's tensors, NaN where there is none, `counts` their sizes."""
+    def observe(self, batch: Batch, max_abs: Array, counts: Array) -> Summaries:
+        """`max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes."""
         found = no_summaries(len(self._products))
-        if not self._bounds:
-            self._bounds = [bound_by_ranges(product, self._infer_shapes({})) for product in self._products]
-        wanted = [row for row in range(len(self._products)) if self._is_suspect(row, batch, max_abs, counts)]
+        bounds, is_finite = self._bound(max_abs)
+        suspects = np.flatnonzero(is_finite & ~(bounds <= FP16_MAX)).tolist()
+        if not suspects:
+            return found
+        largest, sizes = (dict(zip(self._tensors, of.tolist(), strict=True)) for of in (max_abs, counts))
+        wanted = [row for row in suspects if self._is_suspect(row, float(bounds[row]), batch, largest, sizes)]
         if wanted:
             observer = self._open(tuple(sorted({*self._measured, *wanted})))
             found[wanted] = observer.observe(batch)[[self._measured.index(row) for row in wanted]]
         return found
 
+    def _bound(self, max_abs: Array) -> tuple[Array, Array]:
+        """What inner.accumulators.Bound.at gives [product], and whether all that it adds up is finite: else sums are not."""
+        if self._slopes is None:
+            bounds = [bound_by_ranges(product, self._infer_shapes({})) for product in self._products]
+            self._slopes = np.array([bound.slope for bound in bounds])
+            self._shifts = np.array([bound.shift if bound.product.bias else 0.0 for bound in bounds])
+        read = np.append(max_abs, [1.0, np.nan])
+        bias, is_finite = read[self._biases], np.isfinite(read[self._biases])
+        most = np.ones(len(self._products))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for factor in self._factors:
+                most = most * read[factor]
+                is_finite &= np.isfinite(read[factor])
+            return self._slopes * most + self._shifts * bias, is_finite
+
     def _is_suspect(
-        self, row: int, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]
+        self, row: int, bound: float, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]
     ) -> bool:
-        """Whether a partial sum may be over FP16's limit. Where a value is not finite, sums are not either."""
-        product = self._products[row]
-        read = (*product.factors, product.bias) if product.bias else product.factors
-        if not all(math.isfinite(max_abs.get(tensor, math.nan)) for tensor in read):
-            return False
-        look_up = max_abs.__getitem__
-        bound = self._bounds[row].at(look_up)
+        """Whether a partial sum may be over FP16's limit where the cheapest `bound` does not say that none is."""
+        product, look_up = self._products[row], max_abs.__getitem__
         if math.isnan(bound):
             bound = bound_by_sizes(product, counts).at(look_up)
         if math.isnan(bound):

@@ -14,6 +14,8 @@ from overflow_fixer.ranges.summaries import SUMMARY, Summaries, merge_summaries,
 from overflow_fixer.records import Array
 from overflow_fixer.sessions import has_native_probes
 
+_PIECE_BYTES = 1 << 19
+
 
 def summarize_constants(constants: Sequence[tuple[Graph, str]]) -> Summaries:
     """The statistics [constant] of float constants, each named with its graph. Raises ModelError as read_pieces does."""
@@ -29,9 +31,9 @@ def summarize_constants(constants: Sequence[tuple[Graph, str]]) -> Summaries:
 
 def _summarize_pieces(constants: Iterable[tuple[Graph, str]]) -> Iterator[tuple[int, Array | Summaries]]:
     """The constant's number, and what is found in a piece of it: what a native probe tells, or a summary."""
-    is_native = has_native_probes()
+    is_native, buffer = has_native_probes(), bytearray(_PIECE_BYTES)
     for row, (graph, name) in enumerate(constants):
-        for values in graph.read_constant_pieces(name):
+        for values in graph.read_constant_pieces(name, buffer):
             is_probed = is_native and values.dtype == np.float32 and values.flags.c_contiguous
             yield row, probe_array(values) if is_probed else summarize(values)
 

@@ -8,9 +8,8 @@ Gather keeps a part only; neither is here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,23 +17,57 @@ from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph, Node
+from overflow_fixer.records import Array
 
 Values = npt.NDArray[np.float32]
-Step = Callable[[Values], Values]
+Step = Callable[[Values, Values], Values]
 
 
 @dataclass(frozen=True)
 class Derivation:
     """`tensor` holds what `step` makes of each element of its `sources`, or NaN.
 
-    `step` takes the extremes [2, source] and gives values among which are those of the tensor. `element_count` is None
-    where it is the sum of those of the sources.
+    `step` takes the extremes [2, source], and for each source the `number`, and gives values [2, source] among which
+    are the tensor's extremes. A NaN that the sources hide shows in `guard`. `element_count` is None where it is the sum
+    of those of the sources.
     """
 
     tensor: str
     sources: tuple[str, ...]
     step: Step
+    number: float = 0.0
+    guard: str | None = None
     element_count: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Derivations that one step makes at once: none of these `rows` is a source of another.
+
+    Of `rows[i]`, the sources are those of `sources` from `starts[i]` on, each with its number; `counts` are -1 where
+    they are the sum of the sources'.
+    """
+
+    step: Step
+    rows: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int64]
+    numbers: Values
+    starts: npt.NDArray[np.int64]
+    guards: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(derivations: Sequence[Derivation], row_of: Mapping[str, int]) -> Steps:
+        lengths = [len(one.sources) for one in derivations]
+        return Steps(
+            derivations[0].step,
+            np.array([row_of[one.tensor] for one in derivations]),
+            np.array([row_of[name] for one in derivations for name in one.sources]),
+            np.repeat(np.array([one.number for one in derivations], np.float32), lengths),
+            np.cumsum([0, *lengths[:-1]]),
+            np.array([row_of[one.guard or one.sources[0]] for one in derivations]),
+            np.array([-1 if one.element_count is None else one.element_count for one in derivations]),
+        )
 
 
 def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Derivation]:
@@ -47,15 +80,25 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
         node = graph.producers.get(name)
         if name != source or node is None or not _is_plain(graph, node):
             continue
-        for read, step in _find_steps(graph, node, given):
+        for read, step, number in _find_steps(graph, node, given):
             if all(tensor in sources for tensor in read):
-                yield Derivation(name, tuple(sources[tensor] for tensor in read), step)
+                yield Derivation(name, tuple(sources[tensor] for tensor in read), step, number)
                 break
 
 
 def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int) -> Derivation:
     """From tensors that hold, of each row, the largest and the smallest, which hide a NaN, and one that shows it."""
-    return Derivation(tensor, rows, _take_extremes, element_count)
+    return Derivation(tensor, rows[:2], _keep, guard=rows[2], element_count=element_count)
+
+
+def order_steps(derivations: Iterable[Derivation], row_of: Mapping[str, int]) -> list[Steps]:
+    """The derivations, of which sources come before what is derived of them, in as few steps as they can be made in."""
+    depths: dict[str, int] = {}
+    found: dict[tuple[int, Step], list[Derivation]] = {}
+    for one in derivations:
+        depth = depths[one.tensor] = 1 + max(depths.get(name, 0) for name in one.sources)
+        found.setdefault((depth, one.step), []).append(one)
+    return [Steps.of(found[key], row_of) for key in sorted(found, key=lambda key: key[0])]
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
@@ -63,24 +106,22 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     return node.is_standard and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
 
 
-def _find_steps(graph: Graph, node: Node, given: Iterable[str]) -> Iterator[tuple[tuple[str, ...], Step]]:
-    """What the node may be told from: the tensors, and what it does to their values."""
-    if node.op_type == "Concat":
-        yield node.inputs, _keep
-    elif node.op_type == "Relu":
-        yield node.inputs, _rectify
+def _find_steps(
+    graph: Graph, node: Node, given: Iterable[str]
+) -> Iterator[tuple[tuple[str, ...], Step, float]]:
+    """What the node may be told from: the tensors, what it does to their values, and with which number."""
+    if node.op_type in _PLAIN:
+        yield node.inputs, _PLAIN[node.op_type], 0.0
     elif node.op_type == "LeakyRelu":
         slope = node.attribute("alpha")
         alpha = np.float32(0.01 if slope is None else slope.f)
         if 0 <= alpha < math.inf:
-            yield node.inputs, partial(_leak, alpha)
-    elif node.op_type == "Neg":
-        yield node.inputs, np.negative
-    elif node.op_type in _ARITHMETIC:
-        for slot, (read, other) in enumerate((node.inputs, node.inputs[::-1])):
-            number = _read_number(graph, other, given)
-            if number is not None and (node.op_type != "Div" or (slot == 0 and number != 0)):
-                yield (read,), partial(_ARITHMETIC[node.op_type], number, slot)
+            yield node.inputs, _leak, float(alpha)
+    for slot, (read, other) in enumerate(zip(node.inputs, node.inputs[::-1], strict=True)):
+        step = _ARITHMETIC.get((node.op_type, slot))
+        number = None if step is None else _read_number(graph, other, given)
+        if step is not None and number is not None and (node.op_type != "Div" or number != 0):
+            yield (read,), step, float(number)
 
 
 def _read_number(graph: Graph, tensor: str, given: Iterable[str]) -> np.float32 | None:
@@ -94,49 +135,76 @@ def _read_number(graph: Graph, tensor: str, given: Iterable[str]) -> np.float32 
     return number if np.isfinite(number) else None
 
 
-def _keep(values: Values) -> Values:
+def _keep(values: Values, numbers: Values) -> Values:
     return values
 
 
-def _take_extremes(values: Values) -> Values:
-    return values[:, :2]
-
-
-def _rectify(values: Values) -> Values:
+def _rectify(values: Values, numbers: Values) -> Values:
     return np.asarray(np.maximum(values, np.float32(0)), np.float32)
 
 
-def _leak(alpha: np.float32, values: Values) -> Values:
-    return np.asarray(np.where(values < 0, alpha * values, values), np.float32)
+def _negate(values: Values, numbers: Values) -> Values:
+    return -values
 
 
-def _subtract(number: np.float32, slot: int, values: Values) -> Values:
-    return values - number if slot == 0 else number - values
+def _leak(values: Values, alphas: Values) -> Values:
+    return np.asarray(np.where(values < 0, alphas * values, values), np.float32)
 
 
-_ARITHMETIC: dict[str, Callable[[np.float32, int, Values], Values]] = {
-    "Add": lambda number, slot, values: values + number,
-    "Sub": _subtract,
-    "Mul": lambda number, slot, values: values * number,
-    "Div": lambda number, slot, values: np.divide(values, number, dtype=np.float32),
+def _add(values: Values, numbers: Values) -> Values:
+    return values + numbers
+
+
+def _subtract(values: Values, numbers: Values) -> Values:
+    return values - numbers
+
+
+def _subtract_from(values: Values, numbers: Values) -> Values:
+    return numbers - values
+
+
+def _multiply(values: Values, numbers: Values) -> Values:
+    return values * numbers
+
+
+def _divide(values: Values, numbers: Values) -> Values:
+    return np.divide(values, numbers, dtype=np.float32)
+
+
+_PLAIN: dict[str, Step] = {"Concat": _keep, "Relu": _rectify, "Neg": _negate}
+_ARITHMETIC: dict[tuple[str, int], Step] = {
+    ("Add", 0): _add,
+    ("Add", 1): _add,
+    ("Sub", 0): _subtract,
+    ("Sub", 1): _subtract_from,
+    ("Mul", 0): _multiply,
+    ("Mul", 1): _multiply,
+    ("Div", 0): _divide,
 }
-"""From the constant, the place of the tensor among the inputs, and its values."""
+"""By the operator and the place of the tensor among the inputs; the other input is a number."""
 
 
-def derive(
-    derivations: Iterable[tuple[int, list[int], Step]], ends: Values, is_plain: npt.NDArray[np.bool_]
-) -> None:
-    """Fill in the extremes of derived tensors, in place.
+def derive(steps: Iterable[Steps], ends: Values, counts: Array, is_plain: npt.NDArray[np.bool_]) -> None:
+    """Fill in the extremes and the numbers of elements [tensor] of derived tensors, in place.
 
-    `derivations` are (row, rows of the sources, step), sources first. `ends` [2, tensor] are the least
-    and the largest value, NaN of an empty tensor. `is_plain` [tensor] says that all values are finite and
-    within FP16's range; a derived tensor is plain when its sources are and its own extremes are.
+    `steps` come in order. `ends` [2, tensor] are the least and the largest value, NaN of an empty tensor. `is_plain`
+    [tensor] says that all values are finite and within FP16's range; a derived tensor is plain when its sources are
+    and its own extremes are.
     """
     with np.errstate(all="ignore"):
-        for row, sources, step in derivations:
-            reached = step(ends[:, sources])
-            least, most = np.fmin.reduce(reached, axis=None), np.fmax.reduce(reached, axis=None)
-            ends[:, row] = least, most
-            is_beyond = least <= -FP16_OVERFLOW or most >= FP16_OVERFLOW
-            is_lost = bool(np.isnan(reached).any() and not np.isnan(ends[:, sources]).any())
-            is_plain[row] = bool(is_plain[sources].all()) and not is_beyond and not is_lost
+        for one in steps:
+            read = ends[:, one.sources]
+            reached = one.step(read, one.numbers)
+            least = np.fmin.reduceat(np.fmin(*reached), one.starts)
+            most = np.fmax.reduceat(np.fmax(*reached), one.starts)
+            ends[:, one.rows] = least, most
+            summed = np.add.reduceat(counts[one.sources], one.starts)
+            counts[one.rows] = np.where(one.counts < 0, summed, one.counts)
+            is_beyond = (least <= -FP16_OVERFLOW) | (most >= FP16_OVERFLOW)
+            is_lost = _any_nan(reached, one.starts) & ~_any_nan(read, one.starts)
+            is_told = np.logical_and.reduceat(is_plain[one.sources], one.starts) & is_plain[one.guards]
+            is_plain[one.rows] = is_told & ~is_beyond & ~is_lost
+
+
+def _any_nan(values: Values, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.logical_or.reduceat(np.isnan(values).any(axis=0), starts), np.bool_)

@@ -225,13 +225,14 @@ def _locate(
     next_of = dict(zip(gatherings, np.cumsum([0, *counts]).tolist(), strict=False))
     rows: dict[bool, list[list[int]]] = {False: [], True: []}
     for probe in probes:
-        words = DETAILED if probe.is_detailed else QUICK
-        row = [-1] * len(words)
-        kinds = (kind for _, kind, lengths in probe.vectors for _ in lengths)
-        for word, kind in zip(probe.words, kinds, strict=True):
-            row[words.index(word)] = next_of[kind]
-            next_of[kind] += 1
-        rows[probe.is_detailed].append(row)
+        places: list[int] = []
+        for _, kind, segments in probe.vectors:
+            places += range(next_of[kind], next_of[kind] + len(segments))
+            next_of[kind] += len(segments)
+        if not probe.is_detailed:
+            place_of = dict(zip(probe.words, places, strict=True))
+            places = [place_of.get(word, -1) for word in QUICK]
+        rows[probe.is_detailed].append(places)
     quick = np.array(rows[False], np.int64).reshape(-1, len(QUICK))
     return starts.astype(np.int64), quick, np.array(rows[True], np.int64).reshape(-1, len(DETAILED))
 

@@ -14,7 +14,13 @@ from onnx import TensorProto
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.derivations import Derivation, derive, derive_from_rows, find_derivations
+from overflow_fixer.ranges.derivations import (
+    Derivation,
+    derive,
+    derive_from_rows,
+    find_derivations,
+    order_steps,
+)
 from overflow_fixer.ranges.guards import find_covers
 from overflow_fixer.ranges.instrument import Probed, add_probes, count_elements, mark_tensors
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
@@ -110,11 +116,7 @@ class ReductionObserver:
         self._is_partial = np.array([name in looks for name in self._tensors], np.bool_)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
         self._shapes = graph.sure_shapes if shapes is None else shapes
-        self._steps = [
-            (row_of[found.tensor], [row_of[name] for name in found.sources], found.step, found.element_count)
-            for found in self._find_derivations(extremes)
-            if found.tensor not in self._small
-        ]
+        self._derivations = [one for one in self._find_derivations(extremes) if one.tensor not in self._small]
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
         self._is_native = is_native("reductions", provider)
         if self._is_native:
@@ -126,7 +128,7 @@ class ReductionObserver:
         is_native = np.array(
             [self._graph.dtypes[name] != TensorProto.DOUBLE for name in self._tensors], np.bool_
         )
-        is_native[[row for row, *_ in self._steps]] = False
+        is_native[[self._row_of[one.tensor] for one in self._derivations]] = False
         return is_native
 
     def _find_derivations(self, extremes: Mapping[str, tuple[str, str, str]]) -> Iterator[Derivation]:
@@ -153,9 +155,10 @@ class ReductionObserver:
 
     def _open(self) -> None:
         self._session: Any = None  # let go of the old one's weights before the new one reads them
-        self._derived = [step for step in self._steps if not self._is_detailed[step[0]]]
+        derived = [one for one in self._derivations if not self._is_detailed[self._row_of[one.tensor]]]
+        self._steps = order_steps(derived, self._row_of)
         self._is_probed = np.full(len(self._tensors), True)
-        self._is_probed[[row for row, *_ in self._derived]] = False
+        self._is_probed[[self._row_of[one.tensor] for one in derived]] = False
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
@@ -175,6 +178,8 @@ class ReductionObserver:
 
     def _find_covers(self, quick: Collection[str]) -> dict[str, str]:
         """The tensors of a quick probe that need no guard, with what shows their NaN."""
+        if not quick:
+            return {}
         known = {name: count_elements(dims) for name, dims in self._shapes.items()}
         counts = {name: count for name, count in known.items() if count is not None}
         probed = [name for row, name in enumerate(self._tensors) if self._is_probed[row]]
@@ -203,7 +208,7 @@ class ReductionObserver:
             has_nan[row] = has_nan[cover]
         is_plain = ~has_nan & (seen["over_fp16_count"] == 0)
         is_plain[is_quick] &= is_in_range | (self._is_partial & np.isfinite(seen["max_abs"]))[is_quick]
-        if self._derived:
+        if self._steps:
             self._derive(seen, is_plain)
         for row, guard in self._guards:
             is_plain[row] &= is_plain[guard]
@@ -212,12 +217,8 @@ class ReductionObserver:
     def _derive(self, seen: Summaries, is_plain: Flags) -> None:
         """Fill in the derived tensors, in place."""
         ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
-        counts = seen["element_count"].tolist()
-        derive(((row, sources, step) for row, sources, step, _ in self._derived), ends, is_plain)
-        for row, sources, _, count in self._derived:
-            counts[row] = sum(counts[source] for source in sources) if count is None else count
+        derive(self._steps, ends, seen["element_count"], is_plain)
         is_derived = ~self._is_probed
-        seen["element_count"] = counts
         found = seen[is_derived]
         least, most = ends[:, is_derived].astype(np.float64)
         set_extremes(found, most, least, found["element_count"] > 0)

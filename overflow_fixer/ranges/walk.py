@@ -42,7 +42,7 @@ class Walk:
         self._is_taken = np.array([name in small for name in live], np.bool_)
         self._row_count = len(names)
         self._constants = beside.submit(summarize_constants, [(graph, name) for name in self._constant_rows])
-        self._accumulation = Accumulation(graph, inside.products, provider)
+        self._accumulation = Accumulation(graph, tensors, inside.products, provider)
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
         self._is_signed = np.array(["min" in _words_of(value) for value in inside.values], np.bool_)
@@ -65,9 +65,9 @@ class Walk:
         is_empty = seen["element_count"][self._sources] == 0
         # the largest of no elements is -inf, and tells nothing
         seen[len(self._tensors) :][is_empty] = no_summaries(1)
-        max_abs = dict(zip(self._tensors, seen["max_abs"].tolist(), strict=False))
-        counts = dict(zip(self._tensors, seen["element_count"].tolist(), strict=False))
-        seen = np.concatenate([seen, self._accumulation.observe(batch, max_abs, counts)])
+        own = seen[: len(self._tensors)]
+        sums = self._accumulation.observe(batch, own["max_abs"], own["element_count"])
+        seen = np.concatenate([seen, sums])
         self._hide_untold(seen[len(self._tensors) :])
         return seen
 

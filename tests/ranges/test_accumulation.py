@@ -148,8 +148,8 @@ def test_empty_products_are_nothing(
 def test_what_is_remembered_does_not_grow_with_the_batches(tmp_path: Path) -> None:
     model = make_model([node("MatMul", "a b", "y")], {"a": ["m", "k"], "b": ["k", "n"]}, "y")
     graph = save(model, tmp_path)
-    watched = accumulation.Accumulation(graph, find_products(graph), "cpu")
+    watched = accumulation.Accumulation(graph, ("a", "b"), find_products(graph), "cpu")
     for length in range(1, 9):
         feeds = {"a": np.ones((1, length), np.float32), "b": np.ones((length, 1), np.float32)}
-        watched.observe(Batch(f"batch{length}", feeds), {"a": 1.0, "b": 1.0}, {})
+        watched.observe(Batch(f"batch{length}", feeds), np.ones(2), np.full(2, length))
     assert len(watched._shapes) == 2

@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import run_marked, save_model, value_info
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.ranges.derivations import Derivation, derive, find_derivations
+from overflow_fixer.ranges.derivations import Derivation, Values, derive, find_derivations, order_steps
 from overflow_fixer.ranges.sources import find_sources
 
 node = helper.make_node
@@ -83,7 +83,9 @@ def test_extremes_are_those_of_a_run(
     )
     ends = np.column_stack([np.where(np.isinf(ends), np.nan, ends), np.full((2, 1), np.nan, np.float32)])
     is_plain = np.append(~(np.abs(ends[:, :2]) >= 65520).any(axis=0), True)
-    derive([(2, [rows[source] for source in found.sources], found.step)], ends, is_plain)
+    counts = np.array([len(x), len(z), 0])
+    derive(order_steps([found], rows), ends, counts, is_plain)
+    assert counts[2] == sum(counts[rows[source]] for source in found.sources)
     y = run_marked(path, ["y"], {**feeds, "default": np.float32([1])})["y"]
     if is_plain[2]:
         np.testing.assert_array_equal(ends[:, 2], [y.min(), y.max()], strict=False)
@@ -108,6 +110,45 @@ def test_other_types_than_float_are_not_derived(tmp_path: Path) -> None:
 def test_what_overflows_or_turns_to_nan_is_not_plain() -> None:
     ends = np.float32([[-1, np.nan, np.nan], [1, np.nan, np.nan]])
     is_plain = np.array([True, True, True])
-    steps = [(1, [0], lambda values: values * np.float32(7e4)), (2, [0], lambda values: np.sqrt(values))]
-    derive(steps, ends, is_plain)
+    made = [
+        Derivation("large", ("x",), lambda values, numbers: values * numbers, number=7e4),
+        Derivation("none", ("x",), lambda values, numbers: np.sqrt(values)),
+    ]
+    derive(order_steps(made, {"x": 0, "large": 1, "none": 2}), ends, np.ones(3, np.int64), is_plain)
     assert is_plain.tolist() == [True, False, False]
+
+
+def test_what_can_be_made_at_once_is_one_step() -> None:
+    """Each of its own sources, numbers and guard; what is made of another comes behind it."""
+
+    def scale(values: Values, numbers: Values) -> Values:
+        return values * numbers
+
+    def keep(values: Values, numbers: Values) -> Values:
+        return values
+
+    made = [
+        Derivation("a", ("x",), scale, number=2.0),
+        Derivation("b", ("x", "z"), keep, element_count=7),
+        Derivation("c", ("z",), scale, number=-3.0, guard="unsafe"),
+        Derivation("d", ("a", "c"), keep),
+        Derivation("e", ("d",), scale, number=0.5),
+    ]
+    row_of = {name: row for row, name in enumerate(["x", "z", "unsafe", "a", "b", "c", "d", "e"])}
+    steps = order_steps(made, row_of)
+    assert [one.rows.tolist() for one in steps] == [[3, 5], [4], [6], [7]]
+    ends = np.full((2, 8), np.nan, np.float32)
+    ends[:, :2] = [[-1, 2], [4, 3]]
+    counts, is_plain = np.array([3, 2, 1, 0, 0, 0, 0, 0]), np.array([True, True, False, *[False] * 5])
+    derive(steps, ends, counts, is_plain)
+    assert ends[:, 3:].T.tolist() == [[-2, 8], [-1, 4], [-9, -6], [-9, 8], [-4.5, 4]]
+    assert counts[3:].tolist() == [3, 7, 2, 5, 5]
+    assert is_plain[3:].tolist() == [True, True, False, False, False]
+
+
+def test_an_empty_source_tells_nothing_of_what_is_made_of_others_too() -> None:
+    made = [Derivation("y", ("x", "empty"), lambda values, numbers: values)]
+    ends = np.float32([[-1, np.nan, 0], [1, np.nan, 0]])
+    counts, is_plain = np.array([3, 0, 9]), np.array([True, True, False])
+    derive(order_steps(made, {"x": 0, "empty": 1, "y": 2}), ends, counts, is_plain)
+    assert (ends[:, 2].tolist(), counts[2], is_plain[2]) == ([-1, 1], 3, True)

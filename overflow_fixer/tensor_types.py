@@ -1,0 +1,170 @@
+"""The types and shapes of a model's tensors: as recorded, as inferred, as ONNX Runtime tells them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.records import Dim
+from overflow_fixer.sessions import infer_types
+
+Shapes = dict[str, tuple[Dim, ...]]
+_STRIPPED_ELEMENTS = 1024
+
+
+class Types(NamedTuple):
+    """What Graph.dtypes, shapes, other_types and, where they are known by now, sure_shapes hold."""
+
+    dtypes: dict[str, int]
+    shapes: Shapes
+    others: dict[str, onnx.TypeProto]
+    sure_shapes: Shapes | None
+
+
+def tell_types(model: onnx.ModelProto, folder: Path, written: Iterable[str]) -> Types:
+    """The types of the main graph's tensors, of which nodes write those named.
+
+    A model that records no type inside is inferred once, without what it records of its outputs. Raises ModelError
+    when ONNX Runtime, asked for a type, refuses the model.
+    """
+    skeleton, is_bare = _skeleton(model), not model.graph.value_info
+    if is_bare:
+        _forget_shapes(skeleton)
+    types = _infer(skeleton)
+    shapes = {**_shapes_of(types), **_shapes_of_initializers(model)}
+    dtypes = {
+        name: info.tensor_type.elem_type for name, info in types.items() if info.HasField("tensor_type")
+    }
+    dtypes.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
+    kinds = ("sequence_type", "optional_type")
+    others = {name: info for name, info in types.items() if info.WhichOneof("value") in kinds}
+    unknown = [name for name in written if name not in types or not is_typed(types[name])]
+    if unknown:
+        dtypes.update(infer_types(model, folder, unknown))
+    if not is_bare:
+        return Types(dtypes, shapes, others, None)
+    told = _shapes_of({info.name: info.type for info in model.graph.output})
+    outputs = {name: _merge_dims(dims, shapes.get(name)) for name, dims in told.items()}
+    return Types(dtypes, {**shapes, **outputs}, others, shapes)
+
+
+def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """The shapes that the main graph's tensors take when inputs of the shapes `fed` are given.
+
+    A dimension that cannot be told without running the model stays symbolic or None; what the model records of inner
+    shapes is not relied on.
+    """
+    skeleton = _skeleton(model)
+    _forget_shapes(skeleton)
+    for info in skeleton.graph.input:
+        if info.name in fed:
+            elem_type = info.type.tensor_type.elem_type
+            info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, fed[info.name]))
+    return {**_shapes_of(_infer(skeleton)), **_shapes_of_initializers(model)}
+
+
+def is_typed(info: onnx.TypeProto) -> bool:
+    """Whether the type says what it is a type of; that of a tensor its element type too."""
+    kind = info.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or info.tensor_type.elem_type != TensorProto.UNDEFINED)
+
+
+def dims_of(info: onnx.TypeProto) -> tuple[Dim, ...] | None:
+    """The dimensions of a tensor: a number, a name or None each; None where not even their number is told."""
+    if not info.HasField("tensor_type") or not info.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value or (0 if dim.HasField("dim_value") else dim.dim_param or None)
+        for dim in info.tensor_type.shape.dim
+    )
+
+
+def constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
+    """The dense tensor of a Constant node, whichever attribute holds it; None for sparse and strings."""
+    for attribute in proto.attribute:
+        if attribute.name == "value":
+            tensor: TensorProto = attribute.t
+            return tensor
+        if attribute.name in ("value_float", "value_floats"):
+            values = attribute.floats if attribute.name == "value_floats" else attribute.f
+            return onnx.numpy_helper.from_array(np.asarray(values, np.float32))
+        if attribute.name in ("value_int", "value_ints"):
+            ints = attribute.ints if attribute.name == "value_ints" else attribute.i
+            return onnx.numpy_helper.from_array(np.asarray(ints, np.int64))
+    return None
+
+
+def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> Shapes:
+    return {name: dims for name, info in types.items() if (dims := dims_of(info)) is not None}
+
+
+def _shapes_of_initializers(model: onnx.ModelProto) -> Shapes:
+    return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _merge_dims(told: tuple[Dim, ...], inferred: tuple[Dim, ...] | None) -> tuple[Dim, ...]:
+    """What a model records of a shape, with what is inferred where that says more: as onnx.shape_inference does."""
+    if inferred is None or len(inferred) != len(told):
+        return told
+    return tuple(
+        other if one is None or (isinstance(one, str) and isinstance(other, int)) else one
+        for one, other in zip(told, inferred, strict=True)
+    )
+
+
+def _forget_shapes(skeleton: onnx.ModelProto) -> None:
+    """Drop what the model records of shapes, but those of its inputs, in place."""
+    del skeleton.graph.value_info[:]
+    for info in skeleton.graph.output:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+
+
+def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """The type of every tensor of the main graph but initializers, as recorded or inferred."""
+    graph = skeleton.graph
+    for data_prop in (True, False):
+        try:
+            graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop).graph
+            break
+        except Exception:  # inference stumbles over valid models; ONNX Runtime is asked instead
+            continue
+    return {info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}
+
+
+def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without its large weights, which become inputs: small enough for shape inference."""
+    graph = model.graph
+    skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
+    skeleton.graph.name = graph.name or "graph"
+    skeleton.graph.input.extend(graph.input)
+    skeleton.graph.output.extend(graph.output)
+    skeleton.graph.value_info.extend(graph.value_info)
+    skeleton.graph.sparse_initializer.extend(graph.sparse_initializer)
+    given = {info.name for info in graph.input}
+    for tensor in graph.initializer:
+        if _is_small(tensor):
+            skeleton.graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            skeleton.graph.input.append(_value_info(tensor.name, tensor))
+    for node in graph.node:
+        value = constant_tensor(node) if node.op_type == "Constant" else None
+        if value is None or _is_small(value):
+            skeleton.graph.node.append(node)
+        else:
+            skeleton.graph.input.append(_value_info(node.output[0], value))
+    return skeleton
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    return math.prod(tensor.dims) <= _STRIPPED_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL
+
+
+def _value_info(name: str, tensor: TensorProto) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))

@@ -1,0 +1,118 @@
+"""Types and shapes: what is recorded, what is inferred, and what may be relied on whatever a model records."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import onnx
+import pytest
+from onnx import TensorProto, ValueInfoProto, helper
+
+from overflow_fixer import tensor_types
+from overflow_fixer.graph import load_graph
+from overflow_fixer.tensor_types import Types, dims_of, infer_shapes, is_typed, tell_types
+
+FLOAT = TensorProto.FLOAT
+Dims = Sequence[int | str | None]
+
+
+def _info(name: str, dims: Dims | None) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, FLOAT, dims)
+
+
+def _model(output: Dims | None, inner: Dims | None = None, opset: int = 17) -> onnx.ModelProto:
+    """x [n, 4] -> a -> y, and z which nothing can infer; types of inside are recorded where `inner` is given."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["y"]),
+        helper.make_node("Unknown", ["y"], ["z"], domain="elsewhere"),
+    ]
+    graph = helper.make_graph(nodes, "g", [_info("x", ["n", 4])], [_info("y", output), _info("z", [3, "k"])])
+    if inner is not None:
+        graph.value_info.append(_info("a", inner))
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("elsewhere", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _tell(model: onnx.ModelProto) -> Types:
+    return tell_types(model, Path(), ["a", "y", "z"])
+
+
+def test_a_model_that_records_no_type_inside_is_inferred_once() -> None:
+    with patch.object(onnx.shape_inference, "infer_shapes", wraps=onnx.shape_inference.infer_shapes) as infer:
+        told = _tell(_model(["rows", "columns"]))
+    assert infer.call_count == 1
+    assert told.dtypes == dict.fromkeys("xayz", FLOAT)
+    assert told.sure_shapes == {"x": ("n", 4), "a": ("n", 4), "y": (4, "n")}
+    assert told.shapes == {"x": ("n", 4), "a": ("n", 4), "y": (4, "columns"), "z": (3, "k")}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        (None, (4, "n")),
+        ([4, 9], (4, 9)),  # the model says more than can be inferred
+        ([None, None], (4, "n")),
+        ([7, 9], (7, 9)),  # it contradicts what is inferred: what it says stands, as with onnx
+        ([4, 9, 1], (4, 9, 1)),
+    ],
+)
+def test_what_is_recorded_of_an_output_is_filled_in_and_never_relied_on(
+    recorded: Dims | None, told: tuple[int | str | None, ...]
+) -> None:
+    model = _model(recorded)
+    found = _tell(model)
+    assert found.shapes["y"] == told == dims_of(onnx.shape_inference.infer_shapes(model).graph.output[0].type)
+    assert found.sure_shapes is not None
+    assert found.sure_shapes["y"] == (4, "n")
+
+
+@pytest.mark.parametrize("output", [None, ["rows", "columns"], [4, 9]])
+@pytest.mark.parametrize("inner", [None, ["n", 4], [9, 4]])
+def test_sure_shapes_are_those_inferred_for_no_input_in_particular(
+    output: Dims | None, inner: Dims | None, tmp_path: Path
+) -> None:
+    model = _model(output, inner)
+    del model.graph.node[2:], model.graph.output[1:]
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert graph.sure_shapes == infer_shapes(model, {}) == {"x": ("n", 4), "a": ("n", 4), "y": (4, "n")}
+
+
+def test_shapes_recorded_inside_are_told_and_not_relied_on() -> None:
+    found = _tell(_model(None, [9, 4]))
+    assert found.shapes["a"] == (9, 4)
+    assert found.shapes["y"] == (4, 9)
+    assert found.sure_shapes is None
+
+
+def test_shapes_follow_what_is_fed() -> None:
+    assert infer_shapes(_model([4, 9]), {"x": (2, 4)}) == {"x": (2, 4), "a": (2, 4), "y": (4, 2)}
+
+
+def test_what_onnx_cannot_infer_is_asked_of_onnx_runtime() -> None:
+    model = _model(None)
+    del model.graph.output[1:]
+    asked = []
+
+    def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) -> dict[str, int]:
+        asked.extend(tensors)
+        return {"z": TensorProto.INT8}
+
+    with patch.object(tensor_types, "infer_types", infer_types):
+        assert _tell(model).dtypes["z"] == TensorProto.INT8
+    assert asked == ["z"]
+
+
+def test_dimensions_of_a_tensor() -> None:
+    assert dims_of(_info("a", [0, "n", None, 3]).type) == (0, "n", None, 3)
+    assert dims_of(_info("a", []).type) == ()
+    assert dims_of(_info("a", None).type) is None
+    assert dims_of(helper.make_sequence_type_proto(_info("a", [1]).type)) is None
+
+
+def test_a_type_that_says_nothing_is_none() -> None:
+    assert is_typed(_info("a", None).type)
+    assert is_typed(helper.make_sequence_type_proto(_info("a", [1]).type))
+    assert not is_typed(onnx.TypeProto())
+    assert not is_typed(helper.make_tensor_type_proto(TensorProto.UNDEFINED, None))
