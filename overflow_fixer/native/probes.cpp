@@ -203,26 +203,27 @@ void compute_probe(void *, Context *context) {
 
 /* ---- Moments ---- */
 
-constexpr size_t MOMENTS = 7, PIECE = 512;
+constexpr size_t MOMENTS = 7, PIECE = 512, SHORT = 128;
 
 struct Sums {
   double sum = 0, magnitudes = 0, squares = 0;
   float most = -INFINITY, least = INFINITY;
 };
 
-/* Sums of (x - shift), a few terms in float and the rest in double, and the extremes of x. */
-FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
+/* Sums of (x - shift), a few terms in float and the rest in double, and the extremes of x, in runs side by side. */
+template <size_t RUNS>
+__attribute__((always_inline)) inline void add_up_in(Sums &s, const float *x, size_t n, float shift) {
   for (size_t i = 0, start = 0; start < n; start += PIECE) {
     size_t end = start + PIECE < n ? start + PIECE : n;
-    float sum[LANES] = {}, magnitudes[LANES] = {}, squares[LANES] = {}, most[LANES], least[LANES];
-    for (size_t j = 0; j < LANES; j++) most[j] = s.most, least[j] = s.least;
-    for (; i + LANES <= end; i += LANES)
-      for (size_t j = 0; j < LANES; j++) {
+    float sum[RUNS] = {}, magnitudes[RUNS] = {}, squares[RUNS] = {}, most[RUNS], least[RUNS];
+    for (size_t j = 0; j < RUNS; j++) most[j] = s.most, least[j] = s.least;
+    for (; i + RUNS <= end; i += RUNS)
+      for (size_t j = 0; j < RUNS; j++) {
         float d = x[i + j] - shift;
         sum[j] += d, magnitudes[j] += fabsf(d), squares[j] += d * d;
         raise(most[j], x[i + j]), lower(least[j], x[i + j]);
       }
-    for (size_t j = 0; j < LANES; j++) {
+    for (size_t j = 0; j < RUNS; j++) {
       s.sum += sum[j], s.magnitudes += magnitudes[j], s.squares += squares[j];
       raise(s.most, most[j]), lower(s.least, least[j]);
     }
@@ -232,6 +233,14 @@ FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
       raise(s.most, x[i]), lower(s.least, x[i]);
     }
   }
+}
+
+/* Of a short row, most of the time would go into joining many runs. */
+FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
+  if (n < SHORT)
+    add_up_in<8>(s, x, n, shift);
+  else
+    add_up_in<LANES>(s, x, n, shift);
 }
 
 struct Adding {

@@ -125,7 +125,10 @@ def test_one_value_is_found_wherever_it_is(size: int, bad: float) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (7, 768), (32, 5000), (3, 17), (64, 1000), (2, 70_000)])
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(1, 1), (7, 768), (32, 5000), (3, 17), (64, 1000), (2, 70_000), (96, 49), (5, 127), (5, 128)],
+)
 @pytest.mark.parametrize("mean", [0, 5, -1000, 1e5])
 def test_moments_of_rows(rows: int, length: int, mean: float) -> None:
     x = (mean + np.random.default_rng(rows).standard_normal((rows, length))).astype(np.float32)
