@@ -16,6 +16,7 @@ from overflow_fixer.sessions import infer_types
 
 Shapes = dict[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
+_OTHER_KINDS = ("sequence_type", "optional_type")
 
 
 class Types(NamedTuple):
@@ -38,20 +39,15 @@ def tell_types(model: onnx.ModelProto, folder: Path, written: Iterable[str]) -> 
         _forget_shapes(skeleton)
     types = _infer(skeleton)
     shapes = {**_shapes_of(types), **_shapes_of_initializers(model)}
-    dtypes = {
-        name: info.tensor_type.elem_type for name, info in types.items() if info.HasField("tensor_type")
-    }
+    others = {name: info for name, info in types.items() if info.WhichOneof("value") in _OTHER_KINDS}
+    dtypes = {name: one.tensor_type.elem_type for name, one in types.items() if one.HasField("tensor_type")}
     dtypes.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
-    kinds = ("sequence_type", "optional_type")
-    others = {name: info for name, info in types.items() if info.WhichOneof("value") in kinds}
     unknown = [name for name in written if name not in types or not is_typed(types[name])]
     if unknown:
         dtypes.update(infer_types(model, folder, unknown))
     if not is_bare:
         return Types(dtypes, shapes, others, None)
-    told = _shapes_of({info.name: info.type for info in model.graph.output})
-    outputs = {name: _merge_dims(dims, shapes.get(name)) for name, dims in told.items()}
-    return Types(dtypes, {**shapes, **outputs}, others, shapes)
+    return Types(dtypes, _fill_in_outputs(model, shapes), others, shapes)
 
 
 def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> Shapes:
@@ -106,6 +102,12 @@ def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> Shapes:
 
 def _shapes_of_initializers(model: onnx.ModelProto) -> Shapes:
     return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _fill_in_outputs(model: onnx.ModelProto, shapes: Shapes) -> Shapes:
+    """The shapes, with what the model records of its outputs."""
+    told = _shapes_of({info.name: info.type for info in model.graph.output})
+    return {**shapes, **{name: _merge_dims(dims, shapes.get(name)) for name, dims in told.items()}}
 
 
 def _merge_dims(told: tuple[Dim, ...], inferred: tuple[Dim, ...] | None) -> tuple[Dim, ...]:
