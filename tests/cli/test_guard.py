@@ -17,7 +17,10 @@ import overflow_fixer
 from overflow_fixer.cli.guard import STOPPED
 from overflow_fixer.errors import BackendError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere commands run unguarded")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere commands run unguarded"),
+]
 
 _ROOT = Path(overflow_fixer.__file__).parents[1]
 _HEAD = """

@@ -16,7 +16,10 @@ import pytest
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.ranges.store import load_recording
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and terminals as Linux has them")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="signals and terminals as Linux has them"),
+]
 
 HEAD = """
 import hashlib, os, signal, sys, threading, time

@@ -24,6 +24,8 @@ from overflow_fixer.pipeline import scan
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.ranges.store import load_recording
 
+pytestmark = pytest.mark.alone
+
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
 Run = Callable[..., tuple[int, str, str]]
 

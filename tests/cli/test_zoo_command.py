@@ -25,6 +25,8 @@ from overflow_fixer.reports.schemas import read_schema
 from overflow_fixer.zoo.summary import ZOO_SCHEMA
 from overflow_fixer.zoo.worker import read_progress
 
+pytestmark = pytest.mark.alone
+
 Run = Callable[..., tuple[int, str, str]]
 
 

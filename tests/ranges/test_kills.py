@@ -16,6 +16,8 @@ from ways_to_observe import assert_same_table
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges, load_ranges
 
+pytestmark = pytest.mark.alone
+
 COUNT = 60
 SCRIPT = f"""
 import json, os, random, signal, sys, time

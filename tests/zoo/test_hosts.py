@@ -37,6 +37,8 @@ from overflow_fixer.zoo.pool import Host, Pool
 from overflow_fixer.zoo.ray_cluster import Ask, RayCluster, open_ray, share_cpus
 from overflow_fixer.zoo.worker import PROGRESS_FILE, Job
 
+pytestmark = pytest.mark.alone
+
 MACHINE = Machine(workers=3, threads=1, memory_gib=8.0)
 _SYSTEM = {
     "health_check_initial_delay_ms": 0,

@@ -20,6 +20,8 @@ from overflow_fixer.zoo.outcomes import ZooOutcome
 from overflow_fixer.zoo.pool import Pool, estimate_memory_gib, order, uses_gpu
 from overflow_fixer.zoo.running import Running
 
+pytestmark = pytest.mark.alone
+
 MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
 
 
