@@ -45,13 +45,20 @@ def run_guarded(command: Callable[[], int]) -> int:
         return command()
     _page = mmap.mmap(-1, _PAGE_BYTES)
     sys.stdout.flush()
-    parent = os.getpid()
+    parent, requests = os.getpid(), _Requests()
+    # Python forgets what comes to a child before it has begun in it
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
     child = os.fork()
     if child == 0:
         die_with(parent, EXIT_STOPPED)
-        _take_interrupts_once()
-        _end_with(command)
-    return _tell_end(_wait(child))
+        _end_with(lambda: _run_in_child(command, requests, mask))
+    requests.hand_to(child)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        status = os.waitpid(child, 0)[1]
+    finally:
+        requests.leave()
+    return _tell_end(status)
 
 
 def note_stage(stage: str) -> None:
@@ -61,6 +68,39 @@ def note_stage(stage: str) -> None:
         _page[: len(text) + 1] = text + b"\0"
 
 
+class _Requests:
+    """Takes what asks this process to end, and hands it on; what comes before it is told to whom, as soon as it is."""
+
+    def __init__(self) -> None:
+        self._receiver = 0
+        self._early: list[int] = []
+        self.previous = {number: signal.signal(number, self._take) for number in _REQUESTS}
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._receiver:
+            os.kill(self._receiver, number)
+        else:
+            self._early.append(number)
+
+    def hand_to(self, process: int) -> None:
+        self._receiver = process
+        for number in self._early:
+            os.kill(process, number)
+
+    def leave(self) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+def _run_in_child(command: Callable[[], int], requests: _Requests, mask: set[int | signal.Signals]) -> int:
+    """What came while the child began comes when it can be heeded."""
+    if requests.previous[signal.SIGINT] is not signal.SIG_IGN:
+        requests.previous[signal.SIGINT] = _take_interrupts_once()
+    requests.leave()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return command()
+
+
 def _end_with(command: Callable[[], int]) -> NoReturn:
     """Run the command and end the process on the spot: a fork that shuts down as usual can hang in its threads."""
     code = 1
@@ -68,6 +108,9 @@ def _end_with(command: Callable[[], int]) -> NoReturn:
         code = command()
     except SystemExit as stop:  # rich ends the process so where nobody reads what it prints
         code = stop.code if isinstance(stop.code, int) else code
+    except KeyboardInterrupt:  # the command had not begun
+        click.echo(f"fix-fp16: {STOPPED}", err=True)
+        code = EXIT_STOPPED
     except BaseException:  # such as an error raised with --debug
         traceback.print_exc()
     finally:
@@ -77,10 +120,8 @@ def _end_with(command: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
-def _take_interrupts_once() -> None:
+def _take_interrupts_once() -> Callable[[int, FrameType | None], None]:
     """Of two interrupts within half a second heed one: Ctrl-C reaches this process, and the parent hands it on."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return
     last = -math.inf
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -89,17 +130,7 @@ def _take_interrupts_once() -> None:
             last = time.monotonic()
             raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
-
-
-def _wait(child: int) -> int:
-    """The status with which `child` ended; what asks this process to end is handed to it."""
-    previous = {n: signal.signal(n, lambda number, _: os.kill(child, number)) for n in _REQUESTS}
-    try:
-        return os.waitpid(child, 0)[1]
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    return interrupt
 
 
 def _tell_end(status: int) -> int:

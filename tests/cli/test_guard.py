@@ -15,7 +15,7 @@ import pytest
 
 import overflow_fixer
 from overflow_fixer.cli.guard import STOPPED
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import EXIT_STOPPED, BackendError
 
 pytestmark = [
     pytest.mark.alone,
@@ -134,6 +134,37 @@ def test_ctrl_c_at_a_terminal_comes_once() -> None:
     """
     script = _HEAD.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     assert "cleaned up" in _press_ctrl_c(script, when="ready")
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_request_that_comes_while_the_child_begins_is_not_lost(name: str, is_child: bool) -> None:
+    """Neither does it end the guard with a traceback, which would take the child along."""
+    fork = f"""
+fork = os.fork
+def interrupted_fork():
+    child = fork()
+    if (child == 0) == {is_child}:
+        os.kill(os.getpid(), signal.{name})
+    return child
+os.fork = interrupted_fork
+sys.exit("""
+    script = _HEAD.format(body="    import time\n    time.sleep(20)\n    return 0").replace("sys.exit(", fork)
+    done = _run_script(script)
+    assert (done.returncode, done.stderr) == (EXIT_STOPPED, f"fix-fp16: {STOPPED}\n")
+
+
+def test_a_request_before_there_is_a_child_is_handed_to_it() -> None:
+    fork = """
+fork = os.fork
+def interrupted_fork():
+    os.kill(os.getpid(), signal.SIGINT)
+    return fork()
+os.fork = interrupted_fork
+sys.exit("""
+    script = _HEAD.format(body="    import time\n    time.sleep(20)\n    return 0").replace("sys.exit(", fork)
+    done = _run_script(script)
+    assert (done.returncode, done.stderr) == (EXIT_STOPPED, f"fix-fp16: {STOPPED}\n")
 
 
 def test_a_second_ctrl_c_interrupts_again() -> None:
