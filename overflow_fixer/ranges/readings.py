@@ -43,8 +43,10 @@ def _choose(first: Array, places: Array, second: Array, other_places: Array) -> 
 
 def _reduce(ufunc: np.ufunc, values: Array, probed: Probed) -> Array:
     """Each segment of the vectors to one number; of those that are no sizes, the product means nothing."""
+    if len(probed.starts) in (0, len(values)):  # of one number each
+        return values
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(ufunc.reduceat(values, probed.starts)) if len(probed.starts) else values
+        return np.asarray(ufunc.reduceat(values, probed.starts))
 
 
 def _read_quick(most: Array, least: Array, count: Array, small: Array) -> tuple[Summaries, Flags]:
