@@ -202,7 +202,7 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.enable_mem_reuse = False  # planning it takes the square of the number of nodes
+    options.enable_mem_reuse = provider != "cpu"  # planning it takes the square of the number of nodes
     options.intra_op_num_threads = _threads[0]
     options.log_severity_level = 4
     options.add_session_config_entry(_STOP_SPINNING, "1")
