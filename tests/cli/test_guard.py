@@ -136,30 +136,20 @@ def test_ctrl_c_at_a_terminal_comes_once() -> None:
     assert "cleaned up" in _press_ctrl_c(script, when="ready")
 
 
-@pytest.mark.parametrize("is_child", [False, True])
+@pytest.mark.parametrize("moment", ["before the fork", "in the child", "in the guard"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_request_that_comes_while_the_child_begins_is_not_lost(name: str, is_child: bool) -> None:
+def test_a_request_that_comes_while_the_child_begins_is_not_lost(name: str, moment: str) -> None:
     """Neither does it end the guard with a traceback, which would take the child along."""
     fork = f"""
 fork = os.fork
 def interrupted_fork():
+    request = lambda: os.kill(os.getpid(), signal.{name})
+    if {moment == "before the fork"}:
+        request()
     child = fork()
-    if (child == 0) == {is_child}:
-        os.kill(os.getpid(), signal.{name})
+    if {moment == "in the child"} and child == 0 or {moment == "in the guard"} and child != 0:
+        request()
     return child
-os.fork = interrupted_fork
-sys.exit("""
-    script = _HEAD.format(body="    import time\n    time.sleep(20)\n    return 0").replace("sys.exit(", fork)
-    done = _run_script(script)
-    assert (done.returncode, done.stderr) == (EXIT_STOPPED, f"fix-fp16: {STOPPED}\n")
-
-
-def test_a_request_before_there_is_a_child_is_handed_to_it() -> None:
-    fork = """
-fork = os.fork
-def interrupted_fork():
-    os.kill(os.getpid(), signal.SIGINT)
-    return fork()
 os.fork = interrupted_fork
 sys.exit("""
     script = _HEAD.format(body="    import time\n    time.sleep(20)\n    return 0").replace("sys.exit(", fork)
