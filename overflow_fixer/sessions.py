@@ -32,7 +32,8 @@ _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
 _DISABLE_PREPACKING = "session.disable_prepacking"
 _STOP_SPINNING = "session.force_spinning_stop"
-"""Idle threads would spin on the cores that another session needs."""
+_SPIN_MICROSECONDS = "session.intra_op.spin_duration_us", "500"
+"""Idle threads would spin on the cores that another session, or what runs beside one that opens, needs."""
 _RECORD_PLACES = "session.record_ep_graph_assignment_info"
 _custom_ops: list[Path] = []
 """Libraries for every session; a process has one list, as it has one set of loaded libraries."""
@@ -206,6 +207,7 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
     options.intra_op_num_threads = _threads[0]
     options.log_severity_level = 4
     options.add_session_config_entry(_STOP_SPINNING, "1")
+    options.add_session_config_entry(*_SPIN_MICROSECONDS)
     for library in _custom_ops:
         options.register_custom_ops_library(str(library.resolve()))
     if by_priority:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -75,6 +75,7 @@ def collect_ranges(
         is_there = store is not None and os.path.exists(store)
         level = find_level(graph, is_native(observe, provider))
         settings = Settings(observe, provider, small_values, beside)
+        batches = None if is_there else _read_ahead(iter(calibration), beside)
         walk = None if is_there else ModelWalk(level, settings)
         key = hashing.result()
         begun = None if store is None else find_begun(store, key, existing)
@@ -84,7 +85,7 @@ def collect_ranges(
         progress(scan.done, scan.total)
         if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
             walk = walk or ModelWalk(level, settings)
-            batches = _read_ahead(islice(calibration, scan.done, None), beside)
+            batches = batches or _read_ahead(islice(calibration, scan.done, None), beside)
             _run(scan, walk, batches, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
 
@@ -144,8 +145,11 @@ def _run(
 
 
 def _read_ahead(batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:
-    """The same, each read while the one before it is used."""
-    pending = beside.submit(next, batches, None)
+    """The same, the first read from now on, each other while the one before it is used."""
+    return _hand_on(beside.submit(next, batches, None), batches, beside)
+
+
+def _hand_on(pending: Future[Batch | None], batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:
     while (batch := pending.result()) is not None:
         pending = beside.submit(next, batches, None)
         yield batch
