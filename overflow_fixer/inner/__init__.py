@@ -114,8 +114,10 @@ def look_inside(graph: Graph, is_native: bool = False) -> Inside:
 
 
 def _insert(graph: Graph, behind: Mapping[str, Sequence[NodeProto]], tensors: Iterable[str]) -> Graph:
-    expressed = insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT))
-    if any(node.domain == DOMAIN for nodes in behind.values() for node in nodes):
+    statistics = [node.output[-1] for node in chain(*behind.values()) if node.domain == DOMAIN]
+    dtypes = {**dict.fromkeys(tensors, TensorProto.FLOAT), **dict.fromkeys(statistics, TensorProto.DOUBLE)}
+    expressed = insert_nodes(graph, behind, dtypes)
+    if statistics:
         declare_operators(expressed.model)
     return expressed
 

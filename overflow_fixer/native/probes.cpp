@@ -3,9 +3,13 @@
  *   Probe(x: float) -> statistics: double[7]
  *     largest, smallest, least magnitude that is not zero, elements, NaN, elements under 65520, finite elements.
  *     The extremes leave NaN out; of nothing they are -inf, inf and inf.
- *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows]
+ *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows],
+ *       statistics: double[49]
  *     of x in rows of `length` elements: its extremes (NaN left out), the largest |x - mean|, the sums of x, |x|, x * x
- *     and (x - mean)^2, each right to 2e-6 of the sum of what is added. An x that cannot be cut so is one row.
+ *     and (x - mean)^2, each right to 2e-6 of the sum of what is added; and what Probe tells of each of these. An x that
+ *     cannot be cut so is one row.
+ *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[35]
+ *     the same, but for what is about the mean.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -201,32 +205,46 @@ void compute_probe(void *, Context *context) {
   tell(all, p.count, output<double>(context, 0, STATISTICS));
 }
 
-/* ---- Moments ---- */
+/* ---- Moments and Sums ---- */
 
-constexpr size_t MOMENTS = 7, PIECE = 512, SHORT = 128;
+constexpr size_t MOMENTS = 7, SUMS = 5, PIECE = 512, SHORT = 128;
 
 struct Sums {
   double sum = 0, magnitudes = 0, squares = 0;
   float most = -INFINITY, least = INFINITY;
 };
 
+template <size_t RUNS>
+struct Runs {
+  float sum[RUNS] = {}, magnitudes[RUNS] = {}, squares[RUNS] = {}, most[RUNS], least[RUNS];
+};
+
+/* What the runs hold, joined by halves: a dozen roundings more would not matter, the time would. */
+template <size_t RUNS>
+__attribute__((always_inline)) inline void join(Sums &s, Runs<RUNS> &r) {
+  for (size_t half = RUNS / 2; half; half /= 2)
+    for (size_t j = 0; j < half; j++) {
+      r.sum[j] += r.sum[j + half], r.magnitudes[j] += r.magnitudes[j + half], r.squares[j] += r.squares[j + half];
+      raise(r.most[j], r.most[j + half]), lower(r.least[j], r.least[j + half]);
+    }
+  s.sum += r.sum[0], s.magnitudes += r.magnitudes[0], s.squares += r.squares[0];
+  raise(s.most, r.most[0]), lower(s.least, r.least[0]);
+}
+
 /* Sums of (x - shift), a few terms in float and the rest in double, and the extremes of x, in runs side by side. */
 template <size_t RUNS>
 __attribute__((always_inline)) inline void add_up_in(Sums &s, const float *x, size_t n, float shift) {
   for (size_t i = 0, start = 0; start < n; start += PIECE) {
     size_t end = start + PIECE < n ? start + PIECE : n;
-    float sum[RUNS] = {}, magnitudes[RUNS] = {}, squares[RUNS] = {}, most[RUNS], least[RUNS];
-    for (size_t j = 0; j < RUNS; j++) most[j] = s.most, least[j] = s.least;
+    Runs<RUNS> r;
+    for (size_t j = 0; j < RUNS; j++) r.most[j] = -INFINITY, r.least[j] = INFINITY;
     for (; i + RUNS <= end; i += RUNS)
       for (size_t j = 0; j < RUNS; j++) {
         float d = x[i + j] - shift;
-        sum[j] += d, magnitudes[j] += fabsf(d), squares[j] += d * d;
-        raise(most[j], x[i + j]), lower(least[j], x[i + j]);
+        r.sum[j] += d, r.magnitudes[j] += fabsf(d), r.squares[j] += d * d;
+        raise(r.most[j], x[i + j]), lower(r.least[j], x[i + j]);
       }
-    for (size_t j = 0; j < RUNS; j++) {
-      s.sum += sum[j], s.magnitudes += magnitudes[j], s.squares += squares[j];
-      raise(s.most, most[j]), lower(s.least, least[j]);
-    }
+    join(s, r);
     for (; i < end; i++) {
       float d = x[i] - shift;
       s.sum += d, s.magnitudes += fabsf(d), s.squares += d * d;
@@ -238,7 +256,7 @@ __attribute__((always_inline)) inline void add_up_in(Sums &s, const float *x, si
 /* Of a short row, most of the time would go into joining many runs. */
 FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
   if (n < SHORT)
-    add_up_in<8>(s, x, n, shift);
+    add_up_in<16>(s, x, n, shift);
   else
     add_up_in<LANES>(s, x, n, shift);
 }
@@ -249,8 +267,15 @@ struct Adding {
   float *to[MOMENTS];
 };
 
+void tell_sums(const Adding &a, size_t row) {
+  Sums s;
+  add_up(s, a.x + row * a.length, a.length, 0);
+  double found[SUMS] = {s.most, s.least, s.sum, s.magnitudes, s.squares};
+  for (size_t k = 0; k < SUMS; k++) a.to[k][row] = float(found[k]);
+}
+
 /* Where the mean is large beside the deviations, what is left of them in sums about 0 is rounding: once more about it. */
-void add_up_row(const Adding &a, size_t row) {
+void tell_moments(const Adding &a, size_t row) {
   const float *x = a.x + row * a.length;
   double n = double(a.length), shift = 0;
   Sums s;
@@ -268,13 +293,16 @@ void add_up_row(const Adding &a, size_t row) {
   for (size_t k = 0; k < MOMENTS; k++) a.to[k][row] = float(found[k]);
 }
 
+template <void (*TELL_ROW)(const Adding &, size_t)>
 void add_up_part(void *state, size_t task) {
   const Adding &a = *static_cast<Adding *>(state);
   size_t end = a.rows * (task + 1) / a.tasks;
-  for (size_t row = a.rows * task / a.tasks; row < end; row++) add_up_row(a, row);
+  for (size_t row = a.rows * task / a.tasks; row < end; row++) TELL_ROW(a, row);
 }
 
-void compute_moments(void *, Context *context) {
+/* The last output holds what Probe tells of each of the others. */
+template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t)>
+void compute_rows(void *, Context *context) {
   Adding a;
   size_t count, one;
   a.x = input<float>(context, 0, &count);
@@ -282,8 +310,14 @@ void compute_moments(void *, Context *context) {
   a.length = one == 1 && *length > 0 && count % size_t(*length) == 0 ? size_t(*length) : count;
   a.rows = count ? count / a.length : 0;
   a.tasks = count / TASK + 1 < a.rows ? count / TASK + 1 : a.rows;
-  for (size_t k = 0; k < MOMENTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
-  if (a.rows) in_parallel(context, add_up_part, a.tasks, &a);
+  for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
+  if (a.rows) in_parallel(context, add_up_part<TELL_ROW>, a.tasks, &a);
+  double *told = output<double>(context, OUTPUTS, OUTPUTS * STATISTICS);
+  for (size_t k = 0; k < OUTPUTS; k++) {
+    Statistics s;
+    look(s, a.to[k], a.rows);
+    tell(s, a.rows, told + k * STATISTICS);
+  }
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
@@ -303,22 +337,24 @@ const Description PROBE = {
     [](const Description *, size_t) { return 0; },
 };
 
-Description describe_moments() {
-  Description moments = PROBE;
-  moments.name = [](const Description *) { return "Moments"; };
-  moments.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
-  moments.input_count = [](const Description *) { return size_t{2}; };
-  moments.output_type = [](const Description *, size_t) { return FLOAT; };
-  moments.output_count = [](const Description *) { return MOMENTS; };
-  moments.compute = compute_moments;
-  return moments;
+template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t)>
+Description describe_rows(const char *(*name)(const Description *)) {
+  Description rows = PROBE;
+  rows.name = name;
+  rows.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
+  rows.input_count = [](const Description *) { return size_t{2}; };
+  rows.output_type = [](const Description *, size_t index) { return index < OUTPUTS ? FLOAT : DOUBLE; };
+  rows.output_count = [](const Description *) { return OUTPUTS + 1; };
+  rows.compute = compute_rows<OUTPUTS, TELL_ROW>;
+  return rows;
 }
 
-const Description MOMENTS_OF_ROWS = describe_moments();
+const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, tell_moments>([](const Description *) { return "Moments"; });
+const Description SUMS_OF_ROWS = describe_rows<SUMS, tell_sums>([](const Description *) { return "Sums"; });
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
-  for (const Description *description : {&PROBE, &MOMENTS_OF_ROWS})
+  for (const Description *description : {&PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -21,7 +21,7 @@ from overflow_fixer.copies import copy_shell
 from overflow_fixer.graph import Graph, Node, free_prefix
 from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
-from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, shared_constants, widen
+from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import mark_outputs
 
@@ -30,6 +30,7 @@ _ORT_CAST = "InsertedPrecisionFreeCast_"
 _MOST_ROWS = 64
 _MANY_ELEMENTS = 1 << 18
 
+_Look = Probe | Statistics
 _Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
 
@@ -105,6 +106,7 @@ def add_probes(
     but those of doubles.
     """
     prefix = free_prefix(graph, "range_probe_")
+    told = dict(_find_statistics(graph, detailed)) if is_native else {}
     probes = [
         _make_probe(
             graph,
@@ -117,15 +119,29 @@ def add_probes(
             wanted=words.get(name) or _choose_words(name in unguarded, name in small),
         )
         for i, name in enumerate(tensors)
+        if name not in told
     ]
-    gatherings = _open_gatherings(probes, prefix)
-    behind = {probe.tensor: [*probe.nodes(), *_gather(probe, gatherings)] for probe in probes}
+    looks: list[_Look] = [*probes, *dict.fromkeys(told[name] for name in tensors if name in told)]
+    gatherings = _open_gatherings(looks, prefix)
+    behind = {look.tensor: [*look.nodes(), *_gather(look, gatherings)] for look in looks}
     first = list(shared_constants(prefix, sorted({probe.rows for probe in probes})))
     last, fetches = _finish(gatherings.values())
-    starts, quick, full = _locate(probes, gatherings)
+    starts, place_of = _locate(looks, gatherings)
+    quick = np.array([place_of[name] for name in tensors if name not in detailed], np.int64)
+    full = np.array([place_of[name] for name in tensors if name in detailed], np.int64)
     known = [count_elements(shapes.get(name)) for name in tensors if name not in detailed]
     counts = np.array([np.nan if count is None else count for count in known], np.float64)
-    return Probed(graph, prefix, Added(first, behind, last), fetches, starts, counts, quick, full)
+    places = quick.reshape(-1, len(QUICK)), full.reshape(-1, len(DETAILED))
+    return Probed(graph, prefix, Added(first, behind, last), fetches, starts, counts, *places)
+
+
+def _find_statistics(graph: Graph, tensors: Collection[str]) -> Iterator[tuple[str, Statistics]]:
+    """Those of `tensors` of which a native node of the graph tells already."""
+    for node in graph.nodes:
+        if node.domain == DOMAIN:
+            *outputs, told = node.outputs
+            found = Statistics(told, tuple(outputs))
+            yield from ((name, found) for name in outputs if name in tensors)
 
 
 def _finish(gatherings: Iterable[Gathering]) -> tuple[list[NodeProto], tuple[str, ...]]:
@@ -204,37 +220,33 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
     return model, fetches
 
 
-def _open_gatherings(probes: Iterable[Probe], prefix: str) -> dict[str, Gathering]:
+def _open_gatherings(looks: Iterable[_Look], prefix: str) -> dict[str, Gathering]:
     """What joins the vectors, by kind."""
-    kinds = dict.fromkeys(kind for probe in probes for _, kind, _ in probe.vectors)
+    kinds = dict.fromkeys(kind for look in looks for _, kind, _ in look.vectors)
     return {kind: Gathering(f"{prefix}all_{kind}_") for kind in kinds}
 
 
-def _gather(probe: Probe, gatherings: Mapping[str, Gathering]) -> Iterator[NodeProto]:
-    for vector, kind, lengths in probe.vectors:
+def _gather(look: _Look, gatherings: Mapping[str, Gathering]) -> Iterator[NodeProto]:
+    for vector, kind, lengths in look.vectors:
         yield from gatherings[kind].add(vector, lengths)
 
 
 def _locate(
-    probes: Iterable[Probe], gatherings: Mapping[str, Gathering]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Probed.starts, quick and detailed: each probe's vectors come in turn, kind by kind."""
+    looks: Iterable[_Look], gatherings: Mapping[str, Gathering]
+) -> tuple[npt.NDArray[np.int64], dict[str, list[int]]]:
+    """Probed.starts, and the segments of each tensor: vectors come in turn, kind by kind."""
     lengths = [length for gathering in gatherings.values() for length in gathering.lengths]
     starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0)
     counts = [len(gathering.lengths) for gathering in gatherings.values()]  # of segments
     next_of = dict(zip(gatherings, np.cumsum([0, *counts]).tolist(), strict=False))
-    rows: dict[bool, list[list[int]]] = {False: [], True: []}
-    for probe in probes:
+    found: dict[str, list[int]] = {}
+    for look in looks:
         places: list[int] = []
-        for _, kind, segments in probe.vectors:
+        for _, kind, segments in look.vectors:
             places += range(next_of[kind], next_of[kind] + len(segments))
             next_of[kind] += len(segments)
-        if not probe.is_detailed:
-            place_of = dict(zip(probe.words, places, strict=True))
-            places = [place_of.get(word, -1) for word in QUICK]
-        rows[probe.is_detailed].append(places)
-    quick = np.array(rows[False], np.int64).reshape(-1, len(QUICK))
-    return starts.astype(np.int64), quick, np.array(rows[True], np.int64).reshape(-1, len(DETAILED))
+        found |= look.share(places)
+    return starts.astype(np.int64), found
 
 
 def _interleave(graph: Graph, behind: _Behind) -> Iterator[NodeProto]:

@@ -74,10 +74,14 @@ class Look:
     guard: str | None = None
 
 
-def _look_at_rows(extremes: Mapping[str, tuple[str, str, str]]) -> Iterator[tuple[str, Look]]:
+def _look_at_rows(
+    looks: Mapping[str, Look], extremes: Mapping[str, tuple[str, str, str]]
+) -> Iterator[tuple[str, Look]]:
+    """The looks at `extremes`, each with what is taken of that tensor anyway."""
     for rows in extremes.values():
         for tensor, word in zip(rows, ("max", "min", "sum"), strict=True):
-            yield tensor, Look(frozenset({word}))
+            own = looks.get(tensor, Look(frozenset()))
+            yield tensor, Look(own.words | {word}, own.guard)
 
 
 class ReductionObserver:
@@ -104,7 +108,7 @@ class ReductionObserver:
         shapes: Mapping[str, Sequence[Dim]] | None = None,
     ) -> None:
         self._graph, self._provider = graph, provider
-        looks = {**looks, **dict(_look_at_rows(extremes))}
+        looks = {**looks, **dict(_look_at_rows(looks, extremes))}
         self._sources = sources = find_sources(graph, list(dict.fromkeys((*tensors, *looks))))
         self._tensors = tuple(dict.fromkeys(sources.values()))
         self._small = frozenset(sources[name] for name in tensors if name in small)

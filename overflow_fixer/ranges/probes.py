@@ -86,6 +86,17 @@ class Probe:
                 kind = "counts" if word in _COUNTS else f"values_{self._float}_{rank}"
                 yield self.prefix + word, kind, (self.rows,)
 
+    def share(self, places: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Each tensor that it tells of, with the place of each of DETAILED, or of QUICK, -1 for what it does not take.
+
+        `places` are those of the segments of `vectors`, one after the other.
+        """
+        if self.is_detailed:
+            yield self.tensor, list(places)
+        else:
+            place_of = dict(zip(self.words, places, strict=True))
+            yield self.tensor, [place_of.get(word, -1) for word in QUICK]
+
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor
         if self.dtype != self._float:
@@ -160,6 +171,28 @@ class Probe:
 
     def _constant(self, word: str) -> str:
         return f"{self.shared}{word}_{self._float}"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a native node tells of its other `outputs` in its last, `tensor`, as native probes of them would.
+
+    It is used as a Probe is, but that it has no nodes.
+    """
+
+    tensor: str
+    outputs: tuple[str, ...]
+
+    @property
+    def vectors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        yield self.tensor, "all", (1,) * (len(DETAILED) * len(self.outputs))
+
+    def share(self, places: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        for i, output in enumerate(self.outputs):
+            yield output, list(places[i * len(DETAILED) : (i + 1) * len(DETAILED)])
+
+    def nodes(self) -> Iterator[NodeProto]:
+        yield from ()
 
 
 def shared_constants(shared: str, rows: Sequence[int]) -> Iterator[NodeProto]:

@@ -57,16 +57,20 @@ def test_a_library_that_does_not_load_is_none(tmp_path: Path, monkeypatch: pytes
     assert not has_native_probes()
 
 
+_ROWS = {"Moments": 7, "Sums": 5}
+"""The operators that read rows, and how many numbers they tell of each."""
+
+
 @cache
 def _session(op_type: str) -> Any:
-    outputs = [f"y{i}" for i in range(7 if op_type == "Moments" else 1)]
-    kind = TensorProto.FLOAT if op_type == "Moments" else TensorProto.DOUBLE
-    given = {"x": TensorProto.FLOAT, **({"length": TensorProto.INT64} if op_type == "Moments" else {})}
+    values = [f"y{i}" for i in range(_ROWS.get(op_type, 0))]
+    outputs = {**dict.fromkeys(values, TensorProto.FLOAT), "statistics": TensorProto.DOUBLE}
+    given = {"x": TensorProto.FLOAT, **({"length": TensorProto.INT64} if op_type in _ROWS else {})}
     graph = helper.make_graph(
-        [helper.make_node(op_type, list(given), outputs, domain=DOMAIN)],
+        [helper.make_node(op_type, list(given), list(outputs), domain=DOMAIN)],
         "g",
         [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in given.items()],
-        [helper.make_tensor_value_info(name, kind, None) for name in outputs],
+        [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in outputs.items()],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
     return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
@@ -77,8 +81,12 @@ def probe(x: Array) -> list[float]:
     return list(found)
 
 
-def moments(x: Array, length: int) -> list[Array]:
-    return run_session(_session("Moments"), None, Batch("b", {"x": x, "length": np.array([length])}))
+def read_rows(op_type: str, x: Array, length: int) -> list[Array]:
+    """What the operator tells of the rows; what it tells of that is what Probe would."""
+    batch = Batch("b", {"x": x, "length": np.array([length])})
+    *found, statistics = run_session(_session(op_type), None, batch)
+    assert statistics.reshape(-1, 7).tolist() == [reckon(values) for values in found]
+    return found
 
 
 def reckon(x: Array) -> list[float]:
@@ -134,7 +142,7 @@ def test_moments_of_rows(rows: int, length: int, mean: float) -> None:
     x = (mean + np.random.default_rng(rows).standard_normal((rows, length))).astype(np.float32)
     wide = x.astype(np.float64)
     deviations, magnitudes = wide - wide.mean(1, keepdims=True), np.abs(wide).sum(1)
-    largest, smallest, deviation, total, *others = moments(x, length)
+    largest, smallest, deviation, total, *others = read_rows("Moments", x, length)
     np.testing.assert_array_equal(largest, x.max(1))
     np.testing.assert_array_equal(smallest, x.min(1))
     np.testing.assert_allclose(deviation, np.abs(deviations).max(1), rtol=3e-6, atol=0)
@@ -146,22 +154,42 @@ def test_moments_of_rows(rows: int, length: int, mean: float) -> None:
 
 @needs_library
 @pytest.mark.parametrize(
-    ("shape", "length", "rows"), [((0,), 5, 0), ((4, 0), 0, 0), ((6,), 4, 1), ((6,), 0, 1), ((), 1, 1)]
+    ("rows", "length"), [(1, 1), (7, 768), (3, 17), (2, 70_000), (96, 49), (5, 127), (5, 128)]
 )
-def test_what_cannot_be_cut_is_one_row_and_nothing_is_none(
-    shape: tuple[int, ...], length: int, rows: int
-) -> None:
-    found = moments(np.ones(shape, np.float32), length)
-    assert [len(values) for values in found] == [rows] * 7
+@pytest.mark.parametrize("values", ["alike", "any", "far"])
+def test_sums_of_rows(rows: int, length: int, values: str) -> None:
+    """Of numbers that are all alike, too, where every rounding goes the same way."""
+    noise = np.random.default_rng(rows).standard_normal((rows, length))
+    x = {"alike": np.full((rows, length), 0.1), "any": noise, "far": noise - 1e5}[values].astype(np.float32)
+    wide = x.astype(np.float64)
+    largest, smallest, total, magnitudes, squares = read_rows("Sums", x, length)
+    np.testing.assert_array_equal(largest, x.max(1))
+    np.testing.assert_array_equal(smallest, x.min(1))
+    assert (np.abs(total - wide.sum(1)) <= 2e-6 * np.abs(wide).sum(1)).all()
+    np.testing.assert_allclose(magnitudes, np.abs(wide).sum(1), rtol=2e-6, atol=0)
+    np.testing.assert_allclose(squares, (wide**2).sum(1), rtol=2e-6, atol=0)
 
 
 @needs_library
+@pytest.mark.parametrize("op_type", _ROWS)
+@pytest.mark.parametrize(
+    ("shape", "length", "rows"), [((0,), 5, 0), ((4, 0), 0, 0), ((6,), 4, 1), ((6,), 0, 1), ((), 1, 1)]
+)
+def test_what_cannot_be_cut_is_one_row_and_nothing_is_none(
+    op_type: str, shape: tuple[int, ...], length: int, rows: int
+) -> None:
+    found = read_rows(op_type, np.ones(shape, np.float32), length)
+    assert [len(values) for values in found] == [rows] * _ROWS[op_type]
+
+
+@needs_library
+@pytest.mark.parametrize("op_type", _ROWS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_moments_show_what_is_not_finite_in_its_row_alone(bad: float) -> None:
+def test_rows_show_what_is_not_finite_in_its_row_alone(op_type: str, bad: float) -> None:
     x = np.ones((3, 1000), np.float32)
     x[1, 700] = bad
-    _, _, deviation, total, magnitudes, squares, spread = moments(x, 1000)
-    for values in (deviation, total, magnitudes, squares, spread):
+    _, _, *others = read_rows(op_type, x, 1000)
+    for values in others:
         assert np.isfinite(values).tolist() == [True, False, True]
 
 

@@ -9,10 +9,11 @@ from onnx import TensorProto, helper
 from scan_cases import save_model, value_info
 
 from overflow_fixer.graph import Graph
+from overflow_fixer.inner import look_inside
 from overflow_fixer.ranges.instrument import add_probes, find_rows, mark_tensors
 from overflow_fixer.ranges.readings import read_probes
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions import has_native_probes, open_session, run_session
 
 NEWEST_OPSET = 23
 """The newest that the oldest ONNX Runtime in use runs."""
@@ -35,6 +36,24 @@ def test_a_probe_stands_directly_behind_its_producer(tmp_path: Path) -> None:
     assert first_of["x"] < own[0]
     assert (first_of["t0"], first_of["t1"]) == (own[0] + 1, own[1] + 1)
     assert all(node.op_type != "Neg" for node in nodes[own[0] + 1 : own[1]])
+
+
+@pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
+def test_what_a_native_node_tells_of_its_outputs_needs_no_probes(tmp_path: Path) -> None:
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"]), helper.make_node("Neg", ["y"], ["z"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2, 3, 4, 4])], [value_info("z")])
+    inside = look_inside(graph, is_native=True)
+    inner = [value.tensor for value in inside.values]
+    tensors = [*inner, "x", "y", "z"]
+    probed = add_probes(inside.graph, tensors, tensors, is_native=True)
+    model = probed.build_model()
+    assert [node.input[0] for node in model.graph.node if node.op_type == "Probe"] == ["x", "y", "z"]
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    vectors = run_session(open_session(model, graph.folder), probed.fetches, Batch("b", {"x": x}))
+    _, found, _, _ = read_probes(probed, vectors)
+    sums = {"sum": x.sum((2, 3)), "sum of magnitudes": np.abs(x).sum((2, 3))}
+    expected = [*(sums[value.quantity].max() for value in inside.values), x.max()]
+    np.testing.assert_allclose(found["max"][:3], expected, rtol=1e-6)
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
