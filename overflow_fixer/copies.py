@@ -43,7 +43,7 @@ def insert_nodes(
     model.graph.output.extend(graph.model.graph.output)
     nodes: list[Node] = []
     for node in graph.nodes:
-        nodes.append(replace(node, index=len(nodes)))
+        nodes.append(node.at(len(nodes)))
         for proto in behind.get(node.label, ()):
             nodes.append(Node.of(len(nodes), proto.output[0], proto))
     model.graph.node.extend(node.proto for node in nodes)

@@ -22,6 +22,12 @@ from overflow_fixer.weights import read_pieces, read_values
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 _STANDARD_DOMAINS = ("", "ai.onnx")
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""ONNX's operators that have subgraphs; those of other domains may have some."""
+_HOLDS_NO_TENSOR = frozenset(
+    getattr(onnx.AttributeProto, kind)
+    for kind in "FLOAT INT STRING FLOATS INTS STRINGS GRAPH GRAPHS TYPE_PROTO TYPE_PROTOS".split()
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,13 @@ class Node:
     def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
         names = tuple(proto.input), tuple(proto.output), tuple(_captured(proto))
         return Node(index, label, proto.op_type, proto.domain, *names, proto)
+
+    def at(self, index: int) -> Node:
+        """The same in another place."""
+        if index == self.index:
+            return self
+        names = self.inputs, self.outputs, self.captured
+        return Node(index, self.label, self.op_type, self.domain, *names, self.proto)
 
     @property
     def is_standard(self) -> bool:
@@ -361,7 +374,8 @@ def _free_label(label: str, taken: set[str]) -> str:
 
 def _captured(proto: onnx.NodeProto) -> list[str]:
     """Tensors of the outer graph that the node's bodies read."""
-    return list(dict.fromkeys(name for body in bodies(proto) for name in captures(body)))
+    found = [name for body in bodies(proto) for name in captures(body)]
+    return list(dict.fromkeys(found)) if found else found
 
 
 def captures(body: onnx.GraphProto) -> list[str]:
@@ -376,6 +390,8 @@ def captures(body: onnx.GraphProto) -> list[str]:
 
 def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The subgraphs of a control-flow node, one level deep."""
+    if proto.op_type not in _CONTROL_FLOW and proto.domain in _STANDARD_DOMAINS:
+        return
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -446,6 +462,8 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
 
 def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
     for attribute in node.attribute:
+        if attribute.type in _HOLDS_NO_TENSOR:
+            continue
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -27,8 +27,7 @@ _TYPED = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
 """Lists that are packed as the bytes of raw_data are, for tensors of this type."""
 
 
-@dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """One field of a message: its number, where it begins, and where its content lies."""
 
     number: int
@@ -153,6 +152,9 @@ def _walk(image: mmap.mmap, at: int, end: int) -> Iterator[_Field]:
 
 
 def _read_varint(image: mmap.mmap, at: int) -> tuple[int, int]:
+    value = image[at]
+    if value < 0x80:
+        return value, at + 1
     value = shift = 0
     while True:
         byte = image[at]

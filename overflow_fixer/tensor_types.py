@@ -75,9 +75,9 @@ def dims_of(info: onnx.TypeProto) -> tuple[Dim, ...] | None:
     """The dimensions of a tensor: a number, a name or None each; None where not even their number is told."""
     if not info.HasField("tensor_type") or not info.tensor_type.HasField("shape"):
         return None
+    dims = info.tensor_type.shape.dim
     return tuple(
-        dim.dim_value or (0 if dim.HasField("dim_value") else dim.dim_param or None)
-        for dim in info.tensor_type.shape.dim
+        [dim.dim_value or (0 if dim.HasField("dim_value") else dim.dim_param or None) for dim in dims]
     )
 
 
@@ -155,12 +155,14 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in given:
             skeleton.graph.input.append(_value_info(tensor.name, tensor))
+    kept = []
     for node in graph.node:
         value = constant_tensor(node) if node.op_type == "Constant" else None
         if value is None or _is_small(value):
-            skeleton.graph.node.append(node)
+            kept.append(node)
         else:
             skeleton.graph.input.append(_value_info(node.output[0], value))
+    skeleton.graph.node.extend(kept)
     return skeleton
 
 

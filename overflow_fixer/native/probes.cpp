@@ -1,8 +1,10 @@
 /* Custom operators of ONNX Runtime that look at a float tensor once.
  *
- *   Probe(x: float) -> statistics: double[7]
+ *   SmallProbe(x: float) -> statistics: double[7]
  *     largest, smallest, least magnitude that is not zero, elements, NaN, elements under 65520, finite elements.
  *     The extremes leave NaN out; of nothing they are -inf, inf and inf.
+ *   Probe(x: float) -> statistics: double[7]
+ *     the same, but for the least magnitude, which is inf: it costs as much as all the rest.
  *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows],
  *       statistics: double[49]
  *     of x in rows of `length` elements: its extremes (NaN left out), the largest |x - mean|, the sums of x, |x|, x * x
@@ -143,44 +145,63 @@ inline void count(Statistics &s, const float *x, size_t n) {
   }
 }
 
-/* The extremes of x in LANES runs side by side. A NaN is neither larger nor smaller. */
-FOR_EACH_CPU void look(Statistics &s, const float *x, size_t n) {
-  for (size_t i = 0, start = 0; start < n; start += BLOCK) {
-    size_t end = start + BLOCK < n ? start + BLOCK : n;
-    float most[LANES], least[LANES];
-    uint32_t below[LANES], largest[LANES];
-    for (size_t j = 0; j < LANES; j++) most[j] = s.most, least[j] = s.least, below[j] = UINT32_MAX, largest[j] = 0;
-    for (; i + LANES <= end; i += LANES)
-      for (size_t j = 0; j < LANES; j++) {
-        uint32_t magnitude = magnitude_of(x[i + j]);
-        raise(most[j], x[i + j]), lower(least[j], x[i + j]);
-        raise(largest[j], magnitude), lower(below[j], magnitude - 1);
-      }
-    uint32_t top = 0;
+/* Extremes in LANES runs side by side; a NaN is neither larger nor smaller. */
+template <bool IS_SMALL>
+struct Looks {
+  float most[LANES], least[LANES];
+  uint32_t largest[LANES], below[LANES];
+
+  __attribute__((always_inline)) void take(size_t j, float most_j, float least_j, uint32_t largest_j, uint32_t below_j) {
+    raise(most[j], most_j), lower(least[j], least_j), raise(largest[j], largest_j);
+    if (IS_SMALL) lower(below[j], below_j);
+  }
+};
+
+/* The largest magnitude of a block, as bits. */
+template <bool IS_SMALL>
+__attribute__((always_inline)) inline uint32_t look_at_block(Statistics &s, const float *x, size_t n) {
+  Looks<IS_SMALL> l;
+  for (size_t j = 0; j < LANES; j++)
+    l.most[j] = s.most, l.least[j] = s.least, l.largest[j] = 0, l.below[j] = s.below_least;
+  size_t i = 0;
+  for (; i + LANES <= n; i += LANES)
     for (size_t j = 0; j < LANES; j++)
-      raise(s.most, most[j]), lower(s.least, least[j]), lower(s.below_least, below[j]), raise(top, largest[j]);
-    for (; i < end; i++) {
-      uint32_t magnitude = magnitude_of(x[i]);
-      raise(s.most, x[i]), lower(s.least, x[i]), lower(s.below_least, magnitude - 1), raise(top, magnitude);
-    }
-    if (top < LIMIT)
-      s.small += end - start, s.finite += end - start;
+      l.take(j, x[i + j], x[i + j], magnitude_of(x[i + j]), magnitude_of(x[i + j]) - 1);
+  for (size_t half = LANES / 2; half; half /= 2)
+    for (size_t j = 0; j < half; j++)
+      l.take(j, l.most[j + half], l.least[j + half], l.largest[j + half], l.below[j + half]);
+  for (; i < n; i++) l.take(0, x[i], x[i], magnitude_of(x[i]), magnitude_of(x[i]) - 1);
+  s.most = l.most[0], s.least = l.least[0], s.below_least = l.below[0];
+  return l.largest[0];
+}
+
+template <bool IS_SMALL>
+__attribute__((always_inline)) inline void look_at(Statistics &s, const float *x, size_t n) {
+  for (size_t start = 0; start < n; start += BLOCK) {
+    size_t length = n - start < BLOCK ? n - start : BLOCK;
+    if (look_at_block<IS_SMALL>(s, x + start, length) < LIMIT)
+      s.small += length, s.finite += length;
     else
-      count(s, x + start, end - start);
+      count(s, x + start, length);
   }
 }
+
+FOR_EACH_CPU void look(Statistics &s, const float *x, size_t n) { look_at<false>(s, x, n); }
+FOR_EACH_CPU void look_for_small(Statistics &s, const float *x, size_t n) { look_at<true>(s, x, n); }
 
 struct Probing {
   const float *x;
   size_t count, tasks;
-  Statistics found[MOST_TASKS];
+  alignas(Statistics) unsigned char room[MOST_TASKS * sizeof(Statistics)]; /* of which few are used, and set */
+  Statistics *found = reinterpret_cast<Statistics *>(room);
 };
 
+template <void (*LOOK)(Statistics &, const float *, size_t)>
 void probe_part(void *state, size_t task) {
   Probing &p = *static_cast<Probing *>(state);
   size_t start = p.count * task / p.tasks, end = p.count * (task + 1) / p.tasks;
   p.found[task] = Statistics{};
-  look(p.found[task], p.x + start, end - start);
+  LOOK(p.found[task], p.x + start, end - start);
 }
 
 void tell(const Statistics &s, size_t count, double *to) {
@@ -191,17 +212,19 @@ void tell(const Statistics &s, size_t count, double *to) {
   to[4] = double(s.nan), to[5] = double(s.small), to[6] = double(s.finite);
 }
 
+void merge(Statistics &all, const Statistics &part) {
+  raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
+  all.nan += part.nan, all.small += part.small, all.finite += part.finite;
+}
+
+template <void (*LOOK)(Statistics &, const float *, size_t)>
 void compute_probe(void *, Context *context) {
   Probing p;
   p.x = input<float>(context, 0, &p.count);
   p.tasks = p.count / TASK + 1 < MOST_TASKS ? p.count / TASK + 1 : MOST_TASKS;
-  in_parallel(context, probe_part, p.tasks, &p);
+  in_parallel(context, probe_part<LOOK>, p.tasks, &p);
   Statistics all;
-  for (size_t task = 0; task < p.tasks; task++) {
-    const Statistics &part = p.found[task];
-    raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
-    all.nan += part.nan, all.small += part.small, all.finite += part.finite;
-  }
+  for (size_t task = 0; task < p.tasks; task++) merge(all, p.found[task]);
   tell(all, p.count, output<double>(context, 0, STATISTICS));
 }
 
@@ -331,11 +354,18 @@ const Description PROBE = {
     [](const Description *) { return size_t{1}; },
     [](const Description *, size_t) { return DOUBLE; },
     [](const Description *) { return size_t{1}; },
-    compute_probe,
+    compute_probe<look>,
     [](void *) {},
     [](const Description *, size_t) { return 0; },
     [](const Description *, size_t) { return 0; },
 };
+
+Description describe_small_probe() {
+  Description found = PROBE;
+  found.name = [](const Description *) { return "SmallProbe"; };
+  found.compute = compute_probe<look_for_small>;
+  return found;
+}
 
 template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t)>
 Description describe_rows(const char *(*name)(const Description *)) {
@@ -349,22 +379,23 @@ Description describe_rows(const char *(*name)(const Description *)) {
   return rows;
 }
 
+const Description SMALL_PROBE = describe_small_probe();
 const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, tell_moments>([](const Description *) { return "Moments"; });
 const Description SUMS_OF_ROWS = describe_rows<SUMS, tell_sums>([](const Description *) { return "Sums"; });
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
-  for (const Description *description : {&PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS})
+  for (const Description *description : {&PROBE, &SMALL_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }
 
 }  // namespace
 
-/* What Probe tells of an array, without ONNX Runtime: `to` has room for 7. */
+/* What SmallProbe tells of an array, without ONNX Runtime: `to` has room for 7. */
 extern "C" __attribute__((visibility("default"))) void probe_array(const float *x, size_t count, double *to) {
   Statistics s;
-  look(s, x, count);
+  look_for_small(s, x, count);
   tell(s, count, to);
 }
 

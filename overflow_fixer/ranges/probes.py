@@ -46,7 +46,8 @@ class Probe:
     Its tensors are named `prefix` and a word, the constants that all probes share `shared` and a word.
     `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
     number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
-    takes; a detailed probe takes everything, in one row. One that `is_native` is detailed, and of no double.
+    takes; a detailed probe takes everything, in one row. One that `is_native` is detailed, and of no double; the smallest
+    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest.
     """
 
     tensor: str
@@ -103,7 +104,8 @@ class Probe:
             yield from widen(self.tensor, self.prefix)
             source = self.prefix + "wide"
         if self.is_native:
-            yield NodeProto(op_type="Probe", domain=DOMAIN, input=[source], output=[self.prefix + "all"])
+            op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
+            yield NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[self.prefix + "all"])
             return
         if self.rank is None:
             yield _node("Reshape", [source, f"{self.shared}rows_{self.rows}"], self.prefix + "flat")

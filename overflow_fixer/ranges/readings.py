@@ -24,13 +24,15 @@ def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Su
     ufuncs = (np.maximum, np.minimum, np.add, np.multiply)
     most, least, total, product = (_reduce(ufunc, values, probed) for ufunc in ufuncs)
     quick, detailed = probed.quick.T, probed.detailed.T
+    numbers = most[detailed]
+    numbers[3] = product[detailed[3]]
+    if not quick.size:
+        return no_summaries(0), read_detailed(numbers), np.empty(0, np.bool_), np.empty(0, np.bool_)
     highest, lowest = _choose(most, quick[0], least, quick[1]), _choose(least, quick[1], most, quick[0])
     small = np.where(quick[4] < 0, np.nan, least[quick[4]])
     has_nan = np.isnan(np.where(quick[2] < 0, 0, total[quick[2]]))
     count = np.where(quick[3] < 0, probed.counts, product[quick[3]])
     found, is_in_range = _read_quick(highest, lowest, count, small)
-    numbers = most[detailed]
-    numbers[3] = product[detailed[3]]
     return found, read_detailed(numbers), is_in_range, has_nan
 
 

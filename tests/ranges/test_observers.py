@@ -191,7 +191,8 @@ def test_a_random_model_is_run_once_a_batch(tmp_path: Path, count_runs: dict[str
         helper.make_node("Abs", ["r"], ["y"]),
     ]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[50])], [value_info("y")])
-    found = [open_observer(graph, ["x", "r", "y"], way, set(), {}, {}, "cpu") for way in WAYS]
+    tensors = ["x", "r", "y"]
+    found = [open_observer(graph, tensors, way, set(tensors), {}, {}, "cpu") for way in WAYS]
     batch = Batch("b", {"x": np.zeros(50, np.float32)})
     for _ in range(2):
         first, second = (as_ranges(observer.observe(batch), 0) for observer in found)
