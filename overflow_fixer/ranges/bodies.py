@@ -134,8 +134,12 @@ class _LevelWalk:
         self._values = PlainValues(graph, (*carried, *inputs, *captured), settings.provider)
 
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
-        own = np.delete(self._walk.observe(batch), self._hidden_rows)
+        own = self._walk.observe(batch)
+        if self._hidden_rows.start < self._hidden_rows.stop:
+            own = np.delete(own, self._hidden_rows)
         values = self._values.compute(batch)
+        if not self._bodies:
+            return own, values
         return np.concatenate([own, *(body.observe(batch, values) for body in self._bodies)]), values
 
 

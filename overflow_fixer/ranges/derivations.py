@@ -69,6 +69,12 @@ class Steps:
             np.array([-1 if one.element_count is None else one.element_count for one in derivations]),
         )
 
+    def join(self, ufunc: np.ufunc, values: Array) -> Array:
+        """What is [source], to one for each of the rows."""
+        if len(self.rows) == len(self.sources):
+            return values
+        return np.asarray(ufunc.reduceat(values, self.starts))
+
 
 def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Derivation]:
     """The derivations among the tensors that hold values of their own, in graph order.
@@ -193,18 +199,10 @@ def derive(steps: Iterable[Steps], ends: Values, counts: Array, is_plain: npt.ND
     """
     with np.errstate(all="ignore"):
         for one in steps:
-            read = ends[:, one.sources]
-            reached = one.step(read, one.numbers)
-            least = np.fmin.reduceat(np.fmin(*reached), one.starts)
-            most = np.fmax.reduceat(np.fmax(*reached), one.starts)
-            ends[:, one.rows] = least, most
-            summed = np.add.reduceat(counts[one.sources], one.starts)
-            counts[one.rows] = np.where(one.counts < 0, summed, one.counts)
-            is_beyond = (least <= -FP16_OVERFLOW) | (most >= FP16_OVERFLOW)
-            is_lost = _any_nan(reached, one.starts) & ~_any_nan(read, one.starts)
-            is_told = np.logical_and.reduceat(is_plain[one.sources], one.starts) & is_plain[one.guards]
-            is_plain[one.rows] = is_told & ~is_beyond & ~is_lost
-
-
-def _any_nan(values: Values, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    return np.asarray(np.logical_or.reduceat(np.isnan(values).any(axis=0), starts), np.bool_)
+            reached = one.step(ends[:, one.sources], one.numbers)
+            least, most = one.join(np.fmin, np.minimum(*reached)), one.join(np.fmax, np.maximum(*reached))
+            ends[0, one.rows], ends[1, one.rows] = least, most
+            counts[one.rows] = np.where(one.counts < 0, one.join(np.add, counts[one.sources]), one.counts)
+            is_told = one.join(np.logical_and, is_plain[one.sources]) & is_plain[one.guards]
+            is_within = (least > -FP16_OVERFLOW) & (most < FP16_OVERFLOW)
+            is_plain[one.rows] = is_told & (is_within | (counts[one.rows] == 0))

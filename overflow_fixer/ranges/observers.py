@@ -163,6 +163,8 @@ class ReductionObserver:
         self._steps = order_steps(derived, self._row_of)
         self._is_probed = np.full(len(self._tensors), True)
         self._is_probed[[self._row_of[one.tensor] for one in derived]] = False
+        self._derived = np.flatnonzero(~self._is_probed)
+        self._open_guards = [(row, guard) for row, guard in self._guards if not self._is_detailed[row]]
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
@@ -214,7 +216,7 @@ class ReductionObserver:
         is_plain[is_quick] &= is_in_range | (self._is_partial & np.isfinite(seen["max_abs"]))[is_quick]
         if self._steps:
             self._derive(seen, is_plain)
-        for row, guard in self._guards:
+        for row, guard in self._open_guards:
             is_plain[row] &= is_plain[guard]
         return seen, is_plain
 
@@ -222,11 +224,10 @@ class ReductionObserver:
         """Fill in the derived tensors, in place."""
         ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
         derive(self._steps, ends, seen["element_count"], is_plain)
-        is_derived = ~self._is_probed
-        found = seen[is_derived]
-        least, most = ends[:, is_derived].astype(np.float64)
+        found = seen[self._derived]
+        least, most = ends[:, self._derived].astype(np.float64)
         set_extremes(found, most, least, found["element_count"] > 0)
-        seen[is_derived] = found
+        seen[self._derived] = found
 
 
 class OptimizedObserver(ReductionObserver):

@@ -67,11 +67,14 @@ def read_detailed(values: Array) -> Summaries:
     CUDA gives the largest float in place of infinity where it reduces nothing else.
     """
     size = values[3]
-    most, least, min_nonzero_abs, _, nan, below, finite = np.where(size > 0, values, 0)
+    most, least, min_nonzero_abs, _, nan, below, finite = (
+        values if size.all() else np.where(size > 0, values, 0)
+    )
     found = no_summaries(len(size))
     found["element_count"], found["nan_count"] = size, nan
     found["inf_count"], found["over_fp16_count"] = size - nan - finite, size - nan - below
-    most, least = (np.where(finite > 0, end, np.copysign(np.inf, end)) for end in (most, least))
+    if not finite.all():
+        most, least = (np.where(finite > 0, end, np.copysign(np.inf, end)) for end in (most, least))
     set_extremes(found, most, least, size > nan)
     has_nonzero = (size > nan) & ((most != 0) | (least != 0))
     only_inf = np.where(finite > 0, min_nonzero_abs, np.inf)

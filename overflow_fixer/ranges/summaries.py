@@ -30,11 +30,14 @@ Summaries = npt.NDArray[np.void]
 
 _CHUNK_ELEMENTS = 1 << 17
 _NOTHING = (np.nan, np.nan, np.nan, np.nan, 0, 0, 0, 0)
+_NO_SUMMARY = np.array(_NOTHING, SUMMARY)
 
 
 def no_summaries(count: int) -> Summaries:
     """`count` summaries of nothing."""
-    return np.full(count, np.array(_NOTHING, SUMMARY))
+    found = np.empty(count, SUMMARY)
+    found[:] = _NO_SUMMARY
+    return found
 
 
 def hide_small(summaries: Summaries, is_taken: npt.NDArray[np.bool_]) -> None:
@@ -43,8 +46,8 @@ def hide_small(summaries: Summaries, is_taken: npt.NDArray[np.bool_]) -> None:
     Both [tensor]. It follows where all values have one sign, or none is there but zeros.
     """
     least, most = summaries["min"], summaries["max"]
-    none = np.isnan(least) | ((least == 0) & (most == 0))
-    told = np.select([none, least > 0, most < 0], [np.nan, least, -most], -np.inf)
+    told = np.where(least > 0, least, np.where(most < 0, -most, -np.inf))
+    told[np.isnan(least) | ((least == 0) & (most == 0))] = np.nan
     summaries["min_nonzero_abs"] = np.where(is_taken, summaries["min_nonzero_abs"], told)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import numpy as np
 
@@ -40,12 +40,15 @@ class Walk:
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
         self._is_taken = np.array([name in small for name in live], np.bool_)
-        self._row_count = len(names)
-        self._constants = beside.submit(summarize_constants, [(graph, name) for name in self._constant_rows])
+        self._blank = no_summaries(len(names) + len(inside.products))
+        self._product_count = len(inside.products)
+        constants = [(graph, name) for name in self._constant_rows]
+        self._constants: Future[Summaries] | None = beside.submit(summarize_constants, constants)
         self._accumulation = Accumulation(graph, tensors, inside.products, provider)
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
-        self._is_signed = np.array(["min" in _words_of(value) for value in inside.values], np.bool_)
+        is_signed = ["min" in _words_of(value) for value in inside.values]
+        self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._observer = open_observer(
@@ -56,26 +59,33 @@ class Walk:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         found = self._observer.observe(batch)
-        seen = no_summaries(self._row_count)
-        seen[list(self._constant_rows.values())] = self._constants.result()
+        hide_small(found, self._is_taken)
+        seen = self._begin()
         for name, summary in fed.items():
             seen[self._constant_rows[name]] = summary
-        hide_small(found, self._is_taken)
         seen[self._live_rows] = found
-        is_empty = seen["element_count"][self._sources] == 0
-        # the largest of no elements is -inf, and tells nothing
-        seen[len(self._tensors) :][is_empty] = no_summaries(1)
-        own = seen[: len(self._tensors)]
-        sums = self._accumulation.observe(batch, own["max_abs"], own["element_count"])
-        seen = np.concatenate([seen, sums])
-        self._hide_untold(seen[len(self._tensors) :])
+        own, inner = seen[: len(self._tensors)], seen[len(self._tensors) : len(seen) - self._product_count]
+        is_empty = own["element_count"][self._sources] == 0
+        if is_empty.any():  # the largest of no elements is -inf, and tells nothing
+            inner[is_empty] = no_summaries(1)
+        seen[len(seen) - self._product_count :] = self._accumulation.observe(
+            batch, own["max_abs"], own["element_count"]
+        )
+        self._hide_untold(seen[len(own) :])
         return seen
+
+    def _begin(self) -> Summaries:
+        """Summaries [row] of nothing, but for the constants'."""
+        if self._constants is not None:
+            self._blank[list(self._constant_rows.values())] = self._constants.result()
+            self._constants = None
+        blank: Summaries = self._blank.copy()
+        return blank
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
         inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
-        inner["min"][len(self._is_signed) :] = np.nan
-        inner["min"][: len(self._is_signed)][~self._is_signed] = np.nan
+        inner["min"][self._are_unsigned] = np.nan
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:
