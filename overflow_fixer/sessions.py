@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from overflow_fixer.allotment import count_threads
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import sha256_of
 from overflow_fixer.formats import round_to_fp16
@@ -38,7 +39,8 @@ _RECORD_PLACES = "session.record_ep_graph_assignment_info"
 _custom_ops: list[Path] = []
 """Libraries for every session; a process has one list, as it has one set of loaded libraries."""
 _threads = [0]
-"""Of every session, on the CPU; 0: as many as ONNX Runtime likes."""
+"""Of every session, on the CPU; 0: one a core. As many as ONNX Runtime likes would be pinned, each to a core on which
+another thread may be at work."""
 _ELEM_TYPES = {
     "float": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -72,7 +74,7 @@ def use_custom_ops(libraries: Sequence[Path]) -> None:
 
 
 def use_threads(count: int) -> None:
-    """Have every session from now on compute with so many threads; 0: as many as ONNX Runtime likes."""
+    """Have every session from now on compute with so many threads; 0: one a core that this process may use."""
     _threads[0] = count
 
 
@@ -204,7 +206,7 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
     options.enable_mem_reuse = provider != "cpu"  # planning it takes the square of the number of nodes
-    options.intra_op_num_threads = _threads[0]
+    options.intra_op_num_threads = _threads[0] or count_threads()
     options.log_severity_level = 4
     options.add_session_config_entry(_STOP_SPINNING, "1")
     options.add_session_config_entry(*_SPIN_MICROSECONDS)

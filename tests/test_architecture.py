@@ -7,7 +7,7 @@ import overflow_fixer
 
 ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
-    {"errors", "formats", "lazy_names", "native", "processes", "progress", "providers"},
+    {"allotment", "errors", "formats", "lazy_names", "native", "processes", "progress", "providers"},
     {"files", "records"},
     {"sessions", "metrics", "chunks", "model_file", "weights"},
     {"tensor_types"},

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from overflow_fixer.allotment import count_threads
 from overflow_fixer.errors import ModelError
 from overflow_fixer.providers import PLUGIN_DOMAIN, Provider, find_lack
 from overflow_fixer.records import Batch
@@ -19,6 +20,7 @@ from overflow_fixer.sessions import (
     mark_outputs,
     open_session,
     run_session,
+    use_threads,
 )
 
 
@@ -36,6 +38,14 @@ def test_marked_tensors_come_out(tmp_path: Path) -> None:
     assert runner.output_names == ("y", "t")
     found = runner.run(Batch("b", {"x": np.float32([1, -2])}))
     assert found["t"].tolist() == [-1, 2]
+
+
+def test_a_session_has_a_thread_a_core_or_as_many_as_are_told(tmp_path: Path) -> None:
+    use_threads(3)
+    told = open_session(_model(), tmp_path).get_session_options().intra_op_num_threads
+    use_threads(0)
+    own = open_session(_model(), tmp_path).get_session_options().intra_op_num_threads
+    assert (told, own) == (3, count_threads())
 
 
 def test_fp16_inputs_take_rounded_fp32_feeds(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ _PROGRESS_SECONDS = 0.5
 
 
 class Job(BaseModel):
-    """What a worker is told. `threads` are ONNX Runtime's (0: as many as it likes), `parent` the process it dies with."""
+    """What a worker is told. `threads` are ONNX Runtime's (0: one a core), `parent` the process it dies with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from overflow_fixer.zoo.allotment import count_cores, find_memory_bytes
+from overflow_fixer.allotment import count_cores, count_threads, find_memory_bytes
 
 CORES, MEMORY = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
 
@@ -65,3 +65,11 @@ def _write(root: Path, name: str, job: str | None, step: str | None) -> None:
     for folder, text in ((root / "job", job), (root / "job" / "step", step)):
         if text is not None:
             (folder / name).write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize(("physical", "threads"), [(1, 1), (None, count_cores()), (4096, count_cores())])
+def test_a_thread_is_one_of_a_core_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, physical: int | None, threads: int
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
+    assert count_threads.__wrapped__() == threads

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,13 @@ def count_cores(own: Path = _OWN, root: Path = _ROOT) -> int:
     limits = (text.split() for text in _read_limits("cpu.max", own, root))
     quotas = (int(quota) // int(period) for quota, period in limits if quota != "max")
     return max(min([cores, *quotas]), 1)
+
+
+@cache
+def count_threads() -> int:
+    """Threads that it is worth to compute with: one a core, however many threads of its own a core has."""
+    cores = count_cores()
+    return min(psutil.cpu_count(logical=False) or cores, cores)
 
 
 def find_memory_bytes(own: Path = _OWN, root: Path = _ROOT) -> int:
