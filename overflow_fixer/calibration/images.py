@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
     others = {other.name: _constant(other, images) for other in inputs if other.name != spec.name}
     groups = _group(listing, target, options.batch_size)
     parts = tuple(Part(_name_group(listing, group), group) for group in groups)
-    return Source(parts, partial(_read_all, groups, target, others), images.model_dump_json())
+    told = json.dumps(asdict(images), separators=(",", ":"), ensure_ascii=False)
+    return Source(parts, partial(_read_all, groups, target, others), told)
 
 
 def _section(listing: Listing, options: CalibrationOptions) -> ImageOptions:

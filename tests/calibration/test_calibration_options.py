@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from overflow_fixer.calibration import CalibrationOptions, ImageOptions
 
@@ -13,6 +15,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+OPTIONS, IMAGES = TypeAdapter(CalibrationOptions), TypeAdapter(ImageOptions)
+"""As the config takes them."""
 
 
 def test_defaults():
@@ -25,7 +31,7 @@ def test_defaults():
 
 
 def test_lists_of_a_config_file_are_taken():
-    options = CalibrationOptions.model_validate(
+    options = OPTIONS.validate_python(
         {"images": {"size": [224, 320], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}}
     )
     assert options.images is not None
@@ -34,8 +40,21 @@ def test_lists_of_a_config_file_are_taken():
 
 
 def test_they_cannot_be_changed():
-    with pytest.raises(ValidationError):
+    with pytest.raises(FrozenInstanceError):
         CalibrationOptions().seed = 1
+
+
+def test_they_are_checked_without_a_config_too():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+        CalibrationOptions(batch_size=0)
+    with pytest.raises(ValueError, match="layout must be one of NCHW, NHWC"):
+        ImageOptions(layout="CHW")
+
+
+def test_a_scan_without_a_config_does_without_pydantic():
+    program = "import sys, overflow_fixer as f; f.load_graph, f.open_calibration, f.collect_ranges; print('pydantic' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +70,7 @@ def test_they_cannot_be_changed():
 )
 def test_unknown_keys_and_numbers_out_of_range_are_refused(values):
     with pytest.raises(ValidationError) as caught:
-        CalibrationOptions.model_validate(values)
+        OPTIONS.validate_python(values)
     assert next(iter(values)) in str(caught.value)
 
 
@@ -70,7 +89,7 @@ def test_unknown_keys_and_numbers_out_of_range_are_refused(values):
 )
 def test_preprocessing_that_makes_no_sense_is_refused(values, found):
     with pytest.raises(ValidationError, match=found):
-        ImageOptions.model_validate(values)
+        IMAGES.validate_python(values)
 
 
 def test_the_tables_in_the_documentation_are_valid():
@@ -78,4 +97,4 @@ def test_the_tables_in_the_documentation_are_valid():
     tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)]
     assert len(tables) == 3
     for table in tables:
-        CalibrationOptions.model_validate(table["calibration"])
+        OPTIONS.validate_python(table["calibration"])

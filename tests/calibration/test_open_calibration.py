@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -125,7 +126,7 @@ def test_only_npy_lies_in_subfolders(name, tmp_path):
 @pytest.mark.parametrize("max_batches", [1, 3, 5])
 def test_a_set_can_be_limited(name, max_batches, tmp_path):
     path = EXAMPLES[name](tmp_path)
-    calibration = open_calibration(path, [X], OPTIONS.model_copy(update={"max_batches": max_batches}))
+    calibration = open_calibration(path, [X], replace(OPTIONS, max_batches=max_batches))
     assert len(list(calibration)) == len(calibration) == min(3, max_batches)
 
 
