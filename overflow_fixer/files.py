@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 import os
 import secrets
 from collections.abc import Iterator
@@ -36,8 +35,9 @@ class FileStamp:
         return self.identity is not None and self.identity == _identify(self.path)
 
 
-_HASHED_BYTES = 1 << 23
-"""At a time, a multiple of a page: little memory, and other threads are seldom waited for."""
+_HASHED_BYTES = 1 << 22
+"""At a time: little memory, and other threads are seldom waited for. A file that is mapped instead would kill the process
+where another one cuts it short."""
 
 UTF8 = np.dtype(object, metadata={"vlen": str})
 """What h5py writes as variable-length UTF-8 strings (h5py.string_dtype)."""
@@ -115,13 +115,11 @@ def write_text(path: Path, text: str) -> None:
 def sha256_of(paths: Iterator[Path] | list[Path]) -> str:
     """The SHA-256 of the files' bytes, one after the other, in hexadecimal."""
     digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_HASHED_BYTES))
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            for start in range(0, size, _HASHED_BYTES):
-                length = min(_HASHED_BYTES, size - start)
-                with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as window:
-                    digest.update(window)
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
     return digest.hexdigest()
 
 

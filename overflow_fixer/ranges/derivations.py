@@ -190,12 +190,18 @@ _ARITHMETIC: dict[tuple[str, int], Step] = {
 """By the operator and the place of the tensor among the inputs; the other input is a number."""
 
 
-def derive(steps: Iterable[Steps], ends: Values, counts: Array, is_plain: npt.NDArray[np.bool_]) -> None:
+def derive(
+    steps: Iterable[Steps],
+    ends: Values,
+    counts: Array,
+    is_plain: npt.NDArray[np.bool_],
+    has_nan: npt.NDArray[np.bool_],
+) -> None:
     """Fill in the extremes and the numbers of elements [tensor] of derived tensors, in place.
 
     `steps` come in order. `ends` [2, tensor] are the least and the largest value, NaN of an empty tensor. `is_plain`
-    [tensor] says that all values are finite and within FP16's range; a derived tensor is plain when its sources are
-    and its own extremes are.
+    [tensor] says that all values are finite and within FP16's range; a derived tensor is plain when its sources are,
+    its guard has no NaN, and its own extremes are.
     """
     with np.errstate(all="ignore"):
         for one in steps:
@@ -203,6 +209,6 @@ def derive(steps: Iterable[Steps], ends: Values, counts: Array, is_plain: npt.ND
             least, most = one.join(np.fmin, np.minimum(*reached)), one.join(np.fmax, np.maximum(*reached))
             ends[0, one.rows], ends[1, one.rows] = least, most
             counts[one.rows] = np.where(one.counts < 0, one.join(np.add, counts[one.sources]), one.counts)
-            is_told = one.join(np.logical_and, is_plain[one.sources]) & is_plain[one.guards]
+            is_told = one.join(np.logical_and, is_plain[one.sources]) & ~has_nan[one.guards]
             is_within = (least > -FP16_OVERFLOW) & (most < FP16_OVERFLOW)
             is_plain[one.rows] = is_told & (is_within | (counts[one.rows] == 0))

@@ -215,15 +215,15 @@ class ReductionObserver:
         is_plain = ~has_nan & (seen["over_fp16_count"] == 0)
         is_plain[is_quick] &= is_in_range | (self._is_partial & np.isfinite(seen["max_abs"]))[is_quick]
         if self._steps:
-            self._derive(seen, is_plain)
+            self._derive(seen, is_plain, has_nan)
         for row, guard in self._open_guards:
             is_plain[row] &= is_plain[guard]
         return seen, is_plain
 
-    def _derive(self, seen: Summaries, is_plain: Flags) -> None:
+    def _derive(self, seen: Summaries, is_plain: Flags, has_nan: Flags) -> None:
         """Fill in the derived tensors, in place."""
         ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
-        derive(self._steps, ends, seen["element_count"], is_plain)
+        derive(self._steps, ends, seen["element_count"], is_plain, has_nan)
         found = seen[self._derived]
         least, most = ends[:, self._derived].astype(np.float64)
         set_extremes(found, most, least, found["element_count"] > 0)

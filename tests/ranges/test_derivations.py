@@ -84,7 +84,7 @@ def test_extremes_are_those_of_a_run(
     ends = np.column_stack([np.where(np.isinf(ends), np.nan, ends), np.full((2, 1), np.nan, np.float32)])
     is_plain = np.append(~(np.abs(ends[:, :2]) >= 65520).any(axis=0), True)
     counts = np.array([len(x), len(z), 0])
-    derive(order_steps([found], rows), ends, counts, is_plain)
+    derive(order_steps([found], rows), ends, counts, is_plain, np.zeros(3, np.bool_))
     assert counts[2] == sum(counts[rows[source]] for source in found.sources)
     y = run_marked(path, ["y"], {**feeds, "default": np.float32([1])})["y"]
     if is_plain[2]:
@@ -114,7 +114,8 @@ def test_what_overflows_or_turns_to_nan_is_not_plain() -> None:
         Derivation("large", ("x",), lambda values, numbers: values * numbers, number=7e4),
         Derivation("none", ("x",), lambda values, numbers: np.sqrt(values)),
     ]
-    derive(order_steps(made, {"x": 0, "large": 1, "none": 2}), ends, np.ones(3, np.int64), is_plain)
+    steps, has_nan = order_steps(made, {"x": 0, "large": 1, "none": 2}), np.zeros(3, np.bool_)
+    derive(steps, ends, np.ones(3, np.int64), is_plain, has_nan)
     assert is_plain.tolist() == [True, False, False]
 
 
@@ -140,7 +141,7 @@ def test_what_can_be_made_at_once_is_one_step() -> None:
     ends = np.full((2, 8), np.nan, np.float32)
     ends[:, :2] = [[-1, 2], [4, 3]]
     counts, is_plain = np.array([3, 2, 1, 0, 0, 0, 0, 0]), np.array([True, True, False, *[False] * 5])
-    derive(steps, ends, counts, is_plain)
+    derive(steps, ends, counts, is_plain, np.arange(8) == row_of["unsafe"])
     assert ends[:, 3:].T.tolist() == [[-2, 8], [-1, 4], [-9, -6], [-9, 8], [-4.5, 4]]
     assert counts[3:].tolist() == [3, 7, 2, 5, 5]
     assert is_plain[3:].tolist() == [True, True, False, False, False]
@@ -150,5 +151,5 @@ def test_an_empty_source_tells_nothing_of_what_is_made_of_others_too() -> None:
     made = [Derivation("y", ("x", "empty"), lambda values, numbers: values)]
     ends = np.float32([[-1, np.nan, 0], [1, np.nan, 0]])
     counts, is_plain = np.array([3, 0, 9]), np.array([True, True, False])
-    derive(order_steps(made, {"x": 0, "empty": 1, "y": 2}), ends, counts, is_plain)
+    derive(order_steps(made, {"x": 0, "empty": 1, "y": 2}), ends, counts, is_plain, np.zeros(3, np.bool_))
     assert (ends[:, 2].tolist(), counts[2], is_plain[2]) == ([-1, 1], 3, True)

@@ -16,6 +16,7 @@ from scan_cases import assert_same, reckon, save_model, value_info
 from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.graph import Graph
+from overflow_fixer.inner import look_inside
 from overflow_fixer.ranges import observers
 from overflow_fixer.ranges.observers import Look, Observe, OutputObserver, ReductionObserver, open_observer
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, hide_small
@@ -151,6 +152,21 @@ def test_a_batch_is_run_again_only_for_tensors_new_over_the_limit(
             if probes == "native"
             else {"run_session": runs, "open_session": sessions}
         )
+
+
+def test_a_sum_inside_a_node_over_the_limit_does_not_run_a_batch_again(
+    tmp_path: Path, count_runs: dict[str, int], probes: Probes
+) -> None:
+    """The tensor itself is within it, which its rows tell; with native probes, what shows a NaN is that sum."""
+    node = helper.make_node("GlobalAveragePool", ["x"], ["y"])
+    graph = save_model(tmp_path / "m.onnx", [node], [value_info("x", dims=[1, 2, 96, 96])], [value_info("y")])
+    inside = look_inside(graph, is_native=probes == "native")
+    looks = {value.tensor: Look(frozenset({"max", "min"}), value.source) for value in inside.values}
+    tensors = ["x", "y", *looks]
+    observer = ReductionObserver(inside.graph, tensors, (), looks, inside.extremes)
+    found = observer.observe(Batch("b", {"x": np.full((1, 2, 96, 96), 10, np.float32)}))
+    assert found["max"].tolist() == [10, 10, 92160, 92160]
+    assert count_runs == {"run_session": 1, "open_session": 1}
 
 
 def test_shapes_that_the_model_tells_wrongly_do_no_harm(tmp_path: Path, count_runs: dict[str, int]) -> None:
