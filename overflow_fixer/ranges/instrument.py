@@ -6,11 +6,9 @@ then runs there too, so that a tensor lives no longer than in a plain run; only 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +20,12 @@ from overflow_fixer.graph import Graph, Node, free_prefix
 from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
-from overflow_fixer.records import Dim
+from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"
-_MOST_ROWS = 64
-_MANY_ELEMENTS = 1 << 18
+_EACH_A_QUICK_ONE = Probing()
 
 _Look = Probe | Statistics
 _Behind = Mapping[str, Sequence[NodeProto]]
@@ -87,52 +84,29 @@ class Probed:
         mark_outputs(model, [*_updates(self.graph), *self.fetches])
 
 
-def add_probes(
-    graph: Graph,
-    tensors: Sequence[str],
-    detailed: Collection[str] = (),
-    small: Collection[str] = (),
-    unguarded: Collection[str] = (),
-    shapes: Mapping[str, Sequence[Dim]] = MappingProxyType({}),
-    in_rows: bool = True,
-    words: Mapping[str, Collection[str]] = MappingProxyType({}),
-    is_native: bool = False,
-) -> Probed:
-    """A probe for each of `tensors`, which are in graph order; some are detailed.
-
-    Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN; of those
-    in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on; of
-    others the probe tells the size. `in_rows`: reduce large tensors in rows. `is_native`: detailed probes are native,
-    but those of doubles.
-    """
+def add_probes(graph: Graph, tensors: Sequence[str], how: Probing = _EACH_A_QUICK_ONE) -> Probed:
+    """A probe for each of `tensors`, which are in graph order."""
     prefix = free_prefix(graph, "range_probe_")
-    told = dict(_find_statistics(graph, detailed)) if is_native else {}
-    probes = [
-        _make_probe(
-            graph,
-            name,
-            (f"{prefix}{i}_", prefix),
-            shapes.get(name),
-            is_detailed=name in detailed,
-            in_rows=in_rows,
-            is_native=is_native and name in detailed and graph.dtypes[name] != TensorProto.DOUBLE,
-            wanted=words.get(name) or _choose_words(name in unguarded, name in small),
-        )
-        for i, name in enumerate(tensors)
-        if name not in told
-    ]
-    looks: list[_Look] = [*probes, *dict.fromkeys(told[name] for name in tensors if name in told)]
+    looks = list(_find_looks(graph, tensors, how, prefix))
     gatherings = _open_gatherings(looks, prefix)
     behind = {look.tensor: [*look.nodes(), *_gather(look, gatherings)] for look in looks}
-    first = list(shared_constants(prefix, sorted({probe.rows for probe in probes})))
+    first = list(shared_constants(prefix, sorted({look.rows for look in looks})))
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
-    quick = np.array([place_of[name] for name in tensors if name not in detailed], np.int64)
-    full = np.array([place_of[name] for name in tensors if name in detailed], np.int64)
-    known = [count_elements(shapes.get(name)) for name in tensors if name not in detailed]
-    counts = np.array([np.nan if count is None else count for count in known], np.float64)
-    places = quick.reshape(-1, len(QUICK)), full.reshape(-1, len(DETAILED))
+    quick = [name for name in tensors if name not in how.detailed]
+    full = [name for name in tensors if name in how.detailed]
+    counts = np.array([how.count(name) for name in quick], np.float64)
+    places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     return Probed(graph, prefix, Added(first, behind, last), fetches, starts, counts, *places)
+
+
+def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:
+    """The probes, and what native nodes of the graph tell already."""
+    told = dict(_find_statistics(graph, how.detailed)) if how.is_native else {}
+    for i, name in enumerate(tensors):
+        if name not in told:
+            yield how.make_probe(graph, name, f"{prefix}{i}_", prefix)
+    yield from dict.fromkeys(told[name] for name in tensors if name in told)
 
 
 def _find_statistics(graph: Graph, tensors: Collection[str]) -> Iterator[tuple[str, Statistics]]:
@@ -144,64 +118,17 @@ def _find_statistics(graph: Graph, tensors: Collection[str]) -> Iterator[tuple[s
             yield from ((name, found) for name in outputs if name in tensors)
 
 
+def _stack(
+    place_of: Mapping[str, Sequence[int]], tensors: Sequence[str], words: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    return np.array([place_of[name] for name in tensors], np.int64).reshape(-1, len(words))
+
+
 def _finish(gatherings: Iterable[Gathering]) -> tuple[list[NodeProto], tuple[str, ...]]:
     """The nodes that join what is left, and the outputs that hold everything."""
     finished = [gathering.finish() for gathering in gatherings]
     nodes = [node for found, _ in finished for node in found]
     return nodes, tuple(output for _, outputs in finished for output in outputs)
-
-
-def _make_probe(
-    graph: Graph,
-    tensor: str,
-    prefixes: tuple[str, str],
-    dims: Sequence[Dim] | None,
-    *,
-    is_detailed: bool,
-    in_rows: bool,
-    is_native: bool,
-    wanted: Collection[str],
-) -> Probe:
-    """`prefixes` are the probe's own and the shared one, `dims` what can be relied on of the shape."""
-    count = count_elements(dims)
-    rows = find_rows(dims) if in_rows and not is_detailed else 1
-    is_flat = is_detailed or rows > 1 or not dims or count is None
-    return Probe(
-        tensor=tensor,
-        dtype=graph.dtypes[tensor],
-        prefix=prefixes[0],
-        shared=prefixes[1],
-        opset=graph.opset,
-        rows=rows,
-        rank=None if is_flat else len(dims or ()),
-        is_detailed=is_detailed,
-        takes=frozenset((*wanted, "size") if count is None else wanted),
-        is_native=is_native,
-    )
-
-
-def _choose_words(is_unguarded: bool, is_small: bool) -> Collection[str]:
-    return [
-        "max",
-        "min",
-        *(() if is_unguarded else ("sum",)),
-        *(("min_nonzero_abs",) if is_small else ()),
-    ]
-
-
-def count_elements(dims: Sequence[Dim] | None) -> int | None:
-    """How many elements a tensor of these dimensions has; None where one of them is not known."""
-    if dims is None or not all(isinstance(dim, int) for dim in dims):
-        return None
-    return math.prod(dim for dim in dims if isinstance(dim, int))
-
-
-def find_rows(dims: Sequence[Dim] | None) -> int:
-    """How many rows, at most 64, a tensor of these dimensions can always be cut into; 1 for a small one."""
-    count, known = count_elements(dims), math.prod(dim for dim in dims or () if isinstance(dim, int))
-    if known < 1 or (count is not None and count < _MANY_ELEMENTS):
-        return 1
-    return next(rows for rows in range(_MOST_ROWS, 0, -1) if known % rows == 0)
 
 
 def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:

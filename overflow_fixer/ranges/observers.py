@@ -22,8 +22,9 @@ from overflow_fixer.ranges.derivations import (
     order_steps,
 )
 from overflow_fixer.ranges.guards import find_covers
-from overflow_fixer.ranges.instrument import Probed, add_probes, count_elements, mark_tensors
+from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
+from overflow_fixer.ranges.probing import Probing, count_elements
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
@@ -168,17 +169,10 @@ class ReductionObserver:
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
-        self._probed = add_probes(
-            self._graph,
-            probed,
-            detailed,
-            self._small,
-            covers,
-            self._shapes,
-            self._in_rows,
-            self._words,
-            self._is_native,
+        how = Probing(
+            detailed, self._small, covers, self._words, self._shapes, self._in_rows, self._is_native
         )
+        self._probed = add_probes(self._graph, probed, how)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
 

@@ -184,6 +184,7 @@ class Statistics:
 
     tensor: str
     outputs: tuple[str, ...]
+    rows: int = 1
 
     @property
     def vectors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:

@@ -1,7 +1,6 @@
 """Instrumenting adds nodes in the right places, takes no name, and leaves the model as it was."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,8 @@ from scan_cases import save_model, value_info
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import look_inside
-from overflow_fixer.ranges.instrument import add_probes, find_rows, mark_tensors
+from overflow_fixer.ranges.instrument import add_probes, mark_tensors
+from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_probes
 from overflow_fixer.records import Batch
 from overflow_fixer.sessions import has_native_probes, open_session, run_session
@@ -27,7 +27,7 @@ def chain(path: Path, length: int) -> Graph:
 
 def test_a_probe_stands_directly_behind_its_producer(tmp_path: Path) -> None:
     graph = chain(tmp_path / "m.onnx", 3)
-    nodes = add_probes(graph, ["x", "t0", "t1", "t2"], {"t1"}).build_model().graph.node
+    nodes = add_probes(graph, ["x", "t0", "t1", "t2"], Probing({"t1"})).build_model().graph.node
     written = [node.output[0] for node in nodes]
     own = [i for i, name in enumerate(written) if name in ("t0", "t1", "t2")]
     first_of = {
@@ -45,7 +45,7 @@ def test_what_a_native_node_tells_of_its_outputs_needs_no_probes(tmp_path: Path)
     inside = look_inside(graph, is_native=True)
     inner = [value.tensor for value in inside.values]
     tensors = [*inner, "x", "y", "z"]
-    probed = add_probes(inside.graph, tensors, tensors, is_native=True)
+    probed = add_probes(inside.graph, tensors, Probing(tensors, is_native=True))
     model = probed.build_model()
     assert [node.input[0] for node in model.graph.node if node.op_type == "Probe"] == ["x", "y", "z"]
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_what_a_native_node_tells_of_its_outputs_needs_no_probes(tmp_path: Path)
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     graph = chain(tmp_path / "m.onnx", 3)
     before = graph.model.SerializeToString()
-    add_probes(graph, graph.tensors, {"t1"})
+    add_probes(graph, graph.tensors, Probing({"t1"}))
     mark_tensors(graph, ["t0", "t1", "t2"])
     assert graph.model.SerializeToString() == before
 
@@ -81,7 +81,7 @@ def test_no_name_of_the_model_is_taken(tmp_path: Path) -> None:
     ]
     inputs = [value_info("range_probe_0_max", dims=[2]), value_info("flag", TensorProto.BOOL, [])]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")])
-    probed = add_probes(graph, [name for name in graph.tensors if graph.is_float(name)], ())
+    probed = add_probes(graph, [name for name in graph.tensors if graph.is_float(name)])
     added = {name for node in probed.build_model().graph.node for name in node.output} - set(graph.tensors)
     assert all(name.startswith("_____range_probe_") for name in added)
     open_session(probed.build_model(), graph.folder, by_priority=True)
@@ -91,7 +91,7 @@ def test_what_is_added_grows_with_the_graph_alone(tmp_path: Path) -> None:
     sizes = []
     for length in (1000, 2000, 3000):
         graph = chain(tmp_path / "m.onnx", length)
-        sizes.append(add_probes(graph, graph.tensors, ()).build_model().ByteSize())
+        sizes.append(add_probes(graph, graph.tensors).build_model().ByteSize())
     assert abs((sizes[2] - sizes[1]) / (sizes[1] - sizes[0]) - 1) < 0.05
 
 
@@ -99,7 +99,7 @@ def test_outputs_with_a_probe_are_dropped_and_others_stay(tmp_path: Path) -> Non
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Shape", ["r"], ["s"])]
     outputs = [value_info("r"), value_info("s", TensorProto.INT64)]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], outputs)
-    probed = add_probes(graph, ["x", "r"], ())
+    probed = add_probes(graph, ["x", "r"])
     assert [info.name for info in probed.build_model().graph.output] == ["s", *probed.fetches]
 
 
@@ -117,7 +117,7 @@ def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
     tensors = ["x", "t", "d", "h"]
     feeds = {"x": np.array([-2, 0, 7], np.float32)}
     for detailed, shapes in ((set(), {}), (set(), graph.shapes), (set(tensors), graph.shapes)):
-        probed = add_probes(graph, tensors, detailed, tensors, shapes=shapes)
+        probed = add_probes(graph, tensors, Probing(detailed, tensors, shapes=shapes))
         session = open_session(probed.build_model(), graph.folder, by_priority=True)
         vectors = run_session(session, probed.fetches, Batch("b", feeds))
         quick, full, is_in_range, has_nan = read_probes(probed, vectors)
@@ -131,32 +131,13 @@ def test_probes_run_in_every_opset(tmp_path: Path, opset: int) -> None:
         assert found["element_count"].tolist() == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("dims", "rows"),
-    [
-        (None, 1),
-        ((), 1),
-        ((3, 4), 1),
-        ((512, 512), 64),
-        ((1, 1000, 300), 60),
-        ((None, 12, "s", "s"), 12),
-        (("n", None), 1),
-        (("n", 0), 1),
-        ((7, 1009, 13, 3), 39),
-        ((1, 262147), 1),
-    ],
-)
-def test_rows_always_divide_the_number_of_elements(dims: Any, rows: int) -> None:
-    assert find_rows(dims) == rows
-
-
 def test_large_tensors_are_reduced_in_rows_in_every_opset_alike(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(3, 96, 100)).astype(np.float32)
     for opset in (9, 13, 18):
         nodes = [helper.make_node("Tanh", ["x"], ["y"])]
         inputs = [value_info("x", dims=["n", 96, 100])]
         graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], opset=opset, ir_version=4)
-        probed = add_probes(graph, ["x", "y"], (), ["x"], shapes={"x": ("n", 96, 100)})
+        probed = add_probes(graph, ["x", "y"], Probing(small=["x"], shapes={"x": ("n", 96, 100)}))
         session = open_session(probed.build_model(), graph.folder, by_priority=True)
         vectors = run_session(session, probed.fetches, Batch("b", {"x": values}))
         quick, *_ = read_probes(probed, vectors)

@@ -13,6 +13,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.instrument import add_probes
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
+from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.sessions import save_optimized
 
 node = helper.make_node
@@ -73,7 +74,7 @@ def test_what_overflows_is_counted_as_in_the_exact_scan(tmp_path: Path) -> None:
 def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> None:
     graph = conv_net(tmp_path / "m.onnx", 32)
     tensors = ["c0", "r0", "c1", "s1", "m1", "c2", "a", "y"]
-    probed = add_probes(graph, tensors, shapes=graph.shapes)
+    probed = add_probes(graph, tensors, Probing(shapes=graph.shapes))
     with TemporaryDirectory() as work:
         nodes = list(optimize_probed(probed, Path(work)).graph.node)
     written = [name for at in nodes for name in at.output]
