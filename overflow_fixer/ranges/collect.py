@@ -16,7 +16,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.bodies import Level, ModelWalk, Settings, find_level
 from overflow_fixer.ranges.coverage import not_observed
-from overflow_fixer.ranges.observers import Observe, is_native
+from overflow_fixer.ranges.observers import Observe, choose_observe, is_native
 from overflow_fixer.ranges.over_limit import OnOver, OverLimit, ignore_over
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, no_batches
 from overflow_fixer.ranges.resumption import Existing, find_begun
@@ -70,6 +70,7 @@ def collect_ranges(
     CalibrationError when the data gives another number of batches than it has, OutputError when
     `store` cannot be written, PlanError when another file is in the way there.
     """
+    observe = choose_observe(graph, observe, provider)
     with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)

@@ -40,6 +40,13 @@ def is_native(observe: Observe, provider: Provider) -> bool:
     return observe != "outputs" and provider == "cpu" and has_native_probes()
 
 
+def choose_observe(graph: Graph, observe: Observe, provider: Provider) -> Observe:
+    """How a scan of the model observes: "optimized" only where there are other kernels to run, on the CPU."""
+    if observe == "optimized" and not (provider == "cpu" and has_faster_kernels(graph)):
+        return "reductions"
+    return observe
+
+
 class Observer(Protocol):
     """Runs one batch and gives the summaries [tensor] of the tensors it was opened for."""
 
@@ -242,9 +249,10 @@ def open_observer(
     provider: Provider,
     shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> Observer:
-    """The observer of the way named for tensors that are no constants. "optimized" is the CPU's alone."""
+    """The observer of the way named, or chosen in its place, for tensors that are no constants."""
+    observe = choose_observe(graph, observe, provider)
     if observe == "outputs":
         return OutputObserver(graph, tensors, provider)
-    if observe == "optimized" and provider == "cpu" and has_faster_kernels(graph):
+    if observe == "optimized":
         return OptimizedObserver(graph, tensors, small, looks, extremes, shapes=shapes)
     return ReductionObserver(graph, tensors, small, looks, extremes, provider, shapes)

@@ -7,6 +7,7 @@ tensor itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from operator import not_
@@ -25,12 +26,14 @@ _LARGEST_BLOCK = 16
 
 
 def has_faster_kernels(graph: Graph) -> bool:
-    """Whether the optimiser may find other kernels for what is observed: those of convolutions of float32.
+    """Whether the optimiser finds other kernels for much of what is observed: those of convolutions of float32.
 
-    It fuses nothing over a tensor that is observed. In FP16 it would drop roundings.
+    It fuses nothing over a tensor that is observed, and has no others for products of matrices; where there are more of
+    those, opening the model twice is all that comes of it. In FP16 it would drop roundings.
     """
     is_narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16} & set(graph.dtypes.values())
-    return not is_narrow and any(_is_float_conv(graph, node) for node in graph.nodes)
+    operators = Counter(node.standard_op for node in graph.nodes if _computes_float(graph, node))
+    return not is_narrow and operators["Conv"] > operators["MatMul"] + operators["Gemm"]
 
 
 def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
@@ -53,9 +56,8 @@ def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
     return model
 
 
-def _is_float_conv(graph: Graph, node: Node) -> bool:
-    is_conv = node.op_type == "Conv" and node.is_standard
-    return is_conv and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
+def _computes_float(graph: Graph, node: Node) -> bool:
+    return any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
 
 
 def _interleave(

@@ -1,5 +1,6 @@
 """The scan of optimised kernels: near the exact values, and no tensor kept longer than it must be."""
 
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -123,6 +124,21 @@ def test_only_convolutions_of_float32_have_faster_kernels(
         tmp_path / "m.onnx", [node(op_type, ["x", "w"], ["y"])], inputs, [value_info("y", elem_type)]
     )
     assert has_faster_kernels(graph) is expected
+
+
+@pytest.mark.parametrize(("products", "observe"), [(0, "optimized"), (1, "reductions"), (2, "reductions")])
+def test_what_is_mostly_products_of_matrices_is_scanned_exactly_and_told_so(
+    tmp_path: Path, products: int, observe: str
+) -> None:
+    weights = [numpy_helper.from_array(RNG.normal(0, 0.2, (16, 3, 3, 3)).astype(np.float32), "w")]
+    weights += [numpy_helper.from_array(np.eye(14, dtype=np.float32), "eye")]
+    names = [f"t{i}" for i in range(products + 1)]
+    nodes = [node("Conv", ["x", "w"], ["t0"], kernel_shape=[3, 3])]
+    nodes += [node("MatMul", [before, "eye"], [name]) for before, name in pairwise(names)]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 3, 16, 16])], [value_info(names[-1])], weights
+    )
+    assert collect_ranges(graph, batches(1), observe="optimized").observe == observe
 
 
 def test_a_model_with_fp16_beside_its_convolutions_is_scanned_exactly(tmp_path: Path) -> None:
