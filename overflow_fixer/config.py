@@ -199,5 +199,7 @@ def _explain(error: ValidationError, path: Path | None) -> str:
 def say_problem(item: ErrorDetails) -> str:
     """What pydantic found wrong with one key, after the key."""
     key = ".".join(map(str, item["loc"])) or "(the whole)"
-    unknown = item["type"] == "extra_forbidden"
-    return f"{key}: {'unknown key' if unknown else item['msg'][0].lower() + item['msg'][1:]}"
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{key}: unknown key"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{key}: {message[0].lower()}{message[1:]}"

@@ -67,6 +67,21 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     assert all(key in text for key in ("plan.treshold", "verify.min_agreement", "nowhere", "fix.toml"))
 
 
+@pytest.mark.parametrize(
+    ("calibration", "told"),
+    [
+        ({"batch_size": 0}, "calibration: batch_size must be at least 1, not 0."),
+        ({"batchsize": 2}, "calibration.batchsize: unknown key."),
+        ({"images": {"layot": "NCHW"}}, "calibration.images.layot: unknown key."),
+        ({"images": {"std": [0]}}, "calibration.images: scale and std must not be 0."),
+    ],
+)
+def test_what_is_wrong_with_the_calibration_is_told(calibration: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_config(None, {**FLAGS, "calibration": calibration})
+    assert told in str(refusal.value)
+
+
 @pytest.mark.parametrize("threshold", [0, -1, 65505, float("nan"), float("inf")])
 def test_a_threshold_out_of_fp16_is_refused(threshold: float) -> None:
     with pytest.raises(ConfigError, match="threshold"):
