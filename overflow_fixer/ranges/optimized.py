@@ -28,8 +28,8 @@ _LARGEST_BLOCK = 16
 def has_faster_kernels(graph: Graph) -> bool:
     """Whether the optimiser finds other kernels for much of what is observed: those of convolutions of float32.
 
-    It fuses nothing over a tensor that is observed, and has no others for products of matrices; where there are more of
-    those, opening the model twice is all that comes of it. In FP16 it would drop roundings.
+    It fuses nothing over a tensor that is observed, and has no others for products of matrices; where there are as many
+    of those, opening the model twice is all that comes of it. In FP16 it would drop roundings.
     """
     is_narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16} & set(graph.dtypes.values())
     operators = Counter(node.standard_op for node in graph.nodes if _computes_float(graph, node))
