@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -103,17 +104,21 @@ def open_session(
     *,
     optimize: bool = False,
     by_priority: bool = False,
+    pack_weights: bool = True,
     provider: Provider = "cpu",
 ) -> Any:
     """Open a session of a model in memory or in a file; external data is looked up in `folder`.
 
     optimize: ONNX Runtime's default graph optimisation; off, each node is computed as it stands.
     by_priority: run each node as soon as it can be, so that a probe behind its producer frees it.
+    pack_weights: lay the weights of matrix products out anew; off, they are read where they lie, and values differ by rounding.
     provider: what runs it, as providers.choose_provider gives it; a node that has no kernel there runs on
     the CPU. Raises ModelError with ONNX Runtime's own words when it refuses the model, and where `provider`
     does not load: another is never taken silently.
     """
     options = _session_options(optimize, by_priority, provider)
+    if not pack_weights:
+        options.add_session_config_entry(_DISABLE_PREPACKING, "1")
     if isinstance(model, onnx.ModelProto):
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
         _add_native(options, model)
@@ -164,6 +169,7 @@ def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
     options.add_session_config_entry(_DISABLE_PREPACKING, "1")  # it is never run
     _add_native(options, model)
     _create(_serialize(model), options, "cpu", list_providers("cpu"))
+    _return_memory()
 
 
 class SessionRunner:
@@ -218,6 +224,12 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
         options.use_deterministic_compute = True
         options.add_session_config_entry(_RECORD_PLACES, "1")
     return options
+
+
+def _return_memory() -> None:
+    """Give back what a closed session took: the C library (glibc) would keep much of it, and the next session take more."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _add_native(options: Any, model: onnx.ModelProto) -> None:

@@ -236,7 +236,8 @@ class OptimizedObserver(ReductionObserver):
 
     def _open_probed(self, probed: Probed) -> Any:
         with TemporaryDirectory() as work:
-            return open_session(optimize_probed(probed, Path(work)), Path(work), by_priority=True)
+            model = optimize_probed(probed, Path(work))
+            return open_session(model, Path(work), by_priority=True, pack_weights=False)
 
 
 def open_observer(
