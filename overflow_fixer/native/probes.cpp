@@ -5,6 +5,10 @@
  *     The extremes leave NaN out; of nothing they are -inf, inf and inf.
  *   Probe(x: float) -> statistics: double[7]
  *     the same, but for the least magnitude, which is inf: it costs as much as all the rest.
+ *   BlockProbe(x: float, layout: int64[2]) -> statistics: double[7]
+ *     what Probe tells of the first layout[0] channels of x [images, channels, ...], which lies in memory in blocks of
+ *     layout[1] channels, [images, blocks, ..., layout[1]]; what else is in the last block is padding. An x that cannot lie
+ *     so has none.
  *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows],
  *       statistics: double[49]
  *     of x in rows of `length` elements: its extremes (NaN left out), the largest |x - mean|, the sums of x, |x|, x * x
@@ -50,6 +54,7 @@ enum Place {
   CUSTOM_OP_DOMAIN_ADD = 27,
   ADD_CUSTOM_OP_DOMAIN = 28,
   GET_TENSOR_MUTABLE_DATA = 51,
+  GET_DIMENSIONS = 62,
   GET_TENSOR_SHAPE_ELEMENT_COUNT = 64,
   GET_TENSOR_TYPE_AND_SHAPE = 65,
   KERNEL_CONTEXT_GET_INPUT = 90,
@@ -90,13 +95,15 @@ Element *data_of(const Value *value) {
   return static_cast<Element *>(data);
 }
 
+/* Its elements, how many there are, and the first `rank` dimensions. */
 template <typename Element>
-const Element *input(Context *context, size_t index, size_t *count) {
+const Element *input(Context *context, size_t index, size_t *count, int64_t *dimensions = nullptr, size_t rank = 0) {
   const Value *value = nullptr;
   void *shape = nullptr;
   call(api, KERNEL_CONTEXT_GET_INPUT, context, index, &value);
   call(api, GET_TENSOR_TYPE_AND_SHAPE, value, &shape);
   call(api, GET_TENSOR_SHAPE_ELEMENT_COUNT, shape, count);
+  if (rank) call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, rank);
   call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
   return data_of<Element>(value);
 }
@@ -138,8 +145,17 @@ inline void raise(T &most, T x) { most = x > most ? x : most; }
 template <typename T>
 inline void lower(T &least, T x) { least = x < least ? x : least; }
 
-inline void count(Statistics &s, const float *x, size_t n) {
+/* Of every `block` elements, a power of two, the first `lanes` are looked at. */
+struct Width {
+  size_t block, lanes;
+  bool holds(size_t i) const { return (i & (block - 1)) < lanes; }
+};
+
+constexpr Width WHOLE{1, 1};
+
+__attribute__((always_inline)) inline void count(Statistics &s, const float *x, size_t n, Width width) {
   for (size_t i = 0; i < n; i++) {
+    if (!width.holds(i)) continue;
     uint32_t magnitude = magnitude_of(x[i]);
     s.nan += magnitude > INFINITE, s.small += magnitude < LIMIT, s.finite += magnitude < INFINITE;
   }
@@ -151,6 +167,10 @@ struct Looks {
   float most[LANES], least[LANES];
   uint32_t largest[LANES], below[LANES];
 
+  void start(size_t j, const Statistics &s) {
+    most[j] = s.most, least[j] = s.least, largest[j] = 0, below[j] = s.below_least;
+  }
+
   __attribute__((always_inline)) void take(size_t j, float most_j, float least_j, uint32_t largest_j, uint32_t below_j) {
     raise(most[j], most_j), lower(least[j], least_j), raise(largest[j], largest_j);
     if (IS_SMALL) lower(below[j], below_j);
@@ -159,41 +179,49 @@ struct Looks {
 
 /* The largest magnitude of a block, as bits. */
 template <bool IS_SMALL>
-__attribute__((always_inline)) inline uint32_t look_at_block(Statistics &s, const float *x, size_t n) {
+__attribute__((always_inline)) inline uint32_t look_at_block(Statistics &s, const float *x, size_t n, Width width) {
   Looks<IS_SMALL> l;
-  for (size_t j = 0; j < LANES; j++)
-    l.most[j] = s.most, l.least[j] = s.least, l.largest[j] = 0, l.below[j] = s.below_least;
+  for (size_t j = 0; j < LANES; j++) l.start(j, s);
   size_t i = 0;
   for (; i + LANES <= n; i += LANES)
     for (size_t j = 0; j < LANES; j++)
       l.take(j, x[i + j], x[i + j], magnitude_of(x[i + j]), magnitude_of(x[i + j]) - 1);
+  for (size_t j = 0; j < LANES; j++)
+    if (!width.holds(j)) l.start(j, s);
   for (size_t half = LANES / 2; half; half /= 2)
     for (size_t j = 0; j < half; j++)
       l.take(j, l.most[j + half], l.least[j + half], l.largest[j + half], l.below[j + half]);
-  for (; i < n; i++) l.take(0, x[i], x[i], magnitude_of(x[i]), magnitude_of(x[i]) - 1);
+  for (; i < n; i++)
+    if (width.holds(i)) l.take(0, x[i], x[i], magnitude_of(x[i]), magnitude_of(x[i]) - 1);
   s.most = l.most[0], s.least = l.least[0], s.below_least = l.below[0];
   return l.largest[0];
 }
 
 template <bool IS_SMALL>
-__attribute__((always_inline)) inline void look_at(Statistics &s, const float *x, size_t n) {
+__attribute__((always_inline)) inline void look_at(Statistics &s, const float *x, size_t n, Width width) {
   for (size_t start = 0; start < n; start += BLOCK) {
-    size_t length = n - start < BLOCK ? n - start : BLOCK;
-    if (look_at_block<IS_SMALL>(s, x + start, length) < LIMIT)
-      s.small += length, s.finite += length;
+    size_t length = n - start < BLOCK ? n - start : BLOCK, held = length / width.block * width.lanes;
+    if (look_at_block<IS_SMALL>(s, x + start, length, width) < LIMIT)
+      s.small += held, s.finite += held;
     else
-      count(s, x + start, length);
+      count(s, x + start, length, width);
   }
 }
 
-FOR_EACH_CPU void look(Statistics &s, const float *x, size_t n) { look_at<false>(s, x, n); }
-FOR_EACH_CPU void look_for_small(Statistics &s, const float *x, size_t n) { look_at<true>(s, x, n); }
+FOR_EACH_CPU void look(Statistics &s, const float *x, size_t n) { look_at<false>(s, x, n, WHOLE); }
+FOR_EACH_CPU void look_for_small(Statistics &s, const float *x, size_t n) { look_at<true>(s, x, n, WHOLE); }
+FOR_EACH_CPU void look_at_lanes(Statistics &s, const float *x, size_t n, Width width) { look_at<false>(s, x, n, width); }
 
 struct Probing {
   const float *x;
   size_t count, tasks;
   alignas(Statistics) unsigned char room[MOST_TASKS * sizeof(Statistics)]; /* of which few are used, and set */
   Statistics *found = reinterpret_cast<Statistics *>(room);
+
+  void read(Context *context, int64_t *dimensions = nullptr, size_t rank = 0) {
+    x = input<float>(context, 0, &count, dimensions, rank);
+    tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
+  }
 };
 
 template <void (*LOOK)(Statistics &, const float *, size_t)>
@@ -217,15 +245,67 @@ void merge(Statistics &all, const Statistics &part) {
   all.nan += part.nan, all.small += part.small, all.finite += part.finite;
 }
 
+/* Of `count` elements that were looked at, in parts. */
+void tell_all(const Probing &p, size_t count, Context *context) {
+  Statistics all;
+  for (size_t task = 0; task < p.tasks; task++) merge(all, p.found[task]);
+  tell(all, count, output<double>(context, 0, STATISTICS));
+}
+
 template <void (*LOOK)(Statistics &, const float *, size_t)>
 void compute_probe(void *, Context *context) {
   Probing p;
-  p.x = input<float>(context, 0, &p.count);
-  p.tasks = p.count / TASK + 1 < MOST_TASKS ? p.count / TASK + 1 : MOST_TASKS;
+  p.read(context);
   in_parallel(context, probe_part<LOOK>, p.tasks, &p);
-  Statistics all;
-  for (size_t task = 0; task < p.tasks; task++) merge(all, p.found[task]);
-  tell(all, p.count, output<double>(context, 0, STATISTICS));
+  tell_all(p, p.count, context);
+}
+
+/* ---- BlockProbe ---- */
+
+/* Each image is `rows` rows of `width.block` elements; those behind the first `full` hold padding. */
+struct BlockProbing : Probing {
+  Width width = WHOLE;
+  size_t rows = 1, full = 1, channels = 1, padded = 1;
+
+  /* Where x cannot be laid out so, it is one image without padding. */
+  void lay_out(const int64_t *dimensions, const int64_t *layout) {
+    size_t block = size_t(layout[1]), wanted = size_t(layout[0]), given = size_t(dimensions[1]);
+    rows = full = count;
+    if (!count || !given || !block || LANES % block || given % block || wanted > given || given - wanted >= block) return;
+    channels = wanted, padded = given;
+    width = {block, block - (padded - channels)};
+    rows = count / size_t(dimensions[0]) / block;
+    full = rows - rows / (padded / block);
+  }
+};
+
+void probe_blocks(void *state, size_t task) {
+  BlockProbing &p = *static_cast<BlockProbing *>(state);
+  size_t all = p.count / p.width.block, row = all * task / p.tasks, end = all * (task + 1) / p.tasks;
+  Statistics s;
+  while (row < end) {
+    size_t within = row % p.rows, stop = row - within + (within < p.full ? p.full : p.rows);
+    if (stop > end) stop = end;
+    const float *x = p.x + row * p.width.block;
+    if (within < p.full)
+      look(s, x, (stop - row) * p.width.block);
+    else
+      look_at_lanes(s, x, (stop - row) * p.width.block, p.width);
+    row = stop;
+  }
+  p.found[task] = s;
+}
+
+void compute_block_probe(void *, Context *context) {
+  BlockProbing p;
+  int64_t dimensions[2] = {};
+  size_t two;
+  p.read(context, dimensions, 2);
+  const int64_t *layout = input<int64_t>(context, 1, &two);
+  const int64_t none[2] = {};
+  p.lay_out(dimensions, two == 2 ? layout : none);
+  in_parallel(context, probe_blocks, p.tasks, &p);
+  tell_all(p, p.count / p.padded * p.channels, context);
 }
 
 /* ---- Moments and Sums ---- */
@@ -367,6 +447,15 @@ Description describe_small_probe() {
   return found;
 }
 
+Description describe_block_probe() {
+  Description found = PROBE;
+  found.name = [](const Description *) { return "BlockProbe"; };
+  found.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
+  found.input_count = [](const Description *) { return size_t{2}; };
+  found.compute = compute_block_probe;
+  return found;
+}
+
 template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t)>
 Description describe_rows(const char *(*name)(const Description *)) {
   Description rows = PROBE;
@@ -380,12 +469,13 @@ Description describe_rows(const char *(*name)(const Description *)) {
 }
 
 const Description SMALL_PROBE = describe_small_probe();
+const Description BLOCK_PROBE = describe_block_probe();
 const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, tell_moments>([](const Description *) { return "Moments"; });
 const Description SUMS_OF_ROWS = describe_rows<SUMS, tell_sums>([](const Description *) { return "Sums"; });
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
-  for (const Description *description : {&PROBE, &SMALL_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS})
+  for (const Description *description : {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -59,13 +59,16 @@ def test_a_library_that_does_not_load_is_none(tmp_path: Path, monkeypatch: pytes
 
 _ROWS = {"Moments": 7, "Sums": 5}
 """The operators that read rows, and how many numbers they tell of each."""
+_SECOND_INPUT = {**dict.fromkeys(_ROWS, "length"), "BlockProbe": "layout"}
 
 
 @cache
 def _session(op_type: str) -> Any:
     values = [f"y{i}" for i in range(_ROWS.get(op_type, 0))]
     outputs = {**dict.fromkeys(values, TensorProto.FLOAT), "statistics": TensorProto.DOUBLE}
-    given = {"x": TensorProto.FLOAT, **({"length": TensorProto.INT64} if op_type in _ROWS else {})}
+    given = {"x": TensorProto.FLOAT}
+    if op_type in _SECOND_INPUT:
+        given[_SECOND_INPUT[op_type]] = TensorProto.INT64
     graph = helper.make_graph(
         [helper.make_node(op_type, list(given), list(outputs), domain=DOMAIN)],
         "g",
@@ -138,6 +141,63 @@ def test_one_value_is_found_wherever_it_is(size: int, bad: float) -> None:
         expected.append(size - (not np.isfinite(bad)))
         assert probe(x) == expected
         assert probe(x, "Probe") == leave_out_small(expected)
+
+
+def probe_blocks(x: Array, *layout: int) -> list[float]:
+    (found,) = run_session(
+        _session("BlockProbe"), None, Batch("b", {"x": x, "layout": np.array(layout, np.int64)})
+    )
+    return list(found)
+
+
+def lay_out(x: Array, block: int, padding: Array) -> Array:
+    """x [images, channels, h, w] in blocks of channels, `padding` where the last one holds none; the shape says otherwise."""
+    images, channels, height, width = x.shape
+    padded = -(-channels // block) * block
+    whole = np.empty((images, padded, height, width), np.float32)
+    whole[:, :channels], whole[:, channels:] = x, np.resize(padding, whole[:, channels:].shape)
+    blocks = whole.reshape(images, padded // block, block, height, width).transpose(0, 1, 3, 4, 2)
+    return np.ascontiguousarray(blocks).reshape(whole.shape)
+
+
+@needs_library
+@settings(max_examples=200, deadline=None)
+@given(
+    hnp.arrays(
+        np.float32,
+        hnp.array_shapes(min_dims=4, max_dims=4, min_side=0, max_side=20),
+        elements=st.sampled_from([float(np.float32(x)) for x in EDGES]),
+    ),
+    st.sampled_from([8, 16]),
+)
+def test_a_probe_of_blocks_leaves_the_padding_out(x: Array, block: int) -> None:
+    found = probe_blocks(lay_out(x, block, np.float32(EDGES)), x.shape[1], block)
+    assert found == leave_out_small(reckon(x))
+
+
+@needs_library
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize(
+    "shape", [(1, 24, 56, 56), (2, 40, 28, 28), (1, 58, 113, 97), (3, 5, 64, 64), (9, 184, 3, 5)]
+)
+def test_a_probe_of_blocks_that_threads_share(shape: tuple[int, ...], block: int) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    for place in {0, 7, x.size // 3, x.size - 1}:
+        x.reshape(-1)[place] = 70000
+    wide = x.astype(np.float64)
+    over = np.count_nonzero(wide == 70000)
+    expected = [wide.max(), wide.min(), np.inf, x.size, 0, x.size - over, x.size]
+    assert probe_blocks(lay_out(x, block, np.float32([np.nan, np.inf, -1e9])), shape[1], block) == expected
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "layout", [(), (5,), (0, 8), (5, 0), (5, 3), (-1, 8), (17, 8), (8, 8), (5, -8), (5, 64)]
+)
+@pytest.mark.parametrize("shape", [(2, 16, 3), (16,), (), (0, 16, 1), (2, 0)])
+def test_what_cannot_lie_in_blocks_has_no_padding(shape: tuple[int, ...], layout: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    assert probe_blocks(x, *layout) == leave_out_small(reckon(x))
 
 
 @needs_library

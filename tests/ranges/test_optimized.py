@@ -6,19 +6,20 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import MemoryBatches, save_model, value_info
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.instrument import add_probes
-from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
+from overflow_fixer.ranges.optimized import find_block, has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.sessions import save_optimized
+from overflow_fixer.sessions import has_native_probes, save_optimized
 
 node = helper.make_node
 RNG = np.random.default_rng(0)
+needs_library = pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
 
 
 def conv_net(path: Path, channels: int) -> Graph:
@@ -47,7 +48,7 @@ def batches(*scales: float) -> MemoryBatches:
     return MemoryBatches([{"x": values * np.float32(scale)} for scale in scales])
 
 
-@pytest.mark.parametrize("channels", [16, 32, 20])
+@pytest.mark.parametrize("channels", [16, 32, 20, 24, 30])
 def test_values_are_near_the_exact_ones(tmp_path: Path, channels: int) -> None:
     graph, data = conv_net(tmp_path / "m.onnx", channels), batches(1, 3)
     exact, near = (collect_ranges(graph, data, observe=way) for way in ("reductions", "optimized"))
@@ -95,12 +96,50 @@ def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> No
     assert {at.output[0] for at in nodes if at.op_type == "ReorderOutput"} == {"a"}  # which ReduceMean reads
 
 
-def test_a_reorder_that_only_a_probe_needs_stays_where_blocks_are_padded(tmp_path: Path) -> None:
-    graph = conv_net(tmp_path / "m.onnx", 20)
+def optimized_nodes(graph: Graph, how: Probing) -> list[NodeProto]:
+    """With a probe of c0."""
     with TemporaryDirectory() as work:
-        nodes = list(optimize_probed(add_probes(graph, ["c0"]), Path(work)).graph.node)
+        nodes = list(optimize_probed(add_probes(graph, ["c0"], how), Path(work)).graph.node)
     if "com.microsoft.nchwc" not in {at.domain for at in nodes}:
         pytest.skip("ONNX Runtime has no blocked layout on this processor")
+    return nodes
+
+
+@needs_library
+def test_a_native_probe_reads_padded_blocks(tmp_path: Path) -> None:
+    nodes = optimized_nodes(
+        conv_net(tmp_path / "m.onnx", 20), Probing(detailed=frozenset({"c0"}), is_native=True)
+    )
+    (probe,) = (at for at in nodes if at.op_type == "BlockProbe")
+    (layout,) = (at for at in nodes if at.output[0] == probe.input[1])
+    channels, block = numpy_helper.to_array(layout.attribute[0].t)
+    assert (channels, block) in ((20, 8), (20, 16))
+    assert "c0" not in {name for at in nodes for name in at.output}
+
+
+@pytest.mark.parametrize(
+    ("channels", "padded", "block"),
+    [
+        (20, 24, 8),
+        (24, 24, 8),
+        (20, 32, 16),
+        (24, 32, 16),
+        (30, 32, None),
+        (32, 32, None),
+        (1, 8, 8),
+        (1, 16, 16),
+    ],
+)
+def test_weights_tell_how_large_a_block_is_or_leave_it_open(
+    channels: int, padded: int, block: int | None
+) -> None:
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [padded, 16, 1, 1], [0.0] * padded * 16)
+    convolution = node("Conv", ["x", "w"], ["c"], domain="com.microsoft.nchwc")
+    assert find_block(helper.make_graph([convolution], "g", [], [], [weights]), {"c": channels}) == block
+
+
+def test_a_reorder_that_only_a_probe_needs_stays_where_blocks_are_padded(tmp_path: Path) -> None:
+    nodes = optimized_nodes(conv_net(tmp_path / "m.onnx", 20), Probing())
     place = next(i for i, at in enumerate(nodes) if "c0" in at.output)
     assert nodes[place].op_type == "ReorderOutput"
     assert nodes[place - 1].output[0] == nodes[place].input[0]
