@@ -236,8 +236,8 @@ class OptimizedObserver(ReductionObserver):
 
     def _open_probed(self, probed: Probed) -> Any:
         with TemporaryDirectory() as work:
-            model = optimize_probed(probed, Path(work))
-            return open_session(model, Path(work), by_priority=True, pack_weights=False)
+            model, folder = optimize_probed(probed, Path(work))
+            return open_session(model, folder, by_priority=True, pack_weights=False)
 
 
 def open_observer(

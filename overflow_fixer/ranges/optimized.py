@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.instrument import Probed, mark_tensors
+from overflow_fixer.ranges.kept_weights import put_back, set_aside
 from overflow_fixer.sessions import save_optimized
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -40,16 +41,19 @@ def has_faster_kernels(graph: Graph) -> bool:
     return not is_narrow and operators["Conv"] > operators["MatMul"] + operators["Gemm"]
 
 
-def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
-    """The optimised model with the probes, and its weights in files in `work`; values differ by rounding alone.
+def optimize_probed(probed: Probed, work: Path) -> tuple[onnx.ModelProto, Path]:
+    """The optimised model with the probes, and the folder in which it finds its weights, some of them in files in `work`.
 
-    The model is to be run as it stands, with optimisation off. Raises ModelError when ONNX Runtime refuses it.
+    Values differ by rounding alone. The model is to be run as it stands, with optimisation off. Raises ModelError when
+    ONNX Runtime refuses it.
     """
-    behind = probed.added.behind
-    marked, _ = mark_tensors(probed.graph, list(behind))
+    graph, behind = probed.graph, probed.added.behind
+    marked, _ = mark_tensors(graph, list(behind))
+    weights = set_aside(marked, graph)
     path = work / "optimized.onnx"
-    save_optimized(marked, probed.graph.folder, path)
+    save_optimized(marked, graph.folder, path)
     model: onnx.ModelProto = onnx.load(path, load_external_data=False)
+    folder = put_back(model, weights, graph.folder, work)
     probed.declare(model)
     probed.set_outputs(model)
     kept = {info.name for info in model.graph.output}
@@ -59,7 +63,7 @@ def optimize_probed(probed: Probed, work: Path) -> onnx.ModelProto:
     ordered = onnx.GraphProto(node=chain(first, nodes, probed.added.last))
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
-    return model
+    return model, folder
 
 
 def find_block(graph: onnx.GraphProto, channels_of: Mapping[str, int]) -> int | None:

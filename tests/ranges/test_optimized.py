@@ -78,7 +78,7 @@ def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> No
     tensors = ["c0", "r0", "c1", "s1", "m1", "c2", "a", "y"]
     probed = add_probes(graph, tensors, Probing(shapes=graph.shapes))
     with TemporaryDirectory() as work:
-        nodes = list(optimize_probed(probed, Path(work)).graph.node)
+        nodes = list(optimize_probed(probed, Path(work))[0].graph.node)
     written = [name for at in nodes for name in at.output]
     assert all(
         written.index(name) < written.index(at.output[0])
@@ -99,7 +99,7 @@ def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> No
 def optimized_nodes(graph: Graph, how: Probing) -> list[NodeProto]:
     """With a probe of c0."""
     with TemporaryDirectory() as work:
-        nodes = list(optimize_probed(add_probes(graph, ["c0"], how), Path(work)).graph.node)
+        nodes = list(optimize_probed(add_probes(graph, ["c0"], how), Path(work))[0].graph.node)
     if "com.microsoft.nchwc" not in {at.domain for at in nodes}:
         pytest.skip("ONNX Runtime has no blocked layout on this processor")
     return nodes

@@ -1,0 +1,65 @@
+"""Weights that the optimiser would only copy: the products of matrices read them as they are.
+
+While a model is optimised they are inputs, so that they are neither loaded nor written with it; afterwards they are
+read from the model's own files again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, external_tensors
+
+_READ_AS_THEY_ARE = frozenset({"MatMul", "Gemm"})
+
+
+def set_aside(model: onnx.ModelProto, graph: Graph) -> list[TensorProto]:
+    """Make inputs of the weights in files that nothing but products of matrices reads, in place, and return them.
+
+    `model` holds the nodes of `graph`.
+    """
+    others = [name for node in graph.nodes for name in node.captured]
+    others += [
+        name for node in graph.nodes if node.standard_op not in _READ_AS_THEY_ARE for name in node.inputs
+    ]
+    taken = {*others, *(info.name for info in (*model.graph.input, *model.graph.output))}
+    weights = [
+        tensor
+        for tensor in model.graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in taken
+    ]
+    for tensor in weights:
+        given = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(given)
+        model.graph.initializer.remove(tensor)
+    return weights
+
+
+def put_back(model: onnx.ModelProto, weights: Sequence[TensorProto], folder: Path, work: Path) -> Path:
+    """Undo it in a model whose own weights lie in `work`, those set aside in `folder`, in place.
+
+    Returns the folder from which all of them are found then.
+    """
+    root = Path(os.path.commonpath([folder.resolve(), work.resolve()]))
+    for tensor in external_tensors(model):
+        _tell_from(tensor, work.resolve(), root)
+    names = {tensor.name for tensor in weights}
+    inputs = [info for info in model.graph.input if info.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    for tensor in weights:
+        _tell_from(tensor, folder.resolve(), root)
+    model.graph.initializer.extend(weights)
+    return root
+
+
+def _tell_from(tensor: TensorProto, folder: Path, root: Path) -> None:
+    """Tell the place of its data, which is told from `folder`, from `root`, in place."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = os.path.relpath(folder / entry.value, root)
