@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,8 @@ _POLL_SECONDS = 0.05
 _REPORT_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 """What a process that was asked to stop has to end its batch."""
+_LOSS_SECONDS = 2.0
+"""A Ray worker whose node is lost kills what it has started, and goes only then: it must not tell of that as of an end."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def _run(errand: Errand, entry: ZooEntry, board: Any) -> ZooOutcome | None:
     finally:
         if running.process.poll() is None:
             running.kill()
+    if running.process.returncode == -signal.SIGKILL and running.cut is None:
+        time.sleep(_LOSS_SECONDS)
     return None if is_stopped and running.process.returncode != 0 else running.take_outcome()
 
 

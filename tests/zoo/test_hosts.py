@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo import pool as pool_module
 from overflow_fixer.zoo import ray_cluster
 from overflow_fixer.zoo.entries import ZooEntry
+from overflow_fixer.zoo.errands import Errand, run_errand
 from overflow_fixer.zoo.fixing import fix_zoo
 from overflow_fixer.zoo.machine import Machine
 from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
@@ -264,6 +267,25 @@ def test_models_of_a_node_that_was_lost_run_elsewhere(
     assert struck
     assert _tell(found) == here
     assert all(outcome.is_earlier for outcome in fix_zoo(entries, cluster))
+
+
+def test_a_kill_is_told_of_late_since_a_node_that_is_lost_kills_its_models_first(
+    cluster: RayCluster, endless: Path
+) -> None:
+    entry = make_entry(endless)
+    token = endless.parent / "token"
+    token.touch()
+    errand = Errand("key", entry, 1, 1, None, False, Path.cwd(), token, ())
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        delivery = beside.submit(run_errand, errand, cluster.board, [])
+        while not (entry.folder / PROGRESS_FILE).exists():
+            time.sleep(0.05)
+        _strike_worker(endless.parent, signal.SIGKILL)
+        with pytest.raises(FutureTimeoutError):
+            delivery.result(timeout=1.0)
+    outcome = delivery.result().outcome
+    assert outcome is not None
+    assert outcome.kind == "out_of_memory"
 
 
 def _start_blind_node(nodes: Any, hidden: Path) -> subprocess.Popen[bytes]:
