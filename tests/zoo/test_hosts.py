@@ -144,7 +144,9 @@ def test_no_process_outlives_a_pool_that_is_left(
         next(run)
     assert any(one.seconds > 0 and one.peak_bytes > 10_000_000 for one in pool.running)
     run.close()  # type: ignore[attr-defined]
-    assert not _workers(endless.parent)
+    _wait_for(
+        lambda: not _workers(endless.parent), 5.0
+    )  # a cluster does not say when what it cancels is gone
     assert load_outcome(entries[0].folder) is None
     assert not list(endless.parent.rglob(".ray-*"))
 
@@ -446,8 +448,8 @@ def test_a_command_tells_what_it_does_on_a_cluster_of_its_own(
     assert sorted(told) == ["failed", "fixed", "fixed", "fixed"], said.decode()
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
+def _wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
