@@ -144,9 +144,7 @@ def test_no_process_outlives_a_pool_that_is_left(
         next(run)
     assert any(one.seconds > 0 and one.peak_bytes > 10_000_000 for one in pool.running)
     run.close()  # type: ignore[attr-defined]
-    _wait_for(
-        lambda: not _workers(endless.parent), 5.0
-    )  # a cluster does not say when what it cancels is gone
+    _wait_for(lambda: not _workers(endless.parent), 5.0)  # a cluster cancels, and does not say when it did
     assert load_outcome(entries[0].folder) is None
     assert not list(endless.parent.rglob(".ray-*"))
 
@@ -280,8 +278,7 @@ def test_a_kill_is_told_of_late_since_a_node_that_is_lost_kills_its_models_first
     errand = Errand("key", entry, 1, 1, None, False, Path.cwd(), token, ())
     with ThreadPoolExecutor(max_workers=1) as beside:
         delivery = beside.submit(run_errand, errand, cluster.board, [])
-        while not (entry.folder / PROGRESS_FILE).exists():
-            time.sleep(0.05)
+        _wait_for((entry.folder / PROGRESS_FILE).exists)
         _strike_worker(endless.parent, signal.SIGKILL)
         with pytest.raises(FutureTimeoutError):
             delivery.result(timeout=1.0)
