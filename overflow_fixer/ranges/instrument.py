@@ -28,7 +28,7 @@ _ORT_CAST = "InsertedPrecisionFreeCast_"
 _EACH_A_QUICK_ONE = Probing()
 
 _Look = Probe | Statistics
-_Behind = Mapping[str, Sequence[NodeProto]]
+Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
 
 
@@ -37,7 +37,7 @@ class Added:
     """The nodes of all probes: constants, what stands directly behind each tensor, and what joins the vectors."""
 
     first: Sequence[NodeProto]
-    behind: _Behind
+    behind: Behind
     last: Sequence[NodeProto]
 
 
@@ -176,7 +176,7 @@ def _locate(
     return starts.astype(np.int64), found
 
 
-def _interleave(graph: Graph, behind: _Behind) -> Iterator[NodeProto]:
+def _interleave(graph: Graph, behind: Behind) -> Iterator[NodeProto]:
     """The graph's nodes, each followed by the nodes that stand behind its outputs; inputs first."""
     for spec in graph.inputs:
         yield from behind.get(spec.name, ())
@@ -186,7 +186,7 @@ def _interleave(graph: Graph, behind: _Behind) -> Iterator[NodeProto]:
             yield from behind.get(name, ())
 
 
-def _read_rounded(graph: Graph, node: Node, behind: _Behind) -> NodeProto:
+def _read_rounded(graph: Graph, node: Node, behind: Behind) -> NodeProto:
     """The node; a Cast of an FP16 tensor to float reads the Identity of the tensor's probe instead.
 
     ONNX Runtime drops a Cast to float behind its own Cast to FP16, so the values were never rounded,

@@ -28,15 +28,16 @@ def set_aside(model: onnx.ModelProto, graph: Graph) -> list[TensorProto]:
         name for node in graph.nodes if node.standard_op not in _READ_AS_THEY_ARE for name in node.inputs
     ]
     taken = {*others, *(info.name for info in (*model.graph.input, *model.graph.output))}
-    weights = [
-        tensor
-        for tensor in model.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in taken
-    ]
-    for tensor in weights:
-        given = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        model.graph.input.append(given)
-        model.graph.initializer.remove(tensor)
+    weights: list[TensorProto] = []
+    kept: list[TensorProto] = []
+    for tensor in model.graph.initializer:
+        is_kept = tensor.data_location != TensorProto.EXTERNAL or tensor.name in taken
+        (kept if is_kept else weights).append(tensor)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    model.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in weights
+    )
     return weights
 
 

@@ -13,7 +13,7 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.instrument import add_probes
-from overflow_fixer.ranges.optimized import find_block, has_faster_kernels, optimize_probed
+from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.sessions import has_native_probes, save_optimized
 
@@ -115,27 +115,6 @@ def test_a_native_probe_reads_padded_blocks(tmp_path: Path) -> None:
     channels, block = numpy_helper.to_array(layout.attribute[0].t)
     assert (channels, block) in ((20, 8), (20, 16))
     assert "c0" not in {name for at in nodes for name in at.output}
-
-
-@pytest.mark.parametrize(
-    ("channels", "padded", "block"),
-    [
-        (20, 24, 8),
-        (24, 24, 8),
-        (20, 32, 16),
-        (24, 32, 16),
-        (30, 32, None),
-        (32, 32, None),
-        (1, 8, 8),
-        (1, 16, 16),
-    ],
-)
-def test_weights_tell_how_large_a_block_is_or_leave_it_open(
-    channels: int, padded: int, block: int | None
-) -> None:
-    weights = helper.make_tensor("w", TensorProto.FLOAT, [padded, 16, 1, 1], [0.0] * padded * 16)
-    convolution = node("Conv", ["x", "w"], ["c"], domain="com.microsoft.nchwc")
-    assert find_block(helper.make_graph([convolution], "g", [], [], [weights]), {"c": channels}) == block
 
 
 def test_a_reorder_that_only_a_probe_needs_stays_where_blocks_are_padded(tmp_path: Path) -> None:
