@@ -1,7 +1,7 @@
 """Trials that are finished, told in their folders, so that a run that was killed goes on behind them.
 
-A trial's folder is `.trial-PROCESS-NUMBER`. Once its artifact is verified, `trial.json` says so, and for what: the next
-run takes the trial where model, data, settings, versions and plan are the same, and removes it otherwise.
+Once a trial's artifact is verified, `trial.json` beside it says so, and for what: the next run takes the trial where model,
+data, settings, versions and plan are the same, and removes it otherwise.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from overflow_fixer.files import write_text
 from overflow_fixer.records import Artifact, Verification
+from overflow_fixer.trial_folders import TrialFolders, clear_abandoned
 
 _FILE = "trial.json"
-_NAME = ".trial-*-*"
 _ARTIFACT, _VERIFICATION = TypeAdapter(Artifact), TypeAdapter(Verification)
 
 
@@ -61,18 +59,14 @@ def drop_files(folder: Path) -> None:
         _write(replace(found, sizes=()))
 
 
-def adopt_trials(folder: Path, place: Iterator[Path]) -> dict[str, Trial]:
-    """The finished trials of runs whose process is gone, by key, each moved to the next of `place`; others are removed."""
+def adopt_trials(folder: Path, trials: TrialFolders) -> dict[str, Trial]:
+    """The finished trials of runs that are over, by key, each moved to the folders of this one; others are removed."""
     adopted: dict[str, Trial] = {}
-    for abandoned in sorted(folder.glob(_NAME)):
-        process = abandoned.name.split("-")[1]
-        if not process.isdigit() or _is_alive(int(process)):
-            continue
+    for abandoned in clear_abandoned(folder):
         found = _read(abandoned)
         if found is None or found.key in adopted:
-            shutil.rmtree(abandoned, ignore_errors=True)
             continue
-        target = next(place)
+        target = trials.name_next()
         with suppress(OSError):
             os.rename(abandoned, target)
             adopted[found.key] = replace(found, artifact=_move(found.artifact, target))
@@ -109,15 +103,3 @@ def _read(folder: Path) -> Trial | None:
 def _move(artifact: Artifact, folder: Path) -> Artifact:
     files = tuple(folder / path.name for path in artifact.files)
     return replace(artifact, path=folder / artifact.path.name, files=files)
-
-
-def _is_alive(process: int) -> bool:
-    if os.name != "posix":  # there, signal 0 would interrupt it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

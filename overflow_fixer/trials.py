@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnxruntime
@@ -33,6 +33,7 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
+from overflow_fixer.trial_folders import TrialFolders
 from overflow_fixer.verification import CachedRunner, OpenRunner, open_reference, trace, verify
 
 _NAIVE = "naive FP16"
@@ -53,14 +54,12 @@ class Bench:
     ranges: RangeTable
     backend_name: str
     progress: Progress
-    _folders: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.backend: Backend = BACKENDS[self.backend_name]
         self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
         self._reference = CachedRunner(open_reference(self.graph))
         self.tolerance: Tolerance = self.config.verify.tolerance()
-        self._finished = adopt_trials(self.config.folder, self._make_folders())
         self._basis = make_key(
             self.graph.sha256,
             self.calibration.fingerprint,
@@ -70,6 +69,8 @@ class Bench:
             __version__,
             onnxruntime.__version__,
         )
+        self._folders = TrialFolders(self.config.folder)
+        self._finished = adopt_trials(self.config.folder, self._folders)
 
     def __enter__(self) -> Bench:
         return self
@@ -77,9 +78,7 @@ class Bench:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Remove the trials; but where the run was stopped, those that are finished stay for the next."""
         is_stopped = kind is not None and not issubclass(kind, Exception)
-        for folder in self._folders:
-            if not (is_stopped and is_finished(folder)):
-                shutil.rmtree(folder, ignore_errors=True)
+        self._folders.close(lambda folder: is_stopped and is_finished(folder))
 
     def try_plan(self, plan: PrecisionPlan, stage: str = "verify") -> tuple[Artifact, Verification]:
         """Build a plan and verify it; a failing verification comes with its trace."""
@@ -211,15 +210,9 @@ class Bench:
 
     def _place(self, suffix: str | None = None) -> Path:
         """Where the next trial goes: a folder of its own."""
-        folder = next(self._make_folders())
+        folder = self._folders.name_next()
         make_folder(folder)
         return folder / f"{self.config.model.stem}{suffix or self.backend.suffix}"
-
-    def _make_folders(self) -> Iterator[Path]:
-        """Names for folders of trials, each once."""
-        while True:
-            self._folders.append(self.config.folder / f".trial-{os.getpid()}-{len(self._folders)}")
-            yield self._folders[-1]
 
     def _usual_batch(self) -> Batch:
         shapes = {name: shape.opt for name, shape in self.settings.shapes.items()}

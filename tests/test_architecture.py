@@ -9,7 +9,7 @@ ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
     {"allotment", "errors", "formats", "lazy_names", "native", "processes", "progress", "providers"},
     {"files", "records"},
-    {"sessions", "metrics", "chunks", "model_file", "weights"},
+    {"sessions", "metrics", "chunks", "model_file", "trial_folders", "weights"},
     {"tensor_types"},
     {"graph"},
     {"copies"},

@@ -90,7 +90,7 @@ def test_a_repair_keeps_few_of_its_engines(
 
     def count(bench: Bench, *arguments: Any) -> Any:
         found = try_plan(bench, *arguments)
-        kept.append(len(list(out.glob(".trial-*/*.engine"))))
+        kept.append(len(list(out.glob(".trials-*/*/*.engine"))))
         return found
 
     monkeypatch.setattr(Bench, "try_plan", count)
@@ -100,7 +100,7 @@ def test_a_repair_keeps_few_of_its_engines(
     assert len(report.rounds) > 3
     assert max(kept) <= 4  # the FP32 engine besides
     assert report.artifact.path.is_file()
-    assert not list(out.glob(".trial-*"))
+    assert not list(out.glob(".trials-*"))
 
 
 @pytest.mark.parametrize(("variant", "built"), [("8.6", "weak"), ("10.0", "strong"), ("11", "strong")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,21 +15,14 @@ from report_factories import make_engine_report, make_lost, make_report
 
 from overflow_fixer.backends import BACKENDS, Backend
 from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.finished_trials import Trial, adopt_trials, drop_files, is_finished, make_key, note_trial
+from overflow_fixer.finished_trials import Trial, adopt_trials, drop_files, make_key, note_trial
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import Artifact, FixReport, Verification
 from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.trial_folders import TrialFolders
 from overflow_fixer.trials import Bench
 
 SAMPLE = Path(__file__).parents[1] / "calib_data" / "conv_chain"
-
-
-@pytest.fixture
-def dead() -> int:
-    """The number of a process that is gone."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def _finish(folder: Path, report: FixReport, key: str = "k") -> Trial:
@@ -43,23 +35,38 @@ def _finish(folder: Path, report: FixReport, key: str = "k") -> Trial:
     return Trial(key, artifact, report.fixed, (3,))
 
 
-def _places(folder: Path) -> Iterator[Path]:
-    return (folder / f".trial-{os.getpid()}-{number}" for number in range(100))
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder in which a run that was killed had its trials."""
+    run = tmp_path / ".trials-killed"
+    run.mkdir()
+    (run / "lock").touch()
+    return run
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Iterator[TrialFolders]:
+    """The folders of the run that comes next."""
+    trials = TrialFolders(tmp_path)
+    yield trials
+    trials.close(lambda folder: False)
 
 
 @pytest.mark.parametrize("make", [make_report, make_engine_report, make_lost])
-def test_what_is_adopted_is_what_was_noted_to_the_last_bit(tmp_path: Path, make: Any, dead: int) -> None:
-    noted = _finish(tmp_path / f".trial-{dead}-7", make(tmp_path))
-    adopted = adopt_trials(tmp_path, _places(tmp_path))["k"]
-    assert adopted.folder == tmp_path / f".trial-{os.getpid()}-0"
+def test_what_is_adopted_is_what_was_noted_to_the_last_bit(
+    tmp_path: Path, make: Any, killed: Path, trials: TrialFolders
+) -> None:
+    noted = _finish(killed / "7", make(tmp_path))
+    adopted = adopt_trials(tmp_path, trials)["k"]
+    assert adopted.folder in trials
     assert adopted.artifact.path.read_bytes() == b"abc"
     moved = replace(noted.artifact, path=adopted.artifact.path, files=adopted.artifact.files)
     assert repr(adopted.artifact) == repr(moved)
     assert repr(adopted.verification) == repr(noted.verification)
-    assert not (tmp_path / f".trial-{dead}-7").exists()
+    assert not killed.exists()
 
 
-def test_what_is_not_whole_is_removed(tmp_path: Path, dead: int) -> None:
+def test_what_is_not_whole_is_removed(tmp_path: Path, killed: Path, trials: TrialFolders) -> None:
     report = make_report(tmp_path)
     for number, spoil in enumerate(
         (
@@ -70,25 +77,19 @@ def test_what_is_not_whole_is_removed(tmp_path: Path, dead: int) -> None:
             lambda folder: (folder / "model.engine").unlink(),
         )
     ):
-        folder = tmp_path / f".trial-{dead}-{number}"
+        folder = killed / str(number)
         _finish(folder, report)
         spoil(folder)
-    assert adopt_trials(tmp_path, _places(tmp_path)) == {}
-    assert list(tmp_path.glob(".trial-*")) == []
+    assert adopt_trials(tmp_path, trials) == {}
+    assert not killed.exists()
 
 
-def test_trials_of_a_living_process_are_left_to_it(tmp_path: Path) -> None:
-    folder = tmp_path / f".trial-{os.getppid()}-0"
-    _finish(folder, make_report(tmp_path))
-    assert adopt_trials(tmp_path, _places(tmp_path)) == {}
-    assert is_finished(folder)
-
-
-def test_without_its_files_a_trial_still_tells_what_was_found(tmp_path: Path, dead: int) -> None:
-    folder = tmp_path / f".trial-{dead}-0"
-    _finish(folder, make_report(tmp_path))
-    drop_files(folder)
-    adopted = adopt_trials(tmp_path, _places(tmp_path))["k"]
+def test_without_its_files_a_trial_still_tells_what_was_found(
+    tmp_path: Path, killed: Path, trials: TrialFolders
+) -> None:
+    _finish(killed / "0", make_report(tmp_path))
+    drop_files(killed / "0")
+    adopted = adopt_trials(tmp_path, trials)["k"]
     assert (adopted.sizes, adopted.artifact.path.exists()) == ((), False)
 
 
@@ -148,14 +149,11 @@ def test_a_stopped_job_repeats_no_trial_that_it_had_finished(
     with pytest.raises(KeyboardInterrupt):
         fix(config)
     assert counted.verified == stop
-    other = os.getpid() + 1
-    monkeypatch.setattr(os, "getpid", lambda: other)
-    monkeypatch.setattr("overflow_fixer.finished_trials._is_alive", lambda process: process == other)
     counted.stop = None
     assert fix(config).passed
     assert counted.verified == 2
     assert _comparable(tmp_path / "out") == undisturbed
-    assert list((tmp_path / "out").glob(".trial-*")) == []
+    assert list((tmp_path / "out").glob(".trials-*")) == []
 
 
 def test_other_settings_make_other_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +167,6 @@ def test_other_settings_make_other_trials(tmp_path: Path, monkeypatch: pytest.Mo
     counted.stop = 1
     with pytest.raises(KeyboardInterrupt):
         fix(config)
-    monkeypatch.setattr("overflow_fixer.finished_trials._is_alive", lambda process: False)
     counted.stop = None
     other = config.model_copy(update={"verify": config.verify.model_copy(update={"min_snr_db": 31.0})})
     assert fix(other).passed
@@ -215,8 +212,8 @@ def test_a_repair_that_was_killed_builds_no_round_again(tmp_path: Path) -> None:
     shutil.copytree(killed, tmp_path / "bare")
     assert _repair(killed) == ["1", rounds, "True"]
     assert _comparable(killed / "out") == _comparable(undisturbed / "out")
-    assert list((killed / "out").glob(".trial-*")) == []
-    for trial in (tmp_path / "bare" / "out").glob(".trial-*"):
+    assert list((killed / "out").glob(".trials-*")) == []
+    for trial in (tmp_path / "bare" / "out").glob(".trials-*/*/"):
         drop_files(trial)  # as where other rounds won, under another budget
     assert _repair(tmp_path / "bare") == ["2", rounds, "True"]
     assert _comparable(tmp_path / "bare" / "out") == _comparable(undisturbed / "out")

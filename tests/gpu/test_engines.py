@@ -137,7 +137,7 @@ def test_engine_and_sidecar_ship_whole(fixes: Fixes, name: str) -> None:
     assert sidecar["engine_sha256"] == hashlib.sha256(artifact.path.read_bytes()).hexdigest()
     assert sidecar["model_sha256"] == fixed.report.model_sha256
     assert sidecar["engine"]["tensorrt"] == import_tensorrt().__version__
-    assert list(folder.glob(".trial-*")) == []
+    assert list(folder.glob(".trials-*")) == []
 
 
 @every_network

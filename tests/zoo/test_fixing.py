@@ -169,4 +169,4 @@ def test_killed_at_random_moments_it_comes_to_the_same_end(tmp_path: Path) -> No
     assert _start(zoo, out).wait() == 1
     assert kills
     assert _comparable(out) == _comparable(tmp_path / "undisturbed")
-    assert not list(out.rglob(".trial-*"))
+    assert not list(out.rglob(".trials-*"))

@@ -1,0 +1,130 @@
+"""The folders of trials: whose they are is told by a lock, never by the number of a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overflow_fixer.errors import OutputError
+from overflow_fixer.trial_folders import TrialFolders, clear_abandoned
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from overflow_fixer.trial_folders import TrialFolders
+
+trials = TrialFolders(Path(sys.argv[1]))
+trials.name_next().mkdir()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def _hold(output: Path) -> subprocess.Popen[str]:
+    """A process that has a trial in `output`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, output], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def _list_hidden(output: Path) -> list[Path]:
+    return sorted(output.glob(".*"))
+
+
+def test_each_trial_has_a_place_of_its_own_below_a_folder_that_goes_with_the_last(tmp_path: Path) -> None:
+    trials = TrialFolders(tmp_path / "new" / "out")
+    folders = [trials.name_next() for _ in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    assert len(set(folders)) == 3
+    assert all(folder in trials for folder in folders)
+    assert tmp_path / "0" not in trials
+    trials.close(lambda folder: False)
+    assert list((tmp_path / "new" / "out").iterdir()) == []
+
+
+def test_what_is_kept_is_found_by_the_next_run_and_the_rest_is_gone(tmp_path: Path) -> None:
+    trials = TrialFolders(tmp_path)
+    for _ in range(3):
+        trials.name_next().mkdir()
+    trials.close(lambda folder: folder.name == "1")
+    assert [path.name for path in clear_abandoned(tmp_path)] == ["1"]
+    assert _list_hidden(tmp_path) == []
+
+
+def test_folders_of_a_living_run_are_left_to_it(tmp_path: Path) -> None:
+    process = _hold(tmp_path)
+    here = TrialFolders(tmp_path)
+    assert list(clear_abandoned(tmp_path)) == []
+    assert len(_list_hidden(tmp_path)) == 2
+    process.kill()
+    process.wait()
+    here.close(lambda folder: False)
+    assert len(list(clear_abandoned(tmp_path))) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no other system keeps the number of a process that is over")
+def test_a_killed_run_that_nobody_has_waited_for_has_let_go(tmp_path: Path) -> None:
+    process = _hold(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(process.pid, 0)  # its number is still taken
+    assert len(list(clear_abandoned(tmp_path))) == 1
+    assert _list_hidden(tmp_path) == []
+    process.wait()
+
+
+def test_a_folder_of_the_users_own_is_none(tmp_path: Path) -> None:
+    mine = tmp_path / ".trials-mine" / "0"
+    mine.mkdir(parents=True)
+    assert list(clear_abandoned(tmp_path)) == []
+    assert list(mine.parent.iterdir()) == [mine]
+
+
+def test_a_folder_that_was_taken_for_abandoned_before_it_was_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    make = tempfile.mkdtemp
+
+    def lose(**arguments: Any) -> str:
+        made = make(**arguments)
+        os.rmdir(made)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", lose)
+    trials = TrialFolders(tmp_path)
+    assert (trials.path / "lock").is_file()
+    trials.close(lambda folder: False)
+
+
+def test_where_there_are_no_locks_nothing_is_taken_for_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import filelock
+
+    def refuse(lock: object, timeout: float | None = None) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    first, second = TrialFolders(tmp_path), TrialFolders(tmp_path)
+    first.name_next().mkdir()
+    (first.path / "lock").touch()
+    assert list(clear_abandoned(tmp_path)) == []
+    for trials in (first, second):
+        trials.close(lambda folder: False)
+    assert _list_hidden(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(OutputError):
+        TrialFolders(tmp_path / "out")
