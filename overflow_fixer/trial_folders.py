@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PREFIX = ".trials-"
 _LOCK = "lock"
+"""Goes where the trials go, also to another machine: they are known by it. Files that end in .lock stay behind."""
 
 
 class TrialFolders:

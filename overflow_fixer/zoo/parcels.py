@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,8 @@ def put_in_place(results: Parcel, before: Iterable[str]) -> None:
     unpack(results)
     for name in set(before) - set(results):
         Path(name).unlink(missing_ok=True)
+        with suppress(OSError):  # other files are there
+            os.removedirs(Path(name).parent)
 
 
 def _read_texts(entry: ZooEntry, root: Path) -> Iterator[tuple[str, Array | None]]:
