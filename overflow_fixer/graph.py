@@ -16,7 +16,7 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.model_file import read_model
 from overflow_fixer.records import Array, Dim, InputSpec
-from overflow_fixer.tensor_types import Types, constant_tensor, dims_of, infer_shapes, tell_types
+from overflow_fixer.tensor_types import LateShapes, constant_tensor, dims_of, infer_shapes, tell_types
 from overflow_fixer.weights import read_pieces, read_values
 
 MIN_OPSET = 9
@@ -105,6 +105,8 @@ class Graph:
     """Whether the file's local functions were inlined, so that `model` has other nodes than the file."""
     other_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict, repr=False)
     """The types of sequences and optionals, as far as they could be told."""
+    ranks: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """Of some tensors, how many dimensions they have, so that `sure_shapes`, which may take long, need not be asked."""
 
     @property
     def folder(self) -> Path:
@@ -144,8 +146,8 @@ class Graph:
 
     @cached_property
     def sure_shapes(self) -> Mapping[str, tuple[Dim, ...]]:
-        """Shapes that can be relied on, whatever is fed: see infer_shapes_for."""
-        return infer_shapes_for(self, {})
+        """Shapes that can be relied on, whatever is fed: see infer_shapes_for. Inferred once the first is asked for."""
+        return LateShapes(lambda: infer_shapes_for(self, {}))
 
     @cached_property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -228,9 +230,7 @@ def load_graph(path: Path | str) -> Graph:
     _drop_repeated_names(model.graph)
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
-    types = _tell_types(model, path.parent, nodes)
-    graph = Graph(path, data_files, stamps, model, opset, nodes, *types[:2], has_functions, types.others)
-    return _with_sure_shapes(graph, types)
+    return _with_types(Graph(path, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
 
 
 def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
@@ -238,21 +238,16 @@ def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
 
     Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
-    nodes = tuple(_number_nodes(model.graph))
-    types = _tell_types(model, graph.folder, nodes)
-    dtypes, shapes, others, _ = types
-    derived = replace(graph, model=model, nodes=nodes, dtypes=dtypes, shapes=shapes, other_types=others)
-    return _with_sure_shapes(derived, types)
+    return _with_types(replace(graph, model=model, nodes=tuple(_number_nodes(model.graph))))
 
 
-def _tell_types(model: onnx.ModelProto, folder: Path, nodes: Iterable[Node]) -> Types:
-    return tell_types(model, folder, [name for node in nodes for name in node.writes])
-
-
-def _with_sure_shapes(graph: Graph, types: Types) -> Graph:
-    if types.sure_shapes is not None:
-        graph.__dict__["sure_shapes"] = types.sure_shapes
-    return graph
+def _with_types(graph: Graph) -> Graph:
+    written = [name for node in graph.nodes for name in node.writes]
+    dtypes, others, ranks, shapes, sure_shapes = tell_types(graph.model, graph.folder, written)
+    typed = replace(graph, dtypes=dtypes, other_types=others, ranks=ranks, shapes=shapes)
+    if sure_shapes is not None:
+        typed.__dict__["sure_shapes"] = sure_shapes
+    return typed
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

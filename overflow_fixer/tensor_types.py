@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,46 +12,68 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from overflow_fixer.operator_types import is_constant, tell_outputs
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import infer_types
 
-Shapes = dict[str, tuple[Dim, ...]]
+Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
 _OTHER_KINDS = ("sequence_type", "optional_type")
 
 
+class LateShapes(Mapping[str, tuple[Dim, ...]]):
+    """Shapes that are inferred when the first is asked for."""
+
+    def __init__(self, infer: Callable[[], Mapping[str, tuple[Dim, ...]]]) -> None:
+        self._infer = infer
+
+    @cached_property
+    def _found(self) -> Mapping[str, tuple[Dim, ...]]:
+        return self._infer()
+
+    def __getitem__(self, name: str) -> tuple[Dim, ...]:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 class Types(NamedTuple):
-    """What Graph.dtypes, shapes, other_types and, where they are known by now, sure_shapes hold."""
+    """What Graph.dtypes, other_types, ranks, shapes and, where they come with those, sure_shapes hold."""
 
     dtypes: dict[str, int]
-    shapes: Shapes
     others: dict[str, onnx.TypeProto]
+    ranks: dict[str, int]
+    shapes: Shapes
     sure_shapes: Shapes | None
 
 
 def tell_types(model: onnx.ModelProto, folder: Path, written: Iterable[str]) -> Types:
     """The types of the main graph's tensors, of which nodes write those named.
 
-    A model that records no type inside is inferred once, without what it records of its outputs. Raises ModelError
-    when ONNX Runtime, asked for a type, refuses the model.
+    By the table of common operators, and shapes once they are asked for; where that does not do, inferred with the
+    shapes. Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
-    skeleton, is_bare = _skeleton(model), not model.graph.value_info
-    if is_bare:
-        _forget_shapes(skeleton)
-    types = _infer(skeleton)
-    shapes = {**_shapes_of(types), **_shapes_of_initializers(model)}
+    constants = _find_constants(model.graph)
+    dtypes, ranks = _tell_given(model.graph, constants)
+    if tell_outputs(model.graph.node, constants, dtypes, ranks):
+        shapes = LateShapes(lambda: {**_shapes_of(_infer_once(model)), **_shapes_of_initializers(model)})
+        return Types(dtypes, {}, ranks, *_tell_shapes(model, shapes))
+    types = _infer_once(model)
     others = {name: info for name, info in types.items() if info.WhichOneof("value") in _OTHER_KINDS}
     dtypes = {name: one.tensor_type.elem_type for name, one in types.items() if one.HasField("tensor_type")}
     dtypes.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
     unknown = [name for name in written if name not in types or not is_typed(types[name])]
     if unknown:
         dtypes.update(infer_types(model, folder, unknown))
-    if not is_bare:
-        return Types(dtypes, shapes, others, None)
-    return Types(dtypes, _fill_in_outputs(model, shapes), others, shapes)
+    inferred = {**_shapes_of(types), **_shapes_of_initializers(model)}
+    return Types(dtypes, others, {}, *_tell_shapes(model, inferred))
 
 
-def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> Shapes:
+def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Dim, ...]]:
     """The shapes that the main graph's tensors take when inputs of the shapes `fed` are given.
 
     A dimension that cannot be told without running the model stays symbolic or None; what the model records of inner
@@ -96,11 +119,36 @@ def constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
     return None
 
 
-def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> Shapes:
+def _find_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    nodes = ((node.output[0], constant_tensor(node)) for node in graph.node if is_constant(node))
+    found = {name: tensor for name, tensor in nodes if tensor is not None}
+    return found | {tensor.name: tensor for tensor in graph.initializer}
+
+
+def _tell_given(
+    graph: onnx.GraphProto, constants: Mapping[str, TensorProto]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The types and, as far as they are known, ranks of the tensors that no node computes."""
+    infos = [info for info in graph.input if info.type.HasField("tensor_type") and is_typed(info.type)]
+    dtypes = {info.name: info.type.tensor_type.elem_type for info in infos}
+    ranks = {info.name: len(dims) for info in infos if (dims := dims_of(info.type)) is not None}
+    dtypes.update((name, tensor.data_type) for name, tensor in constants.items())
+    ranks.update((name, len(tensor.dims)) for name, tensor in constants.items())
+    return dtypes, ranks
+
+
+def _tell_shapes(model: onnx.ModelProto, inferred: Shapes) -> tuple[Shapes, Shapes | None]:
+    """Types.shapes and sure_shapes: of a model that records nothing inside, what is inferred can be relied on."""
+    if model.graph.value_info:
+        return inferred, None
+    return LateShapes(lambda: _fill_in_outputs(model, inferred)), inferred
+
+
+def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> dict[str, tuple[Dim, ...]]:
     return {name: dims for name, info in types.items() if (dims := dims_of(info)) is not None}
 
 
-def _shapes_of_initializers(model: onnx.ModelProto) -> Shapes:
+def _shapes_of_initializers(model: onnx.ModelProto) -> dict[str, tuple[Dim, ...]]:
     return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
 
 
@@ -126,6 +174,14 @@ def _forget_shapes(skeleton: onnx.ModelProto) -> None:
     for info in skeleton.graph.output:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
+
+
+def _infer_once(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """The same of a model; one that records no type inside is inferred without what it records of its outputs."""
+    skeleton = _skeleton(model)
+    if not model.graph.value_info:
+        _forget_shapes(skeleton)
+    return _infer(skeleton)
 
 
 def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:

@@ -7,7 +7,17 @@ import overflow_fixer
 
 ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
-    {"allotment", "errors", "formats", "lazy_names", "native", "processes", "progress", "providers"},
+    {
+        "allotment",
+        "errors",
+        "formats",
+        "lazy_names",
+        "native",
+        "operator_types",
+        "processes",
+        "progress",
+        "providers",
+    },
     {"files", "records"},
     {"sessions", "metrics", "chunks", "model_file", "trial_folders", "weights"},
     {"tensor_types"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import onnx
@@ -32,13 +33,14 @@ _LEAST_BLOCK = 64
 class Rows:
     """A tensor, and the axes along which elements belong together, all where none is named.
 
-    `lengths` are the dimensions of the axes as far as they are sure. `are_last`: they are the last ones, for sure, so
-    that the elements of a row lie side by side.
+    `lengths` are the dimensions of the axes as far as they are sure; None for axes of what the node reads, which
+    Expression.lengths looks up. `are_last`: they are the last ones, for sure, so that the elements of a row lie side
+    by side.
     """
 
     tensor: str
     axes: tuple[int, ...]
-    lengths: tuple[Dim, ...]
+    lengths: tuple[Dim, ...] | None = None
     are_last: bool = False
 
 
@@ -88,8 +90,7 @@ class Expression:
         self.nodes: list[NodeProto] = []
         self.extremes: tuple[str, str, str] | None = None
         """Of each row of `source`, whose rows hold all of it, the largest, the smallest, and what is NaN where one is."""
-        self.dims = shapes.get(node.inputs[0])
-        """The dimensions of `source`; None where even their number is not known."""
+        self._shapes = shapes
         self._prefix = prefix
         self._constants = constants
         self._is_native = is_native
@@ -99,6 +100,17 @@ class Expression:
     def source(self) -> str:
         """The first tensor that the node reads."""
         return self.node.inputs[0]
+
+    @cached_property
+    def dims(self) -> Sequence[Dim] | None:
+        """The dimensions of `source`; None where even their number is not known."""
+        return self._shapes.get(self.source)
+
+    @cached_property
+    def rank(self) -> int | None:
+        """Their number; it is often known where they would have to be inferred."""
+        known = self.graph.ranks.get(self.source)
+        return len(self.dims) if known is None and self.dims is not None else known
 
     def attribute(self, name: str, default: Any) -> Any:
         found = self.node.attribute(name)
@@ -130,20 +142,26 @@ class Expression:
         `as_given`: negative ones stay so, for a node that reduces the same axes. Of an empty tensor ONNX Runtime gives
         another shape for them, and where it shares the memory of two reductions that ought to be alike, it fails.
         """
-        if self.dims is None:
+        if self.rank is None:
             are_last = sorted(axes) == list(range(-len(axes), 0))
-            return Rows(self.source, tuple(axes), (None,) * len(axes), are_last)
-        rank = len(self.dims)
-        given = {axis % rank: axis for axis in axes} if rank else {}
-        places = sorted(given) or range(rank)
+            return Rows(self.source, tuple(axes), are_last=are_last)
+        given = {axis % self.rank: axis for axis in axes} if self.rank else {}
+        places = sorted(given) or range(self.rank)
         found = (given.get(place, place) if as_given else place for place in places)
-        are_last = list(places) == list(range(rank - len(places), rank))
-        return Rows(self.source, tuple(found), tuple(self.dims[place] for place in places), are_last)
+        are_last = list(places) == list(range(self.rank - len(places), self.rank))
+        return Rows(self.source, tuple(found), are_last=are_last)
+
+    def lengths(self, rows: Rows) -> tuple[Dim, ...]:
+        """The dimensions of the axes of `rows`, as far as they are sure."""
+        if rows.lengths is not None:
+            return rows.lengths
+        dims = self.dims
+        return tuple(None if dims is None else dims[axis] for axis in rows.axes)
 
     def rows_behind(self, axis: int) -> Rows:
         """`source` along `axis` and all axes behind it."""
-        if self.dims is not None:
-            return self.rows(range(axis % len(self.dims) if axis < 0 else axis, len(self.dims)))
+        if self.rank is not None:
+            return self.rows(range(axis % self.rank if axis < 0 else axis, self.rank))
         if axis < 0:
             return self.rows(range(axis, 0))
         return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,), are_last=True)
@@ -153,7 +171,7 @@ class Expression:
 
         As they are where the length is not known, has no divisor of such a size, or is none to cut.
         """
-        length = rows.lengths[0] if len(rows.lengths) == 1 else None
+        length = self.lengths(rows)[0] if len(rows.axes) == 1 else None
         if rows.tensor != self.source or self.dims is None or not isinstance(length, int) or length <= _FEW:
             return rows
         last = len(self.dims) - 1
@@ -165,17 +183,11 @@ class Expression:
 
     def moments(self, rows: Rows) -> Moments | None:
         """All that the native operator tells of `rows`; None without it, and where they do not lie side by side."""
-        found = self._tell(Moments, rows)
-        if found is not None:
-            self.extremes = (found.largest, found.smallest, found.deviation)
-        return found
+        return self._tell(Moments, rows)
 
     def sums(self, rows: Rows) -> Sums | None:
         """The same, but for what is about the mean."""
-        found = self._tell(Sums, rows)
-        if found is not None:
-            self.extremes = (found.largest, found.smallest, found.sum)
-        return found
+        return self._tell(Sums, rows)
 
     def _tell(self, operator: type[_ReadRows], rows: Rows) -> _ReadRows | None:
         """The outputs of one native node for the same rows, but for the last, which is of use to the probes alone."""
@@ -186,24 +198,17 @@ class Expression:
             prefix = f"{self._prefix}{len(self.nodes)}_"
             self._told[key] = tuple(prefix + word for word in operator._fields)
             outputs = (*self._told[key], prefix + "statistics")
-            inputs = [rows.tensor, self._length(rows)]
+            inputs = [rows.tensor, self.integers(-len(rows.axes))]
             self.nodes.append(onnx.helper.make_node(operator.__name__, inputs, outputs, domain=DOMAIN))
         return operator(*self._told[key])
 
-    def _length(self, rows: Rows) -> str:
-        """The number of elements of one of the `rows`, as int64 [1]; 0 where all are one."""
-        dims = [dim for dim in rows.lengths if isinstance(dim, int)]
-        if len(dims) == len(rows.axes):
-            return self.integers(math.prod(dims) if dims else 0)
-        lengths = self.apply("Gather", self.apply("Shape", rows.tensor), self.integers(*rows.axes))
-        return self.reduce("ReduceProd", lengths, [0])
-
     def count(self, rows: Rows) -> str:
         """The number of elements of one of the `rows`, as a float."""
-        dims = [dim for dim in rows.lengths if isinstance(dim, int)]
+        dims = [dim for dim in self.lengths(rows) if isinstance(dim, int)]
         if len(dims) == len(rows.axes):
             return self.number(float(math.prod(dims)))
-        return self.apply("Cast", self._length(rows), to=TensorProto.FLOAT)
+        lengths = self.apply("Gather", self.apply("Shape", rows.tensor), self.integers(*rows.axes))
+        return self.apply("Cast", self.reduce("ReduceProd", lengths, [0]), to=TensorProto.FLOAT)
 
     def add_up(self, op_type: str, rows: Rows) -> str:
         """A sum or mean, of magnitudes or squares too, of each of the `rows`: right to 1e-5.
@@ -218,7 +223,7 @@ class Expression:
             ]
         rows = self.cut_last(rows)
         found = rows.tensor
-        for axes, length in _cut(rows):
+        for axes, length in _cut(rows.axes, self.lengths(rows)):
             is_image = found == rows.tensor and len(rows.axes) > 1
             is_long = length > _FEW and not (math.isinf(length) and is_image)
             found = (self._reduce_wide if is_long else self.reduce)(op_type, found, axes)
@@ -234,8 +239,8 @@ class Expression:
 
     def are_long(self, rows: Rows) -> bool:
         """Whether the rows have, or may have, more elements than one FP32 sum adds up to 1e-5."""
-        known = [dim for dim in rows.lengths if isinstance(dim, int)]
-        return len(known) < max(len(rows.lengths), 1) or math.prod(known) > _FEW
+        known = [dim for dim in self.lengths(rows) if isinstance(dim, int)]
+        return len(known) < max(len(rows.axes), 1) or math.prod(known) > _FEW
 
     def _reduce_wide(self, op_type: str, source: str, axes: Sequence[int]) -> str:
         """The same as `reduce`, in FP64, in which ONNX Runtime has no ReduceL1."""
@@ -253,11 +258,11 @@ class Expression:
         return self.apply(op_type, source, self.integers(*axes))
 
 
-def _cut(rows: Rows) -> Iterator[tuple[Sequence[int], float]]:
+def _cut(axes: Sequence[int], lengths: Sequence[Dim]) -> Iterator[tuple[Sequence[int], float]]:
     """The axes, the last ones first, in groups that hold few elements if a single one does, and the number; inf: unknown."""
     group: list[int] = []
     held = 1.0
-    for axis, dim in zip(reversed(rows.axes), reversed(rows.lengths), strict=True):
+    for axis, dim in zip(reversed(axes), reversed(lengths), strict=True):
         length = float(dim) if isinstance(dim, int) else math.inf
         if group and held * length > _FEW:
             yield group, held

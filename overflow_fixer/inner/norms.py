@@ -79,7 +79,7 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     highest, lowest = (expression.reduce(op, rows.tensor, rows.axes) for op in ("ReduceMax", "ReduceMin"))
     mean = expression.add_up("ReduceMean", rows)
     expression.extremes = (highest, lowest, mean)
-    deviations = Rows(expression.apply("Sub", rows.tensor, mean), rows.axes, rows.lengths)
+    deviations = Rows(expression.apply("Sub", rows.tensor, mean), rows.axes, expression.lengths(rows))
     rest = expression.add_up("ReduceMean", deviations)
     above = expression.apply("Sub", expression.apply("Sub", highest, mean), rest)
     below = expression.apply("Add", expression.apply("Sub", mean, lowest), rest)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.records import Dim
 
 _ONE_AXIS_SINCE = 13
 _LONG = 4096
@@ -20,13 +21,13 @@ def find_in_softmax(expression: Expression) -> Iterator[Found]:
     else:
         rows = expression.rows_behind(expression.attribute("axis", 1))
     yield "row maximum", expression.reduce("ReduceMax", rows.tensor, rows.axes)
-    if _have_more_than(rows, _LONG):
+    if _have_more_than(expression.lengths(rows), _LONG):
         yield "sum of exponentials", _add_exponentials(expression, rows)
 
 
-def _have_more_than(rows: Rows, count: int) -> bool:
-    known = [dim for dim in rows.lengths if isinstance(dim, int)]
-    return len(known) == len(rows.lengths) and math.prod(known) > count
+def _have_more_than(lengths: Sequence[Dim], count: int) -> bool:
+    known = [dim for dim in lengths if isinstance(dim, int)]
+    return len(known) == len(lengths) and math.prod(known) > count
 
 
 def _add_exponentials(expression: Expression, rows: Rows) -> str:

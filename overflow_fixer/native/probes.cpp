@@ -10,11 +10,11 @@
  *     layout[1] channels, [images, blocks, ..., layout[1]]; what else is in the last block is padding. An x that cannot lie
  *     so has none.
  *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows],
- *       statistics: double[49]
- *     of x in rows of `length` elements: its extremes (NaN left out), the largest |x - mean|, the sums of x, |x|, x * x
- *     and (x - mean)^2, each right to 2e-6 of the sum of what is added; and what Probe tells of each of these. An x that
- *     cannot be cut so is one row.
- *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[35]
+ *       statistics: double[56]
+ *     of x in rows of `length` elements, or where that is -k, of its last k dimensions: its extremes (NaN left out), the
+ *     largest |x - mean|, the sums of x, |x|, x * x and (x - mean)^2, each right to 2e-6 of the sum of what is added; and
+ *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
+ *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[42]
  *     the same, but for what is about the mean.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
@@ -54,6 +54,7 @@ enum Place {
   CUSTOM_OP_DOMAIN_ADD = 27,
   ADD_CUSTOM_OP_DOMAIN = 28,
   GET_TENSOR_MUTABLE_DATA = 51,
+  GET_DIMENSIONS_COUNT = 61,
   GET_DIMENSIONS = 62,
   GET_TENSOR_SHAPE_ELEMENT_COUNT = 64,
   GET_TENSOR_TYPE_AND_SHAPE = 65,
@@ -95,15 +96,17 @@ Element *data_of(const Value *value) {
   return static_cast<Element *>(data);
 }
 
-/* Its elements, how many there are, and the first `rank` dimensions. */
+/* Its elements, how many there are, and of its `rank` dimensions as many as there is room for. */
 template <typename Element>
-const Element *input(Context *context, size_t index, size_t *count, int64_t *dimensions = nullptr, size_t rank = 0) {
+const Element *input(Context *context, size_t index, size_t *count, int64_t *dimensions = nullptr, size_t room = 0,
+                     size_t *rank = nullptr) {
   const Value *value = nullptr;
   void *shape = nullptr;
   call(api, KERNEL_CONTEXT_GET_INPUT, context, index, &value);
   call(api, GET_TENSOR_TYPE_AND_SHAPE, value, &shape);
   call(api, GET_TENSOR_SHAPE_ELEMENT_COUNT, shape, count);
-  if (rank) call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, rank);
+  if (rank) call(api, GET_DIMENSIONS_COUNT, shape, rank);
+  if (room) call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, room);
   call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
   return data_of<Element>(value);
 }
@@ -240,16 +243,15 @@ void tell(const Statistics &s, size_t count, double *to) {
   to[4] = double(s.nan), to[5] = double(s.small), to[6] = double(s.finite);
 }
 
-void merge(Statistics &all, const Statistics &part) {
-  raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
-  all.nan += part.nan, all.small += part.small, all.finite += part.finite;
-}
-
-/* Of `count` elements that were looked at, in parts. */
-void tell_all(const Probing &p, size_t count, Context *context) {
+/* Of all that was looked at, in parts. */
+Statistics merge(const Probing &p) {
   Statistics all;
-  for (size_t task = 0; task < p.tasks; task++) merge(all, p.found[task]);
-  tell(all, count, output<double>(context, 0, STATISTICS));
+  for (size_t task = 0; task < p.tasks; task++) {
+    const Statistics &part = p.found[task];
+    raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
+    all.nan += part.nan, all.small += part.small, all.finite += part.finite;
+  }
+  return all;
 }
 
 template <void (*LOOK)(Statistics &, const float *, size_t)>
@@ -257,7 +259,7 @@ void compute_probe(void *, Context *context) {
   Probing p;
   p.read(context);
   in_parallel(context, probe_part<LOOK>, p.tasks, &p);
-  tell_all(p, p.count, context);
+  tell(merge(p), p.count, output<double>(context, 0, STATISTICS));
 }
 
 /* ---- BlockProbe ---- */
@@ -305,12 +307,12 @@ void compute_block_probe(void *, Context *context) {
   const int64_t none[2] = {};
   p.lay_out(dimensions, two == 2 ? layout : none);
   in_parallel(context, probe_blocks, p.tasks, &p);
-  tell_all(p, p.count / p.padded * p.channels, context);
+  tell(merge(p), p.count / p.padded * p.channels, output<double>(context, 0, STATISTICS));
 }
 
 /* ---- Moments and Sums ---- */
 
-constexpr size_t MOMENTS = 7, SUMS = 5, PIECE = 512, SHORT = 128;
+constexpr size_t MOMENTS = 7, SUMS = 5, PIECE = 512, SHORT = 128, MOST_DIMENSIONS = 64;
 
 struct Sums {
   double sum = 0, magnitudes = 0, squares = 0;
@@ -364,25 +366,55 @@ FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
     add_up_in<LANES>(s, x, n, shift);
 }
 
-struct Adding {
-  const float *x;
-  size_t rows, length, tasks;
+struct Adding : Probing {
+  size_t rows, length;
   float *to[MOMENTS];
+
+  /* Where x cannot be cut so, it is one row. */
+  void cut(Context *context) {
+    int64_t dimensions[MOST_DIMENSIONS];
+    size_t rank = 0, one = 0;
+    x = input<float>(context, 0, &count, dimensions, MOST_DIMENSIONS, &rank);
+    const int64_t *given = input<int64_t>(context, 1, &one);
+    int64_t wanted = one == 1 ? *given : 0;
+    if (wanted < 0) wanted = multiply(dimensions, rank + size_t(wanted), rank);
+    length = wanted > 0 && count % size_t(wanted) == 0 ? size_t(wanted) : count;
+    rows = count ? count / length : 0;
+    tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
+    if (tasks > rows) tasks = rows;
+  }
+
+  static int64_t multiply(const int64_t *dimensions, size_t first, size_t end) {
+    int64_t product = first < end && end <= MOST_DIMENSIONS;
+    for (size_t i = first; product && i < end; i++) product *= dimensions[i];
+    return product;
+  }
 };
 
-void tell_sums(const Adding &a, size_t row) {
+/* What Probe tells of a row, of which sums are known: those of squares are NaN only where an element is. */
+void look_at_row(Statistics &all, const Sums &s, const float *x, size_t n) {
+  raise(all.most, s.most), lower(all.least, s.least);
+  if (!isnan(s.squares) && magnitude_of(s.most) < LIMIT && magnitude_of(s.least) < LIMIT)
+    all.small += n, all.finite += n;
+  else
+    count(all, x, n, WHOLE);
+}
+
+void tell_sums(const Adding &a, size_t row, Statistics &all) {
   Sums s;
   add_up(s, a.x + row * a.length, a.length, 0);
+  look_at_row(all, s, a.x + row * a.length, a.length);
   double found[SUMS] = {s.most, s.least, s.sum, s.magnitudes, s.squares};
   for (size_t k = 0; k < SUMS; k++) a.to[k][row] = float(found[k]);
 }
 
 /* Where the mean is large beside the deviations, what is left of them in sums about 0 is rounding: once more about it. */
-void tell_moments(const Adding &a, size_t row) {
+void tell_moments(const Adding &a, size_t row, Statistics &all) {
   const float *x = a.x + row * a.length;
   double n = double(a.length), shift = 0;
   Sums s;
   add_up(s, x, a.length, 0);
+  look_at_row(all, s, x, a.length);
   Sums about = s;
   if (s.squares - s.sum * s.sum / n <= 0.5 * s.squares) {
     shift = float(s.sum / n);
@@ -396,31 +428,29 @@ void tell_moments(const Adding &a, size_t row) {
   for (size_t k = 0; k < MOMENTS; k++) a.to[k][row] = float(found[k]);
 }
 
-template <void (*TELL_ROW)(const Adding &, size_t)>
+template <void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
 void add_up_part(void *state, size_t task) {
-  const Adding &a = *static_cast<Adding *>(state);
+  Adding &a = *static_cast<Adding *>(state);
+  Statistics all;
   size_t end = a.rows * (task + 1) / a.tasks;
-  for (size_t row = a.rows * task / a.tasks; row < end; row++) TELL_ROW(a, row);
+  for (size_t row = a.rows * task / a.tasks; row < end; row++) TELL_ROW(a, row, all);
+  a.found[task] = all;
 }
 
-/* The last output holds what Probe tells of each of the others. */
-template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t)>
+/* The last output holds what Probe tells of each of the others, and of x. */
+template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
 void compute_rows(void *, Context *context) {
   Adding a;
-  size_t count, one;
-  a.x = input<float>(context, 0, &count);
-  const int64_t *length = input<int64_t>(context, 1, &one);
-  a.length = one == 1 && *length > 0 && count % size_t(*length) == 0 ? size_t(*length) : count;
-  a.rows = count ? count / a.length : 0;
-  a.tasks = count / TASK + 1 < a.rows ? count / TASK + 1 : a.rows;
+  a.cut(context);
   for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
   if (a.rows) in_parallel(context, add_up_part<TELL_ROW>, a.tasks, &a);
-  double *told = output<double>(context, OUTPUTS, OUTPUTS * STATISTICS);
+  double *told = output<double>(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
   for (size_t k = 0; k < OUTPUTS; k++) {
     Statistics s;
     look(s, a.to[k], a.rows);
     tell(s, a.rows, told + k * STATISTICS);
   }
+  tell(merge(a), a.count, told + OUTPUTS * STATISTICS);
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
@@ -456,7 +486,7 @@ Description describe_block_probe() {
   return found;
 }
 
-template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t)>
+template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
 Description describe_rows(const char *(*name)(const Description *)) {
   Description rows = PROBE;
   rows.name = name;

@@ -68,7 +68,8 @@ class Accumulation:
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
         """What inner.accumulators.Bound.at gives [product], and whether all that it adds up is finite: else sums are not."""
         if self._slopes is None:
-            bounds = [bound_by_ranges(product, self._infer_shapes({})) for product in self._products]
+            constants = {name: tuple(tensor.dims) for name, tensor in self._graph.constants.items()}
+            bounds = [bound_by_ranges(product, constants) for product in self._products]
             self._slopes = np.array([bound.slope for bound in bounds])
             self._shifts = np.array([bound.shift if bound.product.bias else 0.0 for bound in bounds])
         read = np.append(max_abs, [1.0, np.nan])
@@ -86,14 +87,25 @@ class Accumulation:
         """Whether a partial sum may be over FP16's limit where the cheapest `bound` does not say that none is."""
         product, look_up = self._products[row], max_abs.__getitem__
         if math.isnan(bound):
-            bound = bound_by_sizes(product, counts).at(look_up)
-        if math.isnan(bound):
-            fed = {name: array.shape for name, array in batch.feeds.items() if isinstance(array, np.ndarray)}
-            bound = bound_by_ranges(product, self._infer_shapes(fed)).at(look_up)
+            bound = self._bound_unknown_length(product, batch, max_abs, counts)
         if bound <= FP16_MAX:
             return False
         norm = self._find_norm(row, batch)
         return norm is None or not bound_by_norm(product, norm, look_up) <= FP16_MAX
+
+    def _bound_unknown_length(
+        self, product: Product, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]
+    ) -> float:
+        """Where no constant tells how many products are added: by sizes, and only then by shapes, which may be inferred."""
+        look_up = max_abs.__getitem__
+        by_sizes = bound_by_sizes(product, counts).at(look_up)
+        if by_sizes <= FP16_MAX:
+            return by_sizes
+        bound = bound_by_ranges(product, self._infer_shapes({})).at(look_up)
+        if math.isnan(bound) and math.isnan(by_sizes):
+            fed = {name: array.shape for name, array in batch.feeds.items() if isinstance(array, np.ndarray)}
+            return bound_by_ranges(product, self._infer_shapes(fed)).at(look_up)
+        return by_sizes if math.isnan(bound) else bound
 
     def _find_norm(self, row: int, batch: Batch) -> tuple[str, float] | None:
         """Weights are read once; those that a batch feeds are none."""

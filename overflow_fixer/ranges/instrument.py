@@ -6,7 +6,7 @@ then runs there too, so that a tensor lives no longer than in a plain run; only 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -21,6 +21,7 @@ from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
+from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -102,20 +103,22 @@ def add_probes(graph: Graph, tensors: Sequence[str], how: Probing = _EACH_A_QUIC
 
 def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:
     """The probes, and what native nodes of the graph tell already."""
-    told = dict(_find_statistics(graph, how.detailed)) if how.is_native else {}
+    told = dict(_find_statistics(graph, how)) if how.is_native else {}
     for i, name in enumerate(tensors):
         if name not in told:
             yield how.make_probe(graph, name, f"{prefix}{i}_", prefix)
     yield from dict.fromkeys(told[name] for name in tensors if name in told)
 
 
-def _find_statistics(graph: Graph, tensors: Collection[str]) -> Iterator[tuple[str, Statistics]]:
-    """Those of `tensors` of which a native node of the graph tells already."""
-    for node in graph.nodes:
-        if node.domain == DOMAIN:
-            *outputs, told = node.outputs
-            found = Statistics(told, tuple(outputs))
-            yield from ((name, found) for name in outputs if name in tensors)
+def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statistics]]:
+    """Tensors to get a native probe of which a native node of the graph tells already."""
+    nodes = [node for node in graph.nodes if node.domain == DOMAIN]
+    source_of = find_sources(graph, graph.tensors) if nodes else {}
+    for node in nodes:
+        *outputs, told = node.outputs
+        source = source_of[node.inputs[0]]
+        found = Statistics(told, (*outputs, "" if source in how.small else source))
+        yield from ((name, found) for name in found.tensors if name in how.detailed)
 
 
 def _stack(

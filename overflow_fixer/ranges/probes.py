@@ -177,22 +177,22 @@ class Probe:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a native node tells of its other `outputs` in its last, `tensor`, as native probes of them would.
+    """What a native node tells in its last output, `tensor`, of others and what it reads, as native probes of them would.
 
-    It is used as a Probe is, but that it has no nodes.
+    `tensors` are those, "" where nobody wants to know. It is used as a Probe is, but that it has no nodes.
     """
 
     tensor: str
-    outputs: tuple[str, ...]
+    tensors: tuple[str, ...]
     rows: int = 1
 
     @property
     def vectors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        yield self.tensor, "all", (1,) * (len(DETAILED) * len(self.outputs))
+        yield self.tensor, "all", (1,) * (len(DETAILED) * len(self.tensors))
 
     def share(self, places: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        for i, output in enumerate(self.outputs):
-            yield output, list(places[i * len(DETAILED) : (i + 1) * len(DETAILED)])
+        for i, told in enumerate(self.tensors):
+            yield told, list(places[i * len(DETAILED) : (i + 1) * len(DETAILED)])
 
     def nodes(self) -> Iterator[NodeProto]:
         yield from ()

@@ -41,10 +41,11 @@ class Probing:
 
     def make_probe(self, graph: Graph, tensor: str, prefix: str, shared: str) -> Probe:
         """`prefix` is the probe's own, `shared` that of all."""
-        dims, is_detailed = self.shapes.get(tensor), tensor in self.detailed
+        is_detailed = tensor in self.detailed
+        dims = None if is_detailed else self.shapes.get(tensor)  # which may have to be inferred
         count = count_elements(dims)
-        rows = find_rows(dims) if self.in_rows and not is_detailed else 1
-        is_flat = is_detailed or rows > 1 or not dims or count is None
+        rows = find_rows(dims) if self.in_rows else 1
+        is_flat = rows > 1 or not dims or count is None
         wanted = self.words.get(tensor) or self._choose_words(tensor)
         return Probe(
             tensor=tensor,

@@ -85,10 +85,11 @@ def probe(x: Array, op_type: str = "SmallProbe") -> list[float]:
 
 
 def read_rows(op_type: str, x: Array, length: int) -> list[Array]:
-    """What the operator tells of the rows; what it tells of that is what Probe would."""
+    """What the operator tells of the rows; what it tells of that, and of all, is what Probe would."""
     batch = Batch("b", {"x": x, "length": np.array([length])})
     *found, statistics = run_session(_session(op_type), None, batch)
-    assert statistics.reshape(-1, 7).tolist() == [leave_out_small(reckon(values)) for values in found]
+    expected = [leave_out_small(reckon(values)) for values in (*found, x)]
+    assert statistics.reshape(-1, 7).tolist() == expected
     return found
 
 
@@ -248,6 +249,32 @@ def test_what_cannot_be_cut_is_one_row_and_nothing_is_none(
 ) -> None:
     found = read_rows(op_type, np.ones(shape, np.float32), length)
     assert [len(values) for values in found] == [rows] * _ROWS[op_type]
+
+
+@needs_library
+@pytest.mark.parametrize("op_type", _ROWS)
+@pytest.mark.parametrize(
+    ("shape", "axes", "length"),
+    [((2, 3, 5, 7), 2, 35), ((2, 3, 5), 1, 5), ((6,), 1, 6), ((2, 3), 2, 6), ((2, 3), 3, 6), ((), 1, 1)],
+)
+def test_rows_can_be_told_by_the_number_of_their_axes(
+    op_type: str, shape: tuple[int, ...], axes: int, length: int
+) -> None:
+    x = np.random.default_rng(axes).standard_normal(shape).astype(np.float32)
+    for found, expected in zip(read_rows(op_type, x, -axes), read_rows(op_type, x, length), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@needs_library
+@pytest.mark.parametrize("op_type", _ROWS)
+@pytest.mark.parametrize("count", [3000, 400_000])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 65504, 65519, 65520, -1e9, 3e38])
+def test_of_all_that_it_reads_it_tells_what_a_probe_does(op_type: str, count: int, bad: float) -> None:
+    x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    x[count // 3] = bad
+    batch = Batch("b", {"x": x, "length": np.array([count // 10])})
+    *_, statistics = run_session(_session(op_type), None, batch)
+    assert statistics[-7:].tolist() == leave_out_small(reckon(x))
 
 
 @needs_library

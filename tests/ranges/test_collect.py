@@ -21,14 +21,16 @@ from scan_cases import (
     save_model,
     value_info,
 )
-from ways_to_observe import scan_each_way
+from ways_to_observe import assert_same_inner, scan_each_way
 
 from overflow_fixer.errors import CalibrationError, ModelError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.constants import summarize_constants
+from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.records import Array, RangeTable
+from overflow_fixer.sessions import has_native_probes
 
 
 def scan_both_small_values(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
@@ -337,3 +339,33 @@ def test_memory_does_not_grow_with_the_batches(tmp_path: Path, observe: str) -> 
     command = [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / "m.onnx"), observe]
     few, many = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
     assert many - few < 40_000
+
+
+@pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
+@pytest.mark.parametrize("observe", ["reductions", "optimized"])
+def test_a_network_of_common_operators_is_scanned_without_inference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observe: Observe
+) -> None:
+    """For ONNX's table of operators takes 8 MB, which the smallest networks' scans may not."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("Reshape", ["a", "shape"], ["b"]),
+        helper.make_node("ReduceMean", ["b"], ["c"], axes=[2, 3]),
+        helper.make_node("GlobalAveragePool", ["a"], ["d"]),
+        helper.make_node("Mul", ["c", "d"], ["e"]),
+        helper.make_node("Flatten", ["e"], ["f"]),
+        helper.make_node("Gemm", ["f", "v"], ["y"]),
+    ]
+    constants = [
+        numpy_helper.from_array(normal(8, 3, 3, 3), "w"),
+        numpy_helper.from_array(np.array([0, 8, 5, 5]), "shape"),
+        numpy_helper.from_array(normal(8, 4), "v"),
+    ]
+    given, told = [value_info("x", dims=["n", 3, 5, 5])], [value_info("y", dims=["n", 4])]
+    graph = save_model(tmp_path / "m.onnx", nodes, given, told, constants)
+    feeds = [{"x": normal(2, 3, 5, 5, scale=1e4)}]
+    expected = collect_ranges(graph, MemoryBatches(feeds), observe="outputs")
+    monkeypatch.delattr(onnx.shape_inference, "infer_shapes")
+    found = collect_ranges(load_graph(graph.path), MemoryBatches(feeds), observe=observe)
+    for inner, right in zip(found.inner, expected.inner, strict=True):
+        assert_same_inner(inner, right)

@@ -1,0 +1,180 @@
+"""The table of operators against ONNX's own: its schemas, and the nodes that it tests backends with."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+from onnx.defs import OpSchema
+
+from overflow_fixer.graph import MIN_OPSET, load_graph
+from overflow_fixer.operator_types import (
+    FIXED_TYPES,
+    OTHER_OUTPUTS,
+    RANKED_INPUTS,
+    TYPED_INPUT,
+    tell_outputs,
+)
+from overflow_fixer.tensor_types import dims_of, infer_shapes, tell_types
+
+SAMPLES = sorted((Path(__file__).parents[1] / "calib_data").glob("*/model.onnx"))
+_NAMES = {TensorProto.INT64: "tensor(int64)", TensorProto.BOOL: "tensor(bool)"}
+
+
+@cache
+def _histories() -> dict[str, list[OpSchema]]:
+    found: dict[str, list[OpSchema]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            found.setdefault(schema.name, []).append(schema)
+    return found
+
+
+def _in_use(op_type: str) -> Iterator[OpSchema]:
+    """The operator as models may mean it: as of MIN_OPSET, and every later version."""
+    versions = sorted(_histories()[op_type], key=lambda schema: schema.since_version)
+    last_old = max((s.since_version for s in versions if s.since_version <= MIN_OPSET), default=0)
+    yield from (schema for schema in versions if schema.since_version >= last_old)
+
+
+def _allowed(schema: OpSchema, name: str) -> list[str]:
+    """The types that a type parameter stands for; a type stands for itself."""
+    constraints = {one.type_param_str: list(one.allowed_type_strs) for one in schema.type_constraints}
+    return constraints.get(name, [name])
+
+
+@pytest.mark.parametrize("op_type", TYPED_INPUT)
+def test_an_output_has_the_type_of_the_input_in_every_version(op_type: str) -> None:
+    for schema in _in_use(op_type):
+        name = schema.inputs[TYPED_INPUT[op_type]].type_str
+        assert schema.outputs[0].type_str == name
+        assert schema.outputs[0].is_homogeneous
+
+
+@pytest.mark.parametrize("op_type", FIXED_TYPES)
+def test_an_output_of_one_type_has_it_in_every_version(op_type: str) -> None:
+    for schema in _in_use(op_type):
+        assert _allowed(schema, schema.outputs[0].type_str) == [_NAMES[FIXED_TYPES[op_type]]]
+
+
+@pytest.mark.parametrize("op_type", OTHER_OUTPUTS)
+def test_other_outputs_have_their_type_in_every_version(op_type: str) -> None:
+    for schema in _in_use(op_type):
+        told = OTHER_OUTPUTS[op_type]
+        for output in schema.outputs[1:]:
+            assert _allowed(schema, output.type_str) == [_NAMES[told]]
+        is_variadic = schema.outputs[0].option == OpSchema.FormalParameterOption.Variadic
+        assert is_variadic == (told == TensorProto.UNDEFINED)
+
+
+def _tell(model: ModelProto) -> tuple[dict[str, int], dict[str, int]] | None:
+    """The types and ranks of the outputs as the table tells them; None where it does not tell all types."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    infos = [info for info in model.graph.input if info.type.HasField("tensor_type")]
+    dtypes = {info.name: info.type.tensor_type.elem_type for info in infos}
+    ranks = {info.name: len(dims_of(info.type) or ()) for info in infos}
+    return (dtypes, ranks) if tell_outputs(model.graph.node, constants, dtypes, ranks) else None
+
+
+def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> None:
+    """Ranks are in no schema. Each operator of the table is among them, but one that only comes with other outputs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.case.node import collect_testcases
+
+        models = [case.model for case in collect_testcases(None) if case.model is not None]
+    seen: set[str] = set()
+    for model in models:
+        told = _tell(model)
+        if told is None:
+            continue
+        for output in model.graph.output:
+            assert told[0][output.name] == output.type.tensor_type.elem_type
+            assert told[1].get(output.name) in (None, len(dims_of(output.type) or ()))
+        seen |= {node.op_type for node in model.graph.node if node.output[0] in told[1]}
+    assert RANKED_INPUTS.keys() - seen == {"LayerNormalization"}
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.parent.name)
+def test_types_and_ranks_are_those_that_onnx_infers(path: Path) -> None:
+    model = onnx.load(path)
+    told = tell_types(model, path.parent, [])
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    infos = (*inferred.value_info, *inferred.output)
+    assert {info.name: told.dtypes[info.name] for info in infos} == {
+        info.name: info.type.tensor_type.elem_type for info in infos
+    }
+    assert told.ranks
+    shapes = infer_shapes(model, {})
+    for name, rank in told.ranks.items():
+        assert rank == len(shapes[name])
+
+
+def _node(op_type: str, outputs: list[str], domain: str = "", **attributes: int) -> ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["x"], outputs, domain=domain, **attributes)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, 3])],
+        [],
+    )
+    return helper.make_model(graph)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "outputs", "domain"),
+    [
+        ("Unheard", ["y"], ""),
+        ("Relu", ["y"], "com.example"),
+        ("If", ["y"], ""),
+        ("MaxPool", ["y", "indices"], ""),
+        ("Dropout", ["", "mask"], ""),
+        ("Constant", ["y"], ""),
+        ("Cast", ["y"], ""),
+        ("Where", ["y"], ""),
+    ],
+)
+def test_what_the_table_does_not_tell_is_not_told(op_type: str, outputs: list[str], domain: str) -> None:
+    assert _tell(_node(op_type, outputs, domain)) is None
+
+
+def test_outputs_that_are_left_out_are_none() -> None:
+    told = _tell(_node("LayerNormalization", ["y", "", ""]))
+    assert told == ({"x": TensorProto.FLOAT16, "y": TensorProto.FLOAT16}, {"x": 2, "y": 2})
+
+
+@pytest.mark.parametrize(("op_type", "keeps", "rank"), [("ReduceMax", 1, 2), ("ReduceMax", 0, None)])
+def test_a_reduction_may_drop_dimensions(op_type: str, keeps: int, rank: int | None) -> None:
+    told = _tell(_node(op_type, ["y"], keepdims=keeps))
+    assert told is not None
+    assert told[1].get("y") == rank
+
+
+def test_a_shape_that_no_vector_tells_gives_no_rank() -> None:
+    model = _node("Reshape", ["y"])
+    model.graph.node[0].input.append("shape")
+    model.graph.initializer.append(helper.make_tensor("shape", TensorProto.INT64, [], [1]))
+    told = _tell(model)
+    assert told is not None
+    assert "y" not in told[1]
+
+
+def test_shapes_are_inferred_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    infer, calls = onnx.shape_inference.infer_shapes, []
+
+    def count(model: ModelProto, **arguments: bool) -> ModelProto:
+        calls.append(model)
+        return infer(model, **arguments)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", count)
+    model = _node("Relu", ["y"])
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, None]))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert (graph.dtypes["y"], graph.ranks["y"], calls) == (TensorProto.FLOAT16, 2, [])
+    assert (graph.sure_shapes["y"], graph.shapes["y"]) == ((2, 3), (2, 3))
+    assert len(calls) == 1
