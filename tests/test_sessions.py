@@ -24,6 +24,7 @@ from overflow_fixer.sessions import (
     open_session,
     run_session,
     use_threads,
+    warm_up,
 )
 
 SAVING_SCRIPT = """
@@ -48,6 +49,11 @@ def _model(elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
     x, y = (helper.make_tensor_value_info(name, elem_type, [None]) for name in "xy")
     graph = helper.make_graph(nodes, "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_what_onnx_runtime_is_warmed_up_with_is_a_model() -> None:
+    """Where a scan does so beside others, nobody would hear of an error."""
+    warm_up()
 
 
 def test_marked_tensors_come_out(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
-from overflow_fixer.sessions import hash_custom_ops
+from overflow_fixer.sessions import hash_custom_ops, warm_up
 
 OnProgress = Callable[[int, int], None]
 
@@ -70,8 +70,9 @@ def collect_ranges(
     CalibrationError when the data gives another number of batches than it has, OutputError when
     `store` cannot be written, PlanError when another file is in the way there.
     """
-    observe = choose_observe(graph, observe, provider)
     with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
+        beside.submit(warm_up)
+        observe = choose_observe(graph, observe, provider)
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)
         level = find_level(graph, is_native(observe, provider))

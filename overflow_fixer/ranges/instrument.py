@@ -139,8 +139,8 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
 
     BF16, which cannot come to numpy, is fetched through a Cast to float.
     """
-    prefix = free_prefix(graph, "range_probe_")
     is_bf16 = [graph.dtypes[name] == TensorProto.BFLOAT16 for name in tensors]
+    prefix = free_prefix(graph, "range_probe_") if any(is_bf16) else ""
     behind = {name: list(widen(name, f"{prefix}{i}_")) for i, name in enumerate(tensors) if is_bf16[i]}
     fetches = tuple(behind[name][-1].output[0] if name in behind else name for name in tensors)
     model = copy_shell(graph)

@@ -7,7 +7,7 @@ read from the model's own files again.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnx
@@ -47,20 +47,20 @@ def put_back(model: onnx.ModelProto, weights: Sequence[TensorProto], folder: Pat
     Returns the folder from which all of them are found then.
     """
     root = Path(os.path.commonpath([folder.resolve(), work.resolve()]))
-    for tensor in external_tensors(model):
-        _tell_from(tensor, work.resolve(), root)
+    _tell_from(external_tensors(model), work.resolve(), root)
     names = {tensor.name for tensor in weights}
     inputs = [info for info in model.graph.input if info.name not in names]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    for tensor in weights:
-        _tell_from(tensor, folder.resolve(), root)
+    _tell_from(weights, folder.resolve(), root)
     model.graph.initializer.extend(weights)
     return root
 
 
-def _tell_from(tensor: TensorProto, folder: Path, root: Path) -> None:
-    """Tell the place of its data, which is told from `folder`, from `root`, in place."""
-    for entry in tensor.external_data:
-        if entry.key == "location":
-            entry.value = os.path.relpath(folder / entry.value, root)
+def _tell_from(tensors: Iterable[TensorProto], folder: Path, root: Path) -> None:
+    """Tell the places of their data, which are told from `folder`, from `root`, in place."""
+    way = os.path.relpath(folder, root)
+    for tensor in tensors:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = entry.value if way == os.curdir else os.path.join(way, entry.value)

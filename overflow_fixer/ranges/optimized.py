@@ -17,6 +17,8 @@ from overflow_fixer.ranges.instrument import Behind, Probed, mark_tensors
 from overflow_fixer.ranges.kept_weights import put_back, set_aside
 from overflow_fixer.sessions import save_optimized
 
+_ADD_PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
+
 
 def has_faster_kernels(graph: Graph) -> bool:
     """Whether the optimiser finds other kernels for much of what is observed: those of convolutions of float32.
@@ -25,8 +27,9 @@ def has_faster_kernels(graph: Graph) -> bool:
     of those, opening the model twice is all that comes of it. In FP16 it would drop roundings.
     """
     is_narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16} & set(graph.dtypes.values())
-    operators = Counter(node.standard_op for node in graph.nodes if _computes_float(graph, node))
-    return not is_narrow and operators["Conv"] > operators["MatMul"] + operators["Gemm"]
+    products = (node for node in graph.nodes if node.standard_op in _ADD_PRODUCTS)
+    found = Counter(node.op_type for node in products if _computes_float(graph, node))
+    return not is_narrow and found["Conv"] > found["MatMul"] + found["Gemm"]
 
 
 def optimize_probed(probed: Probed, work: Path) -> tuple[onnx.ModelProto, Path]:

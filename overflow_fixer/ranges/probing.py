@@ -78,6 +78,6 @@ def count_elements(dims: Sequence[Dim] | None) -> int | None:
 def find_rows(dims: Sequence[Dim] | None) -> int:
     """How many rows, at most 64, a tensor of these dimensions can always be cut into; 1 for a small one."""
     count, known = count_elements(dims), math.prod(dim for dim in dims or () if isinstance(dim, int))
-    if known < 1 or (count is not None and count < _MANY_ELEMENTS):
+    if known <= 1 or (count is not None and count < _MANY_ELEMENTS):
         return 1
     return next(rows for rows in range(_MOST_ROWS, 0, -1) if known % rows == 0)
