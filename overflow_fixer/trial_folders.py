@@ -1,7 +1,8 @@
 """Where the trials of one run lie, apart from those of other runs in the same output folder.
 
-A run's folder is `.trials-SOMETHING`, with a folder for each trial in it, and a file that the run holds locked: a process
-that was killed has let go of it, on whatever machine and under whatever number it ran.
+A run's folder is `.trials-SOMETHING`, with a folder for each trial in it, a file that says what it is, and one that the run
+holds locked: a process that was killed has let go of it, on whatever machine and under whatever number it ran. On a file
+system without locks trials of other runs are left alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 _PREFIX = ".trials-"
-_LOCK = "lock"
-"""Goes where the trials go, also to another machine: they are known by it. Files that end in .lock stay behind."""
+_MARK = "trials"
+"""The file that tells a run's folder from one of the user's. It goes where the trials go, also to another machine."""
+_LOCK = "run.lock"
+_LOCK_SECONDS = 5.0
+"""A folder that is new is another's for a moment at most. Where a file system has no locks, some filelocks wait for one."""
 
 
 class TrialFolders:
@@ -45,23 +49,31 @@ class TrialFolders:
         for folder in _list_trials(self.path):
             if not is_kept(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        has_trials = any(_list_trials(self.path))
-        self._lock.release()
-        if not has_trials:
-            shutil.rmtree(self.path, ignore_errors=True)
+        if any(_list_trials(self.path)):
+            self._lock.release()
+        else:
+            _remove(self.path, self._lock)
 
 
 def clear_abandoned(output: Path) -> Iterator[Path]:
-    """Trials of runs that are over, each in its folder; what is not taken from there is removed when the next is asked for."""
-    for held in sorted(output.glob(f"{_PREFIX}*/{_LOCK}")):
-        lock = _make_lock(held.parent)
+    """Trials of runs that are over, each in its folder; what is not taken from there is removed when all were given."""
+    for mark in sorted(output.glob(f"{_PREFIX}*/{_MARK}")):
+        lock = _make_lock(mark.parent)
         try:
             lock.acquire(timeout=0)
         except (OSError, NotImplementedError):  # another run's, which lives; or there are no locks here
             continue
-        yield from _list_trials(held.parent)
-        lock.release()
-        shutil.rmtree(held.parent, ignore_errors=True)
+        yield from _list_trials(mark.parent)
+        _remove(mark.parent, lock)
+
+
+def _remove(run: Path, lock: BaseFileLock) -> None:
+    """Remove a folder that is held locked. What tells that it is one goes after the trials: a kill leaves none unknown."""
+    for folder in _list_trials(run):
+        shutil.rmtree(folder, ignore_errors=True)
+    (run / _MARK).unlink(missing_ok=True)
+    lock.release()
+    shutil.rmtree(run, ignore_errors=True)
 
 
 def _list_trials(run: Path) -> list[Path]:
@@ -72,8 +84,9 @@ def _take(output: Path) -> tuple[Path, BaseFileLock]:
     """A new folder and its lock; without hold of it where the file system has none."""
     run = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=output))
     lock = _make_lock(run)
-    with suppress(NotImplementedError):
-        lock.acquire()  # makes the folder anew where another run has just taken it for abandoned
+    with suppress(OSError, NotImplementedError):
+        lock.acquire(timeout=_LOCK_SECONDS)
+    (run / _MARK).touch()
     return run, lock
 
 

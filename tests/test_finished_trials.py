@@ -40,7 +40,7 @@ def killed(tmp_path: Path) -> Path:
     """The folder in which a run that was killed had its trials."""
     run = tmp_path / ".trials-killed"
     run.mkdir()
-    (run / "lock").touch()
+    (run / "trials").touch()
     return run
 
 

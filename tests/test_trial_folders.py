@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -88,39 +88,49 @@ def test_a_folder_of_the_users_own_is_none(tmp_path: Path) -> None:
     assert list(mine.parent.iterdir()) == [mine]
 
 
-def test_a_folder_that_was_taken_for_abandoned_before_it_was_locked_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tempfile
-
-    make = tempfile.mkdtemp
-
-    def lose(**arguments: Any) -> str:
-        made = make(**arguments)
-        os.rmdir(made)
-        return made
-
-    monkeypatch.setattr(tempfile, "mkdtemp", lose)
-    trials = TrialFolders(tmp_path)
-    assert (trials.path / "lock").is_file()
-    trials.close(lambda folder: False)
-
-
+@pytest.mark.parametrize("error", [NotImplementedError(), OSError(errno.ENOLCK, "No locks available")])
 def test_where_there_are_no_locks_nothing_is_taken_for_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     import filelock
 
-    def refuse(lock: object, timeout: float | None = None) -> None:
-        raise NotImplementedError
+    def refuse(lock: object, timeout: float) -> None:
+        raise error
 
     monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     first, second = TrialFolders(tmp_path), TrialFolders(tmp_path)
     first.name_next().mkdir()
-    (first.path / "lock").touch()
     assert list(clear_abandoned(tmp_path)) == []
     for trials in (first, second):
         trials.close(lambda folder: False)
+    assert _list_hidden(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of files are another call there")
+def test_a_lock_that_is_no_more_than_a_file_does_for_trials_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system without flock, where the file that stands for the lock goes when that is let go of."""
+    import filelock
+
+    monkeypatch.setattr(filelock, "FileLock", filelock.SoftFileLock)
+    trials = TrialFolders(tmp_path)
+    trials.name_next().mkdir()
+    assert list(clear_abandoned(tmp_path)) == []
+    trials.close(lambda folder: True)
+    assert [path.name for path in clear_abandoned(tmp_path)] == ["0"]
+    assert _list_hidden(tmp_path) == []
+
+
+def test_a_folder_that_another_run_has_just_cleared_is_not_left_behind(tmp_path: Path) -> None:
+    for _ in range(2):
+        trials = TrialFolders(tmp_path)
+        trials.name_next().mkdir()
+        trials.close(lambda folder: True)
+    first = clear_abandoned(tmp_path)
+    next(first)
+    assert len(list(clear_abandoned(tmp_path))) == 1
+    assert len(list(first)) == 0
     assert _list_hidden(tmp_path) == []
 
 
