@@ -89,13 +89,18 @@ def take_root_out(outcome: ZooOutcome, root: Path) -> ZooOutcome:
     return ZooOutcome.model_validate_json(outcome.model_dump_json().replace(str(root), ""))
 
 
-def put_in_place(results: Parcel, before: Iterable[str]) -> None:
-    """Write the results where they belong; files that were sent and did not come back are gone there, and here too."""
+def put_in_place(results: Parcel, before: Iterable[str], folder: Path) -> None:
+    """Write the results where they belong. Files that were sent and did not come back are gone there, and here too, with
+    what that leaves empty below the results' `folder`.
+    """
     unpack(results)
-    for name in set(before) - set(results):
-        Path(name).unlink(missing_ok=True)
+    gone = [Path(name) for name in set(map(os.path.abspath, before)) - set(results)]
+    for path in gone:
+        path.unlink(missing_ok=True)
+    inside = {above for path in gone for above in path.parents if folder.absolute() in above.parents}
+    for emptied in sorted(inside, reverse=True):
         with suppress(OSError):  # other files are there
-            os.removedirs(Path(name).parent)
+            emptied.rmdir()
 
 
 def _read_texts(entry: ZooEntry, root: Path) -> Iterator[tuple[str, Array | None]]:

@@ -107,7 +107,7 @@ class RayWork:
             self.loss = error
             return
         if self.delivery.results is not None:
-            put_in_place(self.delivery.results, self.before)
+            put_in_place(self.delivery.results, self.before, self.entry.folder)
 
     def take_outcome(self) -> ZooOutcome | None:
         """None where it is to run again: it was lost with its node, or needs files that were not sent."""

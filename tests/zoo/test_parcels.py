@@ -77,7 +77,7 @@ def test_what_is_told_there_of_paths_is_right_here(entry: ZooEntry, tmp_path: Pa
     _write(moved.folder / "report.json", f'{{"model": "{moved.config.model}"}}'.encode())
     _write(moved.folder / "m.engine", str(root).encode())
     results = pack_results(moved, root)
-    put_in_place(results, [])
+    put_in_place(results, [], entry.folder)
     assert (entry.folder / "report.json").read_text() == f'{{"model": "{entry.config.model}"}}'
     assert (entry.folder / "m.engine").read_text() == str(root)
 
@@ -85,8 +85,23 @@ def test_what_is_told_there_of_paths_is_right_here(entry: ZooEntry, tmp_path: Pa
 def test_what_does_not_come_back_is_gone_here_with_the_folders_that_it_leaves_empty(entry: ZooEntry) -> None:
     stays = _write(entry.folder / "report.json", b"{}")
     gone = [_write(entry.folder / ".trials-x" / "0" / name, b"") for name in ("m.engine", "trial.json")]
-    put_in_place(pack([stays]), map(str, [stays, *gone]))
+    cache = entry.config.build.timing_cache
+    assert cache is not None
+    cache.parent.mkdir()
+    put_in_place(pack([stays]), map(str, [stays, *gone, cache]), entry.folder)
     assert list(entry.folder.iterdir()) == [stays]
+    assert cache.parent.is_dir()
+
+
+def test_files_of_a_relative_folder_that_come_back_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("zoo") / "m"
+    stays, gone = _write(folder / "ranges.h5", b"1"), _write(folder / ".trials-x" / "0" / "trial.json", b"")
+    results = pack([stays])
+    put_in_place(results, map(str, [stays, gone]), folder)
+    assert list(folder.iterdir()) == [stays]
 
 
 def test_trials_of_a_killed_run_are_gone_on_behind_on_another_machine(
