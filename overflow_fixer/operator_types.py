@@ -30,9 +30,10 @@ _OF_ONE_TYPE = (
 
 TYPED_INPUT: Mapping[str, int] = {
     **dict.fromkeys([*_REDUCTIONS, *_BROADCAST, *_OF_ONE_RANK, *_OF_ONE_TYPE], 0),
-    "Where": 1,
+    **dict.fromkeys(["LayerNormalization", "Where"], 1),
 }
-"""Of operators whose first output has the type of one of their inputs: which."""
+"""Of operators whose first output has the type of one of their inputs: which. Below opset 17, where ONNX Runtime takes a
+LayerNormalization all the same, its output has the type of the scale."""
 FIXED_TYPES: Mapping[str, int] = {
     **dict.fromkeys("ArgMax ArgMin NonZero Shape Size".split(), TensorProto.INT64),
     **dict.fromkeys(
@@ -63,17 +64,19 @@ def tell_outputs(
     What `constants` tell must be there already. False at the first node of which the table does not tell.
     """
     for node in nodes:
-        if is_constant(node) and node.output[0] in constants:
+        names = list(node.output)
+        if is_constant(node) and names and names[0] in constants:
             continue
         first = _find_type(node, dtypes) if node.domain in _STANDARD_DOMAINS else None
-        others = [name for name in node.output[1:] if name]
-        if first is None or (others and node.op_type not in OTHER_OUTPUTS):
+        if first is None or (any(names[1:]) and node.op_type not in OTHER_OUTPUTS):
             return False
-        dtypes.update(dict.fromkeys(others, OTHER_OUTPUTS.get(node.op_type) or first))
-        dtypes[node.output[0]] = first
+        other = OTHER_OUTPUTS.get(node.op_type) or first
         rank = _find_rank(node, constants, ranks)
-        if rank is not None:
-            ranks.update(dict.fromkeys(filter(None, node.output), rank))
+        for i, name in enumerate(names):
+            if name:
+                dtypes[name] = other if i else first
+            if name and rank is not None:
+                ranks[name] = rank
     return True
 
 
@@ -92,7 +95,7 @@ def _find_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
 
 def _find_rank(node: NodeProto, constants: Mapping[str, TensorProto], ranks: Mapping[str, int]) -> int | None:
     if node.op_type == "Reshape":
-        shape = constants.get(node.input[1])
+        shape = constants.get(node.input[1]) if len(node.input) > 1 else None
         return shape.dims[0] if shape is not None and len(shape.dims) == 1 else None
     if node.op_type == "Flatten":
         return 2

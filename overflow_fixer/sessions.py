@@ -104,7 +104,9 @@ def warm_up() -> None:
     graph = onnx.helper.make_graph([], "g", [info], [info])
     opsets = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
-    open_session(model, Path(), optimize=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list_providers("cpu"))
 
 
 def open_session(

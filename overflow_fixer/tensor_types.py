@@ -120,8 +120,9 @@ def constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
 
 
 def _find_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
-    nodes = ((node.output[0], constant_tensor(node)) for node in graph.node if is_constant(node))
-    found = {name: tensor for name, tensor in nodes if tensor is not None}
+    nodes = [node for node in graph.node if is_constant(node) and node.output]
+    values = ((node.output[0], constant_tensor(node)) for node in nodes)
+    found = {name: tensor for name, tensor in values if tensor is not None}
     return found | {tensor.name: tensor for tensor in graph.initializer}
 
 
@@ -177,7 +178,7 @@ def _forget_shapes(skeleton: onnx.ModelProto) -> None:
 
 
 def _infer_once(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The same of a model; one that records no type inside is inferred without what it records of its outputs."""
+    """What _infer gives of a model; one that records no type inside is inferred without what it records of its outputs."""
     skeleton = _skeleton(model)
     if not model.graph.value_info:
         _forget_shapes(skeleton)

@@ -136,6 +136,7 @@ def _node(op_type: str, outputs: list[str], domain: str = "", **attributes: int)
         ("Constant", ["y"], ""),
         ("Cast", ["y"], ""),
         ("Where", ["y"], ""),
+        ("Constant", [], ""),
     ],
 )
 def test_what_the_table_does_not_tell_is_not_told(op_type: str, outputs: list[str], domain: str) -> None:
@@ -143,8 +144,17 @@ def test_what_the_table_does_not_tell_is_not_told(op_type: str, outputs: list[st
 
 
 def test_outputs_that_are_left_out_are_none() -> None:
-    told = _tell(_node("LayerNormalization", ["y", "", ""]))
-    assert told == ({"x": TensorProto.FLOAT16, "y": TensorProto.FLOAT16}, {"x": 2, "y": 2})
+    """Of a LayerNormalization the output has the type of the scale, which below opset 17 may be another."""
+    model = _node("LayerNormalization", ["y", "", ""])
+    model.graph.node[0].input.append("scale")
+    model.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, [3]))
+    types = {"x": TensorProto.FLOAT16, "scale": TensorProto.FLOAT, "y": TensorProto.FLOAT}
+    assert _tell(model) == (types, {"x": 2, "scale": 1, "y": 2})
+
+
+def test_a_first_output_that_is_left_out_is_none() -> None:
+    told = _tell(_node("TopK", ["", "indices"]))
+    assert told == ({"x": TensorProto.FLOAT16, "indices": TensorProto.INT64}, {"x": 2, "indices": 2})
 
 
 @pytest.mark.parametrize(("op_type", "keeps", "rank"), [("ReduceMax", 1, 2), ("ReduceMax", 0, None)])

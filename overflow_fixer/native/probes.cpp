@@ -221,8 +221,8 @@ struct Probing {
   alignas(Statistics) unsigned char room[MOST_TASKS * sizeof(Statistics)]; /* of which few are used, and set */
   Statistics *found = reinterpret_cast<Statistics *>(room);
 
-  void read(Context *context, int64_t *dimensions = nullptr, size_t rank = 0) {
-    x = input<float>(context, 0, &count, dimensions, rank);
+  void read(Context *context, int64_t *dimensions = nullptr, size_t room = 0, size_t *rank = nullptr) {
+    x = input<float>(context, 0, &count, dimensions, room, rank);
     tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
   }
 };
@@ -374,13 +374,12 @@ struct Adding : Probing {
   void cut(Context *context) {
     int64_t dimensions[MOST_DIMENSIONS];
     size_t rank = 0, one = 0;
-    x = input<float>(context, 0, &count, dimensions, MOST_DIMENSIONS, &rank);
+    read(context, dimensions, MOST_DIMENSIONS, &rank);
     const int64_t *given = input<int64_t>(context, 1, &one);
     int64_t wanted = one == 1 ? *given : 0;
     if (wanted < 0) wanted = multiply(dimensions, rank + size_t(wanted), rank);
     length = wanted > 0 && count % size_t(wanted) == 0 ? size_t(wanted) : count;
     rows = count ? count / length : 0;
-    tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
     if (tasks > rows) tasks = rows;
   }
 

@@ -96,9 +96,9 @@ class ReductionObserver:
     """Probes in the graph, of which only short vectors leave.
 
     A tensor that only holds another's values, or whose extremes follow from another's, has no probe of its
-    own. Where there are native probes, each other has one. Else it starts with a quick probe. Where that cannot
-    tell all (a value out of FP16's range, a NaN), or what was derived has such a value, the tensor gets a detailed
-    probe from then on and the batch is run again. Where a second run of a
+    own. Where there are native probes, each other has one, unless a native node of the graph tells of it. Else it
+    starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a NaN), or what was derived has
+    such a value, the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
     batch could give other values, every tensor has a detailed probe from the start. `small` are the tensors
     whose smallest magnitude is taken, `looks` those of which not everything is. `extremes` names, for a tensor,
     others that hold, of each of its rows, the largest, the smallest, and what is NaN where an element is. `shapes`

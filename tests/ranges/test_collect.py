@@ -365,7 +365,7 @@ def test_a_network_of_common_operators_is_scanned_without_inference(
     graph = save_model(tmp_path / "m.onnx", nodes, given, told, constants)
     feeds = [{"x": normal(2, 3, 5, 5, scale=1e4)}]
     expected = collect_ranges(graph, MemoryBatches(feeds), observe="outputs")
-    monkeypatch.delattr(onnx.shape_inference, "infer_shapes")
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *_, **__: pytest.fail("it was inferred"))
     found = collect_ranges(load_graph(graph.path), MemoryBatches(feeds), observe=observe)
     for inner, right in zip(found.inner, expected.inner, strict=True):
         assert_same_inner(inner, right)

@@ -157,7 +157,7 @@ def test_a_batch_is_run_again_only_for_tensors_new_over_the_limit(
 def test_a_sum_inside_a_node_over_the_limit_does_not_run_a_batch_again(
     tmp_path: Path, count_runs: dict[str, int], probes: Probes
 ) -> None:
-    """The tensor itself is within it, which its rows tell; with native probes, what shows a NaN is that sum."""
+    """The tensor itself is within it."""
     node = helper.make_node("GlobalAveragePool", ["x"], ["y"])
     graph = save_model(tmp_path / "m.onnx", [node], [value_info("x", dims=[1, 2, 96, 96])], [value_info("y")])
     inside = look_inside(graph, is_native=probes == "native")
