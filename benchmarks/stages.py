@@ -53,7 +53,8 @@ def open_verification() -> Task:
 def open_stages() -> Task:
     """Every stage of overflow_fixer in turn, seconds by stage; each Softmax is pinned.
 
-    "instrument" is a part of "scan"; "simulate" opens the simulation and runs every batch.
+    "load" infers shapes, which else are inferred when the first is asked for; "instrument" is a part of "scan";
+    "simulate" opens the simulation and runs every batch.
     """
     from overflow_fixer import (
         PlanPolicy,
@@ -68,6 +69,7 @@ def open_stages() -> Task:
     def run(model: Path, batches: Sequence[Path]) -> Numbers:
         laps, clock = _Laps(), SessionClock()
         graph = load_graph(model)
+        len(graph.sure_shapes)
         laps.note("load")
         calibration = open_calibration(batches[0].parent, graph.inputs)
         started = time.perf_counter()

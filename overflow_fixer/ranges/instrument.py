@@ -21,7 +21,6 @@ from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -112,13 +111,18 @@ def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str)
 
 def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statistics]]:
     """Tensors to get a native probe of which a native node of the graph tells already."""
-    nodes = [node for node in graph.nodes if node.domain == DOMAIN]
-    source_of = find_sources(graph, graph.tensors) if nodes else {}
-    for node in nodes:
-        *outputs, told = node.outputs
-        source = source_of[node.inputs[0]]
-        found = Statistics(told, (*outputs, "" if source in how.small else source))
-        yield from ((name, found) for name in found.tensors if name in how.detailed)
+    for node in graph.nodes:
+        if node.domain == DOMAIN:
+            *outputs, told = node.outputs
+            source = _find_source(graph, how.sources, node.inputs[0])
+            found = Statistics(told, (*outputs, "" if source in how.small else source))
+            yield from ((name, found) for name in found.tensors if name in how.detailed)
+
+
+def _find_source(graph: Graph, sources: Mapping[str, str], read: str) -> str:
+    """The tensor whose values a native node reads: that of a node's, or it in the shape that an expression gave it."""
+    given = read if read in sources or read not in graph.producers else graph.producers[read].inputs[0]
+    return sources.get(given, read)
 
 
 def _stack(

@@ -176,9 +176,8 @@ class ReductionObserver:
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
-        how = Probing(
-            detailed, self._small, covers, self._words, self._shapes, self._in_rows, self._is_native
-        )
+        places = self._shapes, self._sources, self._in_rows, self._is_native
+        how = Probing(detailed, self._small, covers, self._words, *places)
         self._probed = add_probes(self._graph, probed, how)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)

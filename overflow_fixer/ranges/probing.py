@@ -23,7 +23,7 @@ class Probing:
     Those in `detailed` get a detailed probe, which `is_native` says to be a native one, but of doubles; all others a
     quick one. Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN;
     of those in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on;
-    of others the probe tells the size. `in_rows`: reduce large tensors in rows.
+    of others the probe tells the size. `sources` are those of sources.find_sources. `in_rows`: reduce large tensors in rows.
     """
 
     detailed: Collection[str] = ()
@@ -31,6 +31,7 @@ class Probing:
     unguarded: Collection[str] = ()
     words: Mapping[str, Collection[str]] = field(default_factory=dict)
     shapes: Mapping[str, Sequence[Dim]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     in_rows: bool = True
     is_native: bool = False
 
