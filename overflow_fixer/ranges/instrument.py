@@ -121,8 +121,10 @@ def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statisti
 
 def _find_source(graph: Graph, sources: Mapping[str, str], read: str) -> str:
     """The tensor whose values a native node reads: that of a node's, or it in the shape that an expression gave it."""
-    given = read if read in sources or read not in graph.producers else graph.producers[read].inputs[0]
-    return sources.get(given, read)
+    producer = graph.producers.get(read)
+    if read not in sources and producer is not None and producer.standard_op in ("Flatten", "Reshape"):
+        read = producer.inputs[0]
+    return sources.get(read, read)
 
 
 def _stack(

@@ -369,3 +369,16 @@ def test_a_network_of_common_operators_is_scanned_without_inference(
     found = collect_ranges(load_graph(graph.path), MemoryBatches(feeds), observe=observe)
     for inner, right in zip(found.inner, expected.inner, strict=True):
         assert_same_inner(inner, right)
+
+
+def test_rows_of_a_constant_that_a_node_holds(tmp_path: Path) -> None:
+    """Nothing computes it, so that there is no source to look for."""
+    value = numpy_helper.from_array(np.full((1, 3, 4, 4), 2, np.float32))
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=value),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Add", ["x", "p"], ["y"]),
+    ]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 3, 1, 1])], [value_info("y")])
+    table = assert_right(graph, [{"x": normal(1, 3, 1, 1)}])
+    assert [one.seen.max_abs for one in table.inner] == [32, 32]

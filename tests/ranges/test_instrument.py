@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from scan_cases import save_model, value_info
 
 from overflow_fixer.graph import Graph
@@ -54,6 +54,22 @@ def test_what_a_native_node_tells_of_its_outputs_and_what_it_reads_needs_no_prob
     sums = {"sum": x.sum((2, 3)), "sum of magnitudes": np.abs(x).sum((2, 3))}
     expected = [*(sums[value.quantity].max() for value in inside.values), x.max()]
     np.testing.assert_allclose(found["max"][:3], expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
+def test_what_an_expression_reads_in_another_shape_needs_no_probe(tmp_path: Path) -> None:
+    node = helper.make_node("GroupNormalization", ["x", "one", "zero"], ["y"], num_groups=2)
+    constants = [
+        numpy_helper.from_array(np.full(4, value, np.float32), name)
+        for name, value in (("one", 1), ("zero", 0))
+    ]
+    given, told = [value_info("x", dims=[2, 4, 3])], [value_info("y")]
+    graph = save_model(tmp_path / "m.onnx", [node], given, told, constants, opset=21, ir_version=10)
+    inside = look_inside(graph, is_native=True)
+    tensors = [*(value.tensor for value in inside.values), "x", "y"]
+    how = Probing(tensors, sources={name: name for name in tensors}, is_native=True)
+    model = add_probes(inside.graph, tensors, how).build_model()
+    assert [node.input[0] for node in model.graph.node if node.op_type == "Probe"] == ["y"]
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:

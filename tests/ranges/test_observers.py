@@ -169,6 +169,17 @@ def test_a_sum_inside_a_node_over_the_limit_does_not_run_a_batch_again(
     assert count_runs == {"run_session": 1, "open_session": 1}
 
 
+def test_rows_tell_of_what_they_are_made_of_and_not_of_what_that_is_computed_from(
+    tmp_path: Path, probes: Probes
+) -> None:
+    nodes = [helper.make_node("Sigmoid", ["x"], ["a"]), helper.make_node("GlobalAveragePool", ["a"], ["y"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 1, 2, 2])], [value_info("y")])
+    inside = look_inside(graph, is_native=probes == "native")
+    observer = ReductionObserver(inside.graph, ["x"], ())
+    found = observer.observe(Batch("b", {"x": np.full((1, 1, 2, 2), -3, np.float32)}))
+    assert found["max"].tolist() == [-3]
+
+
 def test_shapes_that_the_model_tells_wrongly_do_no_harm(tmp_path: Path, count_runs: dict[str, int]) -> None:
     """They would cut a tensor of 100,001 elements into 64 rows."""
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Tanh", ["r"], ["y"])]
