@@ -15,13 +15,13 @@ from onnx import TensorProto
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.model_file import read_model
+from overflow_fixer.operator_types import STANDARD_DOMAINS
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.tensor_types import LateShapes, constant_tensor, dims_of, infer_shapes, tell_types
 from overflow_fixer.weights import read_pieces, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-_STANDARD_DOMAINS = ("", "ai.onnx")
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 """ONNX's operators that have subgraphs; those of other domains may have some."""
 _HOLDS_NO_TENSOR = frozenset(
@@ -63,7 +63,7 @@ class Node:
     @property
     def is_standard(self) -> bool:
         """Whether it is one of ONNX's own operators, and not another domain's of the same name."""
-        return self.domain in _STANDARD_DOMAINS
+        return self.domain in STANDARD_DOMAINS
 
     @property
     def standard_op(self) -> str:
@@ -317,7 +317,7 @@ def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
     opset = max(
-        (entry.version for entry in model.opset_import if entry.domain in _STANDARD_DOMAINS), default=0
+        (entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0
     )
     newest = onnx.defs.onnx_opset_version()
     if not MIN_OPSET <= opset <= newest:
@@ -385,7 +385,7 @@ def captures(body: onnx.GraphProto) -> list[str]:
 
 def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The subgraphs of a control-flow node, one level deep."""
-    if proto.op_type not in _CONTROL_FLOW and proto.domain in _STANDARD_DOMAINS:
+    if proto.op_type not in _CONTROL_FLOW and proto.domain in STANDARD_DOMAINS:
         return
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import NodeProto, TensorProto
 
-_STANDARD_DOMAINS = ("", "ai.onnx")
+STANDARD_DOMAINS = ("", "ai.onnx")
 _REDUCTIONS = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare"
@@ -50,7 +50,7 @@ RANKED_INPUTS: Mapping[str, int | None] = {
 
 
 def is_constant(node: NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in _STANDARD_DOMAINS
+    return node.op_type == "Constant" and node.domain in STANDARD_DOMAINS
 
 
 def tell_outputs(
@@ -67,7 +67,7 @@ def tell_outputs(
         names = list(node.output)
         if is_constant(node) and names and names[0] in constants:
             continue
-        first = _find_type(node, dtypes) if node.domain in _STANDARD_DOMAINS else None
+        first = _find_type(node, dtypes) if node.domain in STANDARD_DOMAINS else None
         if first is None or (any(names[1:]) and node.op_type not in OTHER_OUTPUTS):
             return False
         other = OTHER_OUTPUTS.get(node.op_type) or first

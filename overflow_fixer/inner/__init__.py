@@ -114,14 +114,10 @@ def look_inside(graph: Graph, is_native: bool = False) -> Inside:
 
 
 def _insert(graph: Graph, behind: Mapping[str, Sequence[NodeProto]], tensors: Iterable[str]) -> Graph:
-    native = [node for node in chain(*behind.values()) if node.domain == DOMAIN]
-    floats = chain(tensors, (node.input[0] for node in native))
-    dtypes = {
-        **dict.fromkeys(floats, TensorProto.FLOAT),
-        **{n.output[-1]: TensorProto.DOUBLE for n in native},
-    }
+    statistics = [node.output[-1] for node in chain(*behind.values()) if node.domain == DOMAIN]
+    dtypes = {**dict.fromkeys(tensors, TensorProto.FLOAT), **dict.fromkeys(statistics, TensorProto.DOUBLE)}
     expressed = insert_nodes(graph, behind, dtypes)
-    if native:
+    if statistics:
         declare_operators(expressed.model)
     return expressed
 
