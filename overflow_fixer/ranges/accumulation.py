@@ -20,7 +20,7 @@ from overflow_fixer.inner.accumulators import (
     find_channel_norm,
 )
 from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.observers import Look, ReductionObserver
+from overflow_fixer.ranges.observers import Look, ReductionObserver, Wanted
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.records import Array, Batch
 
@@ -62,7 +62,7 @@ class Accumulation:
         wanted = [row for row in suspects if self._is_suspect(row, float(bounds[row]), batch, largest, sizes)]
         if wanted:
             observer = self._open(tuple(sorted({*self._measured, *wanted})))
-            found[wanted] = observer.observe(batch)[[self._measured.index(row) for row in wanted]]
+            found[wanted] = observer.observe(batch).summaries[[self._measured.index(row) for row in wanted]]
         return found
 
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
@@ -130,6 +130,6 @@ class Accumulation:
             self._observer = None  # let go of the old session's weights
             graph, tensors = express_products(self._graph, [self._products[row] for row in rows])
             looks = dict.fromkeys(tensors, Look(frozenset({"max", "sum"})))
-            self._observer = ReductionObserver(graph, tensors, (), looks, provider=self._provider)
+            self._observer = ReductionObserver(graph, Wanted(tensors, looks=looks), self._provider)
             self._measured = rows
         return self._observer

@@ -1,7 +1,7 @@
 """What is inside If, Loop and Scan: each body observed in each of its runs, at any depth.
 
-Behind the observation of a graph, a plain run gives the values that its control-flow nodes read. These are then
-interpreted, and what is observed of a body in each run is merged: over the runs as over batches.
+A run of a graph gives the values that its control-flow nodes read as well. These are then interpreted, and what is
+observed of a body in each run is merged: over the runs as over batches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from overflow_fixer.body_graphs import Body, find_bodies
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import Inside, look_inside
 from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.coverage import observed_tensors
-from overflow_fixer.ranges.interpretation import Values, find_carried, interpret
+from overflow_fixer.ranges.interpretation import find_carried, interpret
 from overflow_fixer.ranges.observers import Observe
-from overflow_fixer.ranges.plain_values import PlainValues
 from overflow_fixer.ranges.recording import Inner, name_runs
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, merge_summaries, no_summaries
@@ -126,18 +126,17 @@ class _LevelWalk:
 
     def __init__(self, level: Level, carried: Sequence[str], settings: Settings) -> None:
         graph, how = level.graph, (settings.observe, settings.provider, settings.small_values)
-        self._walk = Walk(graph, level.tensors, level.inside, *how, settings.beside)
-        self._hidden_rows = slice(level.own_count, len(level.tensors))
-        self._bodies = [_BodyWalk(body, inner, settings) for body, inner in level.bodies]
         inputs = [name for body, _ in level.bodies for name in body.node.inputs if name]
         captured = [name for body, _ in level.bodies for name in body.captured if name not in graph.constants]
-        self._values = PlainValues(graph, (*carried, *inputs, *captured), settings.provider)
+        wanted = (*carried, *inputs, *captured)
+        self._walk = Walk(graph, level.tensors, level.inside, *how, settings.beside, wanted)
+        self._hidden_rows = slice(level.own_count, len(level.tensors))
+        self._bodies = [_BodyWalk(body, inner, settings) for body, inner in level.bodies]
 
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
-        own = self._walk.observe(batch)
+        own, values = self._walk.observe(batch)
         if self._hidden_rows.start < self._hidden_rows.stop:
             own = np.delete(own, self._hidden_rows)
-        values = self._values.compute(batch)
         if not self._bodies:
             return own, values
         return np.concatenate([own, *(body.observe(batch, values) for body in self._bodies)]), values

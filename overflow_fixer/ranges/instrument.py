@@ -45,7 +45,8 @@ class Added:
 class Probed:
     """The probes of a model, the vectors to fetch from it, and where in them each number is.
 
-    `prefix` begins the name of every tensor that a probe writes, and of no other.
+    `prefix` begins the name of every tensor that a probe writes, and of no other. `carried` are to be fetched behind the
+    vectors: tensors themselves.
 
     The vectors fetched, one behind the other, fall into segments: `starts` [segment] is where each
     begins. `quick` [tensor, QUICK] and `detailed` [tensor, DETAILED] are numbers of segments, each in the
@@ -57,6 +58,7 @@ class Probed:
     prefix: str
     added: Added
     fetches: tuple[str, ...]
+    carried: tuple[str, ...]
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.float64]
     quick: npt.NDArray[np.int64]
@@ -81,15 +83,20 @@ class Probed:
         kept = [info for info in self.graph.model.graph.output if info.name not in self.added.behind]
         del model.graph.output[:]
         model.graph.output.extend(kept)
-        mark_outputs(model, [*_updates(self.graph), *self.fetches])
+        mark_outputs(model, [*_updates(self.graph), *self.fetches, *self.carried])
 
 
-def add_probes(graph: Graph, tensors: Sequence[str], how: Probing = _EACH_A_QUICK_ONE) -> Probed:
-    """A probe for each of `tensors`, which are in graph order."""
+def add_probes(
+    graph: Graph, tensors: Sequence[str], how: Probing = _EACH_A_QUICK_ONE, carried: Sequence[str] = ()
+) -> Probed:
+    """A probe for each of `tensors`, which are in graph order; those `carried` leave the run as well (BF16 as float)."""
     prefix = free_prefix(graph, "range_probe_")
     looks = list(_find_looks(graph, tensors, how, prefix))
     gatherings = _open_gatherings(looks, prefix)
     behind = {look.tensor: [*look.nodes(), *_gather(look, gatherings)] for look in looks}
+    wide = _widen_bf16(graph, carried, f"{prefix}carried_")
+    for name, nodes in wide.items():
+        behind.setdefault(name, []).extend(nodes)
     first = list(shared_constants(prefix, sorted({look.rows for look in looks})))
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
@@ -97,7 +104,8 @@ def add_probes(graph: Graph, tensors: Sequence[str], how: Probing = _EACH_A_QUIC
     full = [name for name in tensors if name in how.detailed]
     counts = np.array([how.count(name) for name in quick], np.float64)
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
-    return Probed(graph, prefix, Added(first, behind, last), fetches, starts, counts, *places)
+    leaving = _name_fetches(carried, wide)
+    return Probed(graph, prefix, Added(first, behind, last), fetches, leaving, starts, counts, *places)
 
 
 def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:
@@ -145,15 +153,24 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
 
     BF16, which cannot come to numpy, is fetched through a Cast to float.
     """
-    is_bf16 = [graph.dtypes[name] == TensorProto.BFLOAT16 for name in tensors]
-    prefix = free_prefix(graph, "range_probe_") if any(is_bf16) else ""
-    behind = {name: list(widen(name, f"{prefix}{i}_")) for i, name in enumerate(tensors) if is_bf16[i]}
-    fetches = tuple(behind[name][-1].output[0] if name in behind else name for name in tensors)
+    is_narrow = any(graph.dtypes.get(name) == TensorProto.BFLOAT16 for name in tensors)
+    behind = _widen_bf16(graph, tensors, free_prefix(graph, "range_probe_")) if is_narrow else {}
+    fetches = _name_fetches(tensors, behind)
     model = copy_shell(graph)
     model.graph.node.extend(_interleave(graph, behind))
     model.graph.output.extend(graph.model.graph.output)
     mark_outputs(model, list(dict.fromkeys((*tensors, *fetches))))
     return model, fetches
+
+
+def _widen_bf16(graph: Graph, tensors: Sequence[str], prefix: str) -> dict[str, list[NodeProto]]:
+    """For each of them that is BF16 the nodes that give it as float."""
+    is_bf16 = [graph.dtypes.get(name) == TensorProto.BFLOAT16 for name in tensors]
+    return {name: list(widen(name, f"{prefix}{i}_")) for i, name in enumerate(tensors) if is_bf16[i]}
+
+
+def _name_fetches(tensors: Sequence[str], wide: Behind) -> tuple[str, ...]:
+    return tuple(wide[name][-1].output[0] if name in wide else name for name in tensors)
 
 
 def _open_gatherings(looks: Iterable[_Look], prefix: str) -> dict[str, Gathering]:

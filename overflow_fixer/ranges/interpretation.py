@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import onnx
 
 from overflow_fixer.body_graphs import Body
 from overflow_fixer.graph import Node
+from overflow_fixer.ranges.carried import Values
 from overflow_fixer.records import Array
 
-Values = Mapping[str, Any]
 Step = Callable[[Values], Values]
 """Runs the body once on its inputs, by name, and gives the values of what it carries on."""
 

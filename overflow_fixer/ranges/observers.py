@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
+from overflow_fixer.ranges.carried import Values, restore_fetched
 from overflow_fixer.ranges.derivations import (
     Derivation,
     derive,
@@ -47,29 +47,6 @@ def choose_observe(graph: Graph, observe: Observe, provider: Provider) -> Observ
     return observe
 
 
-class Observer(Protocol):
-    """Runs one batch and gives the summaries [tensor] of the tensors it was opened for."""
-
-    def observe(self, batch: Batch) -> Summaries: ...
-
-
-class OutputObserver:
-    """Every tensor marked as an output and summarized by numpy: plain, and takes the memory of all."""
-
-    def __init__(self, graph: Graph, tensors: Sequence[str], provider: Provider = "cpu") -> None:
-        self._tensors = tensors
-        self._written = tuple(name for name in tensors if name in graph.producers)
-        model, self._fetches = mark_tensors(graph, self._written)
-        self._session = open_session(model, graph.folder, provider=provider)
-
-    def observe(self, batch: Batch) -> Summaries:
-        fed = batch.feeds.keys() & set(self._tensors)
-        found = {name: summarize(batch.feeds[name]) for name in fed}  # before a node can write into it
-        arrays = run_session(self._session, self._fetches or None, batch)
-        found |= {name: summarize(array) for name, array in zip(self._written, arrays, strict=False)}
-        return np.array([found[name] for name in self._tensors], SUMMARY)
-
-
 @dataclass(frozen=True)
 class Look:
     """What is taken of a tensor of which not everything matters: some of the words "max", "min" and "sum".
@@ -80,6 +57,56 @@ class Look:
 
     words: frozenset[str]
     guard: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an observer takes of a batch.
+
+    `small` are the `tensors` whose smallest magnitude is taken, `looks` those of which not everything is. `extremes`
+    names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
+    element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well.
+    """
+
+    tensors: Sequence[str]
+    small: Collection[str] = ()
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    extremes: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    carried: Sequence[str] = ()
+
+
+class Observed(NamedTuple):
+    """Of one batch: the summaries [tensor] of Wanted.tensors, and the values of those carried."""
+
+    summaries: Summaries
+    values: Values
+
+
+class Observer(Protocol):
+    """Runs one batch and gives what it was opened for."""
+
+    def observe(self, batch: Batch) -> Observed: ...
+
+
+class OutputObserver:
+    """Every tensor marked as an output and summarized by numpy: plain, and takes the memory of all."""
+
+    def __init__(self, graph: Graph, wanted: Wanted, provider: Provider = "cpu") -> None:
+        self._graph, self._tensors, self._carried = graph, wanted.tensors, wanted.carried
+        self._written = tuple(name for name in wanted.tensors if name in graph.producers)
+        marked = list(dict.fromkeys((*self._written, *wanted.carried)))
+        model, fetches = mark_tensors(graph, marked)
+        self._fetch_of = dict(zip(marked, fetches, strict=True))
+        self._session = open_session(model, graph.folder, provider=provider)
+
+    def observe(self, batch: Batch) -> Observed:
+        fed = batch.feeds.keys() & set(self._tensors)
+        found = {name: summarize(batch.feeds[name]) for name in fed}  # before a node can write into it
+        fetches = list(self._fetch_of.values())
+        arrays = dict(zip(self._fetch_of, run_session(self._session, fetches or None, batch), strict=False))
+        found |= {name: summarize(arrays[name]) for name in self._written}
+        values = restore_fetched(self._graph, self._carried, [arrays[name] for name in self._carried])
+        return Observed(np.array([found[name] for name in self._tensors], SUMMARY), values)
 
 
 def _look_at_rows(
@@ -99,27 +126,23 @@ class ReductionObserver:
     own. Where there are native probes, each other has one, unless a native node of the graph tells of it. Else it
     starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a NaN), or what was derived has
     such a value, the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
-    batch could give other values, every tensor has a detailed probe from the start. `small` are the tensors
-    whose smallest magnitude is taken, `looks` those of which not everything is. `extremes` names, for a tensor,
-    others that hold, of each of its rows, the largest, the smallest, and what is NaN where an element is. `shapes`
-    are those that can be relied on; what the model itself records is not.
+    batch could give other values, every tensor has a detailed probe from the start. `shapes` are those that can be
+    relied on; what the model itself records is not.
     """
 
     def __init__(
         self,
         graph: Graph,
-        tensors: Sequence[str],
-        small: Collection[str] = (),
-        looks: Mapping[str, Look] = MappingProxyType({}),
-        extremes: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
+        wanted: Wanted,
         provider: Provider = "cpu",
         shapes: Mapping[str, Sequence[Dim]] | None = None,
     ) -> None:
-        self._graph, self._provider = graph, provider
-        looks = {**looks, **dict(_look_at_rows(looks, extremes))}
+        self._graph, self._provider, self._carried = graph, provider, wanted.carried
+        tensors = wanted.tensors
+        looks = {**wanted.looks, **dict(_look_at_rows(wanted.looks, wanted.extremes))}
         self._sources = sources = find_sources(graph, list(dict.fromkeys((*tensors, *looks))))
         self._tensors = tuple(dict.fromkeys(sources.values()))
-        self._small = frozenset(sources[name] for name in tensors if name in small)
+        self._small = frozenset(sources[name] for name in tensors if name in wanted.small)
         self._row_of = row_of = {name: row for row, name in enumerate(self._tensors)}
         self._rows = np.array([row_of[sources[name]] for name in tensors], np.int64)
         self._words = {name: look.words for name, look in looks.items()}
@@ -128,7 +151,9 @@ class ReductionObserver:
         self._is_partial = np.array([name in looks for name in self._tensors], np.bool_)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
         self._shapes = graph.sure_shapes if shapes is None else shapes
-        self._derivations = [one for one in self._find_derivations(extremes) if one.tensor not in self._small]
+        self._derivations = [
+            one for one in self._find_derivations(wanted.extremes) if one.tensor not in self._small
+        ]
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
         self._is_native = is_native("reductions", provider)
         if self._is_native:
@@ -157,11 +182,13 @@ class ReductionObserver:
                 yield derive_from_rows(source, rows, count)
         yield from found
 
-    def observe(self, batch: Batch) -> Summaries:
+    def observe(self, batch: Batch) -> Observed:
         while True:
-            seen, is_plain = self._read(self._run(batch))
+            vectors, fetched = self._run(batch)
+            seen, is_plain = self._read(vectors)
             if (is_plain | self._is_detailed).all():
-                return seen[self._rows]
+                values = restore_fetched(self._graph, self._carried, fetched)
+                return Observed(seen[self._rows], values)
             self._is_detailed |= ~is_plain
             self._open()
 
@@ -178,7 +205,7 @@ class ReductionObserver:
         covers = self._find_covers(frozenset(probed) - detailed)
         places = self._shapes, self._sources, self._in_rows, self._is_native
         how = Probing(detailed, self._small, covers, self._words, *places)
-        self._probed = add_probes(self._graph, probed, how)
+        self._probed = add_probes(self._graph, probed, how, self._carried)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
 
@@ -197,10 +224,11 @@ class ReductionObserver:
             probed.build_model(), self._graph.folder, by_priority=True, provider=self._provider
         )
 
-    def _run(self, batch: Batch) -> Sequence[Array]:
-        """The vectors of the probes."""
-        fetches = self._probed.fetches
-        return run_session(self._session, fetches or None, batch)[: len(fetches)]
+    def _run(self, batch: Batch) -> tuple[Sequence[Array], Sequence[Any]]:
+        """The vectors of the probes, and what is carried."""
+        fetches, carried = self._probed.fetches, self._probed.carried
+        found = run_session(self._session, (*fetches, *carried) or None, batch)
+        return found[: len(fetches)], found[len(fetches) :][: len(carried)]
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:
         """The summaries [tensor with values of its own], and of which all values are plain (see readings)."""
@@ -241,18 +269,15 @@ class OptimizedObserver(ReductionObserver):
 
 def open_observer(
     graph: Graph,
-    tensors: Sequence[str],
+    wanted: Wanted,
     observe: Observe,
-    small: Collection[str],
-    looks: Mapping[str, Look],
-    extremes: Mapping[str, tuple[str, str, str]],
     provider: Provider,
     shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> Observer:
     """The observer of the way named, or chosen in its place, for tensors that are no constants."""
     observe = choose_observe(graph, observe, provider)
     if observe == "outputs":
-        return OutputObserver(graph, tensors, provider)
+        return OutputObserver(graph, wanted, provider)
     if observe == "optimized":
-        return OptimizedObserver(graph, tensors, small, looks, extremes, shapes=shapes)
-    return ReductionObserver(graph, tensors, small, looks, extremes, provider, shapes)
+        return OptimizedObserver(graph, wanted, shapes=shapes)
+    return ReductionObserver(graph, wanted, provider, shapes)

@@ -39,7 +39,7 @@ def optimize_probed(probed: Probed, work: Path) -> tuple[onnx.ModelProto, Path]:
     ONNX Runtime refuses it.
     """
     graph, behind = probed.graph, probed.added.behind
-    marked, _ = mark_tensors(graph, list(behind))
+    marked, _ = mark_tensors(graph, list(dict.fromkeys((*behind, *probed.carried))))
     weights = set_aside(marked, graph)
     path = work / "optimized.onnx"
     save_optimized(marked, graph.folder, path)

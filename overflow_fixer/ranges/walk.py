@@ -11,8 +11,9 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.inner import SIGNED, InnerValue, Inside
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.accumulation import Accumulation
+from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import summarize_constants
-from overflow_fixer.ranges.observers import Look, Observe, open_observer
+from overflow_fixer.ranges.observers import Look, Observe, Wanted, open_observer
 from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
 from overflow_fixer.ranges.summaries import Summaries, hide_small, no_summaries, summarize
 from overflow_fixer.records import Batch
@@ -21,6 +22,7 @@ from overflow_fixer.records import Batch
 class Walk:
     """Gives the summaries [row] of a batch: of the tensors, of the values inside nodes, of the sums of products.
 
+    And the values of the tensors `carried`, of any type, by name.
     Constants are read once, `beside` the session that opens and runs.
     """
 
@@ -33,6 +35,7 @@ class Walk:
         provider: Provider,
         small_values: SmallValues,
         beside: Executor,
+        carried: Sequence[str] = (),
     ) -> None:
         names = [*tensors, *(value.tensor for value in inside.values)]
         self._constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
@@ -51,14 +54,14 @@ class Walk:
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
-        self._observer = open_observer(
-            inside.graph, list(live), observe, small, looks, inside.extremes, provider, graph.sure_shapes
-        )
+        self._carried = Carried(graph, carried)
+        wanted = Wanted(list(live), small, looks, inside.extremes, self._carried.computed)
+        self._observer = open_observer(inside.graph, wanted, observe, provider, graph.sure_shapes)
 
-    def observe(self, batch: Batch) -> Summaries:
+    def observe(self, batch: Batch) -> tuple[Summaries, Values]:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
-        found = self._observer.observe(batch)
+        found, values = self._observer.observe(batch)
         hide_small(found, self._is_taken)
         seen = self._begin()
         for name, summary in fed.items():
@@ -72,7 +75,7 @@ class Walk:
             batch, own["max_abs"], own["element_count"]
         )
         self._hide_untold(seen[len(own) :])
-        return seen
+        return seen, self._carried.complete(batch, values)
 
     def _begin(self) -> Summaries:
         """Summaries [row] of nothing, but for the constants'."""

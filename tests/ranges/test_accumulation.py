@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from onnx import TensorProto
 
 from overflow_fixer.inner.accumulators import find_products
 from overflow_fixer.ranges import accumulation, collect_ranges
-from overflow_fixer.ranges.observers import ReductionObserver
-from overflow_fixer.ranges.summaries import Summaries
+from overflow_fixer.ranges.observers import Observed, ReductionObserver, Wanted
 from overflow_fixer.records import Batch, RangeTable
 
 
@@ -25,11 +23,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
 
     class Counting(ReductionObserver):
-        def __init__(self, graph: Any, tensors: Sequence[str], *rest: Any, **options: Any) -> None:
-            self.count = len(tensors)
-            super().__init__(graph, tensors, *rest, **options)
+        def __init__(self, graph: Any, wanted: Wanted, *rest: Any, **options: Any) -> None:
+            self.count = len(wanted.tensors)
+            super().__init__(graph, wanted, *rest, **options)
 
-        def observe(self, batch: Batch) -> Summaries:
+        def observe(self, batch: Batch) -> Observed:
             seen.append((batch.name, self.count))
             return super().observe(batch)
 

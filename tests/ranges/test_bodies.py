@@ -23,9 +23,8 @@ from ways_to_observe import assert_same_table
 
 from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.ranges import collect_ranges, merge_ranges, plain_values
+from overflow_fixer.ranges import collect_ranges, merge_ranges, observers
 from overflow_fixer.ranges.store import load_recording
-from overflow_fixer.records import Batch
 
 TRUE, FALSE = np.array(True), np.array(False)
 
@@ -518,28 +517,23 @@ def test_a_part_that_took_another_branch_is_told_no_more_in_the_merge(tmp_path: 
     assert dict(merge_ranges(parts).not_observed) == {}
 
 
-def test_without_control_flow_nothing_else_is_opened(tmp_path: Path, monkeypatch: Any) -> None:
-    opened: list[object] = []
-    open_session = plain_values.open_session
-    monkeypatch.setattr(
-        plain_values, "open_session", lambda *a, **k: opened.append(a) or open_session(*a, **k)
-    )
-    nodes = [helper.make_node("Relu", ["x"], ["y"])]
-    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[1])], [value_info("y")])
-    collect_ranges(graph, MemoryBatches([{"x": floats(1)}]))
-    assert opened == []
-    collect_ranges(parse(tmp_path, IF), MemoryBatches([{"x": floats(1), "c": TRUE}]))
-    assert len(opened) == 1
+def test_a_model_is_opened_once_and_run_once_a_batch_and_each_body_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"open_session": 0, "run_session": 0}
 
+    def count(name: str, function: Any) -> Any:
+        def counting(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **options)
 
-def test_nothing_but_what_bodies_read_is_computed_twice(tmp_path: Path) -> None:
-    graph = parse(tmp_path, IF)
-    values = plain_values.PlainValues(graph, ["h", "c", "x"], "cpu")
-    feeds = {"x": floats(1, 2), "c": TRUE}
-    found = values.compute(Batch("b", feeds))
-    assert found["h"].tolist() == [1, 4]
-    assert found["c"] is TRUE
-    assert found["x"] is feeds["x"]
+        return counting
+
+    for name in counts:
+        monkeypatch.setattr(observers, name, count(name, getattr(observers, name)))
+    feeds = [{"x": floats(1, 2), "c": c} for c in (TRUE, TRUE, FALSE)]
+    collect_ranges(parse(tmp_path, IF), MemoryBatches(feeds))
+    assert counts == {"open_session": 1 + 2, "run_session": 3 + 3}
 
 
 def test_a_body_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from scan_cases import run_marked, save_model, value_info
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges.guards import find_covers
-from overflow_fixer.ranges.observers import ReductionObserver
+from overflow_fixer.ranges.observers import ReductionObserver, Wanted
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.records import Batch
 
@@ -79,12 +79,18 @@ def test_a_nan_behind_a_chain_of_covers_is_counted_where_it_is(tmp_path: Path) -
         [weight],
     )
     tensors = ["x", "c", "d", "e", "y"]
-    observer = ReductionObserver(graph, tensors, set())
+    observer = ReductionObserver(graph, Wanted(tensors))
     values = np.float32([[1, 2, 3], [4, 5, 6]])
-    assert observer.observe(Batch("b", {"x": values}))["nan_count"].tolist() == [0] * 5
+    assert observer.observe(Batch("b", {"x": values})).summaries["nan_count"].tolist() == [0] * 5
     values[1, 1] = np.nan
-    found = observer.observe(Batch("b", {"x": values}))
+    found = observer.observe(Batch("b", {"x": values})).summaries
     assert found["nan_count"].tolist() == [1] * 5
     assert found["element_count"].tolist() == [6] * 5
     values[1, 1] = 7e4
-    assert observer.observe(Batch("b", {"x": values}))["over_fp16_count"].tolist() == [1, 0, 0, 0, 0]
+    assert observer.observe(Batch("b", {"x": values})).summaries["over_fp16_count"].tolist() == [
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]

@@ -18,7 +18,14 @@ from ways_to_observe import PROBES, Probes, use_probes
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import look_inside
 from overflow_fixer.ranges import observers
-from overflow_fixer.ranges.observers import Look, Observe, OutputObserver, ReductionObserver, open_observer
+from overflow_fixer.ranges.observers import (
+    Look,
+    Observe,
+    OutputObserver,
+    ReductionObserver,
+    Wanted,
+    open_observer,
+)
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, hide_small
 from overflow_fixer.records import Array, Batch, Range
 
@@ -72,9 +79,9 @@ def shared_graph(elem_type: int) -> Graph:
 @cache
 def shared_observers(elem_type: int) -> tuple[OutputObserver, ReductionObserver]:
     """Marked outputs, and detailed probes."""
-    detailed = ReductionObserver(shared_graph(elem_type), ["x", "y"], {"x", "y"})
+    detailed = ReductionObserver(shared_graph(elem_type), Wanted(["x", "y"], {"x", "y"}))
     detailed.observe(Batch("b", {"x": np.full(1, np.nan, helper.tensor_dtype_to_np_dtype(elem_type))}))
-    return OutputObserver(shared_graph(elem_type), ["x", "y"]), detailed
+    return OutputObserver(shared_graph(elem_type), Wanted(["x", "y"])), detailed
 
 
 def as_ranges(seen: Summaries, worst_batch: int) -> list[Range]:
@@ -84,11 +91,10 @@ def as_ranges(seen: Summaries, worst_batch: int) -> list[Range]:
 
 def assert_all_agree(elem_type: int, values: Array) -> None:
     expected = reckon("t", [values])
-    quick = ReductionObserver(
-        shared_graph(elem_type), ["x", "y"], {"x", "y"}
-    )  # becomes a detailed one where it must
+    wanted = Wanted(["x", "y"], {"x", "y"})
+    quick = ReductionObserver(shared_graph(elem_type), wanted)  # becomes a detailed one where it must
     for observer in (*shared_observers(elem_type), quick):
-        found = observer.observe(Batch("b", {"x": values.copy()}))
+        found = observer.observe(Batch("b", {"x": values.copy()})).summaries
         assert_same(as_ranges(found, expected.worst_batch), [expected, expected])
 
 
@@ -143,7 +149,7 @@ def test_a_batch_is_run_again_only_for_tensors_new_over_the_limit(
     tmp_path: Path, count_runs: dict[str, int], probes: Probes
 ) -> None:
     """With native probes never."""
-    observer = ReductionObserver(identity_graph(tmp_path / "m.onnx", TensorProto.FLOAT), ["x", "y"], set())
+    observer = ReductionObserver(identity_graph(tmp_path / "m.onnx", TensorProto.FLOAT), Wanted(["x", "y"]))
     told = ((1, 1, 1), (65519, 2, 1), (65520, 4, 2), (np.nan, 5, 2), (1, 6, 2))
     for count, (value, runs, sessions) in enumerate(told, start=1):
         observer.observe(Batch("b", {"x": np.float32([value, 2])}))
@@ -163,8 +169,8 @@ def test_a_sum_inside_a_node_over_the_limit_does_not_run_a_batch_again(
     inside = look_inside(graph, is_native=probes == "native")
     looks = {value.tensor: Look(frozenset({"max", "min"}), value.source) for value in inside.values}
     tensors = ["x", "y", *looks]
-    observer = ReductionObserver(inside.graph, tensors, (), looks, inside.extremes)
-    found = observer.observe(Batch("b", {"x": np.full((1, 2, 96, 96), 10, np.float32)}))
+    observer = ReductionObserver(inside.graph, Wanted(tensors, (), looks, inside.extremes))
+    found = observer.observe(Batch("b", {"x": np.full((1, 2, 96, 96), 10, np.float32)})).summaries
     assert found["max"].tolist() == [10, 10, 92160, 92160]
     assert count_runs == {"run_session": 1, "open_session": 1}
 
@@ -175,8 +181,8 @@ def test_rows_tell_of_what_they_are_made_of_and_not_of_what_that_is_computed_fro
     nodes = [helper.make_node("Sigmoid", ["x"], ["a"]), helper.make_node("GlobalAveragePool", ["a"], ["y"])]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 1, 2, 2])], [value_info("y")])
     inside = look_inside(graph, is_native=probes == "native")
-    observer = ReductionObserver(inside.graph, ["x"], ())
-    found = observer.observe(Batch("b", {"x": np.full((1, 1, 2, 2), -3, np.float32)}))
+    observer = ReductionObserver(inside.graph, Wanted(["x"]))
+    found = observer.observe(Batch("b", {"x": np.full((1, 1, 2, 2), -3, np.float32)})).summaries
     assert found["max"].tolist() == [-3]
 
 
@@ -185,10 +191,10 @@ def test_shapes_that_the_model_tells_wrongly_do_no_harm(tmp_path: Path, count_ru
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Tanh", ["r"], ["y"])]
     inputs = [value_info("x"), value_info("shape", TensorProto.INT64, [1])]
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y", dims=[1 << 19])])
-    observer = ReductionObserver(graph, ["x", "y"], set())
+    observer = ReductionObserver(graph, Wanted(["x", "y"]))
     values = np.linspace(-9, 9, 100_001, dtype=np.float32)
     feeds = {"x": values, "shape": np.array([-1])}
-    found = observer.observe(Batch("b", feeds))
+    found = observer.observe(Batch("b", feeds)).summaries
     assert found["max"][0] == 9
     assert found["element_count"].tolist() == [100_001] * 2
     assert count_runs == {"run_session": 1, "open_session": 1}
@@ -204,8 +210,11 @@ def test_a_tensor_derived_from_one_over_the_limit_is_still_told_wholly(tmp_path:
     tensors = ["x", "n", "r", "y"]
     for values in ([1, 2], [], [-7e4, np.nan, 3], [np.inf], [5, -0.0]):
         found = [
-            observer.observe(Batch("b", {"x": np.float32(values)}))
-            for observer in (ReductionObserver(graph, tensors, set()), OutputObserver(graph, tensors))
+            observer.observe(Batch("b", {"x": np.float32(values)})).summaries
+            for observer in (
+                ReductionObserver(graph, Wanted(tensors)),
+                OutputObserver(graph, Wanted(tensors)),
+            )
         ]
         for seen in found:
             hide_small(seen, np.zeros(4, np.bool_))
@@ -219,10 +228,10 @@ def test_a_random_model_is_run_once_a_batch(tmp_path: Path, count_runs: dict[str
     ]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[50])], [value_info("y")])
     tensors = ["x", "r", "y"]
-    found = [open_observer(graph, tensors, way, set(tensors), {}, {}, "cpu") for way in WAYS]
+    found = [open_observer(graph, Wanted(tensors, tensors), way, "cpu") for way in WAYS]
     batch = Batch("b", {"x": np.zeros(50, np.float32)})
     for _ in range(2):
-        first, second = (as_ranges(observer.observe(batch), 0) for observer in found)
+        first, second = (as_ranges(observer.observe(batch).summaries, 0) for observer in found)
         assert_same(first, second)
         assert first[1].max_abs == first[2].max_abs > 65520
     assert count_runs == {"run_session": 4, "open_session": 2}
@@ -237,6 +246,6 @@ def test_nothing_is_derived_of_a_tensor_whose_extremes_are_not_taken(tmp_path: P
     graph = save_model(
         tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 4])], [value_info("y")], [two], opset=13
     )
-    observer = ReductionObserver(graph, ["y"], looks={"mean": Look(frozenset({"sum"}))})
-    found = observer.observe(Batch("b", {"x": np.array([[1, 2, 3, 6]], np.float32)}))
+    observer = ReductionObserver(graph, Wanted(["y"], looks={"mean": Look(frozenset({"sum"}))}))
+    found = observer.observe(Batch("b", {"x": np.array([[1, 2, 3, 6]], np.float32)})).summaries
     assert (found["max"].tolist(), found["min"].tolist()) == ([6.0], [6.0])
