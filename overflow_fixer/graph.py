@@ -18,7 +18,7 @@ from overflow_fixer.model_file import read_model
 from overflow_fixer.operator_types import STANDARD_DOMAINS
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.tensor_types import LateShapes, constant_tensor, dims_of, infer_shapes, tell_types
-from overflow_fixer.weights import read_pieces, read_values
+from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -207,6 +207,10 @@ class Graph:
     def read_constant_pieces(self, tensor: str, buffer: bytearray) -> Iterator[Array]:
         """The same of a float constant piece by piece, flat; see weights.read_pieces."""
         return read_pieces(self.constants[tensor], self.folder, buffer)
+
+    def read_constant_rows(self, tensor: str, most_bytes: int) -> Iterator[Array]:
+        """The same of any constant, cut along its first axis; see weights.read_rows."""
+        return read_rows(self.constants[tensor], self.folder, most_bytes)
 
     def external_tensors(self) -> Iterator[TensorProto]:
         """Every tensor of the model, at any depth, whose data lies in another file than the model's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,17 +28,51 @@ def read_pieces(tensor: TensorProto, folder: Path, buffer: bytearray) -> Iterato
     if tensor.data_location != TensorProto.EXTERNAL:
         yield read_values(tensor, folder).reshape(-1)
         return
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    entry = {item.key: item.value for item in tensor.external_data}
+    dtype, (path, start) = _dtype_of(tensor), _find_data(tensor, folder)
     left = math.prod(tensor.dims) * dtype.itemsize
-    with (folder / entry["location"]).open("rb") as file:
-        file.seek(int(entry.get("offset") or 0))
+    with path.open("rb") as file:
+        file.seek(start)
         while left:
             count = file.readinto(memoryview(buffer)[:left])
             if not count or count % dtype.itemsize:
-                raise ModelError(
-                    f"{folder / entry['location']} ends within the data of tensor {tensor.name!r}. Expected the whole "
-                    "file, as it was when the model was loaded. It changed meanwhile; run again."
-                )
+                raise _too_short(path, tensor)
             yield np.frombuffer(buffer, dtype, count // dtype.itemsize)
             left -= count
+
+
+def read_rows(tensor: TensorProto, folder: Path, most_bytes: int) -> Iterator[Array]:
+    """A constant cut along its first axis, in order; from a file so much at a time as has `most_bytes`, but one index at least.
+
+    Raises ModelError where the file ends early.
+    """
+    dims, dtype = tuple(tensor.dims), _dtype_of(tensor)
+    row = math.prod(dims[1:]) * dtype.itemsize
+    size = max(1, most_bytes // max(1, row))
+    if tensor.data_location != TensorProto.EXTERNAL:
+        values = read_values(tensor, folder)
+        yield from (values[at : at + size] for at in range(0, dims[0], size))
+        return
+    path, start = _find_data(tensor, folder)
+    for at in range(0, dims[0], size):
+        shape = (min(size, dims[0] - at), *dims[1:])
+        part = np.fromfile(path, dtype, math.prod(shape), offset=start + at * row)
+        if part.size != math.prod(shape):
+            raise _too_short(path, tensor)
+        yield part.reshape(shape)
+
+
+def _dtype_of(tensor: TensorProto) -> np.dtype[Any]:
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+
+
+def _find_data(tensor: TensorProto, folder: Path) -> tuple[Path, int]:
+    """The file in which the data of an external tensor lies, and where it begins there."""
+    entry = {item.key: item.value for item in tensor.external_data}
+    return folder / entry["location"], int(entry.get("offset") or 0)
+
+
+def _too_short(path: Path, tensor: TensorProto) -> ModelError:
+    return ModelError(
+        f"{path} ends within the data of tensor {tensor.name!r}. Expected the whole file, as it was when the model was "
+        "loaded. It changed meanwhile; run again."
+    )

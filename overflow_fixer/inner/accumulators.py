@@ -22,6 +22,7 @@ MaxAbs = Callable[[str], float]
 """Gives the largest magnitude of a tensor, NaN where none was seen."""
 
 Shapes = Mapping[str, Sequence[Dim]]
+_PIECE_BYTES, _FLOAT_BYTES = 1 << 22, 4
 _OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
 
 
@@ -88,9 +89,9 @@ def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ())
         return None
     left, right = product.factors
     for weights, other, is_right in ((right, left, True), (left, right, False)):
-        sums = None if weights in fed else _channel_sums(graph, product.node, weights, is_right)
-        if sums is not None and sums.size:
-            return other, float(sums.max())
+        largest = None if weights in fed else _find_largest_channel(graph, product.node, weights, is_right)
+        if largest is not None:
+            return other, largest
     return None
 
 
@@ -105,12 +106,13 @@ def bound_by_norm(product: Product, norm: tuple[str, float], max_abs: MaxAbs) ->
 def express_products(graph: Graph, products: Sequence[Product]) -> tuple[Graph, tuple[str, ...]]:
     """The graph with the same nodes once more, on magnitudes; and the tensors that these write."""
     prefix = free_prefix(graph, "inner_products_")
-    behind = {p.node.label: _on_magnitudes(p, f"{prefix}{p.node.index}_") for p in products}
+    behind = {p.node.label: multiply_magnitudes(p, f"{prefix}{p.node.index}_") for p in products}
     tensors = tuple(nodes[-1].output[0] for nodes in behind.values())
     return insert_nodes(graph, behind, dict.fromkeys(tensors, TensorProto.FLOAT)), tensors
 
 
-def _on_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
+def multiply_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
+    """The node once more, on magnitudes, and with those of its factors; the last one writes the sums."""
     inputs = [f"{prefix}{slot}" if name else "" for slot, name in enumerate(product.node.inputs)]
     nodes = [
         onnx.helper.make_node("Abs", [name], [output])
@@ -202,15 +204,36 @@ def _is_set(node: Node, name: str) -> bool:
     return found is not None and bool(found.i)
 
 
-def _channel_sums(graph: Graph, node: Node, tensor: str, is_right: bool) -> Array | None:
-    """The sum of |weight| over what one element of the output adds up; None where there is no constant of that form."""
-    weights = graph.read_constant(tensor)
-    if weights is None or not weights.size or (node.op_type.startswith("Conv") and not is_right):
+def sums_first_axis(node: Node, rank: int, is_right: bool) -> bool:
+    """Whether a sum of the node runs along the first axis of that factor, which is not an Einsum's; else it has one index there."""
+    if node.op_type == "Conv":
+        return not is_right
+    if node.op_type == "ConvTranspose":
+        return True
+    return rank < 2 or (rank == 2 and _sums_rows(node, is_right))
+
+
+def _find_largest_channel(graph: Graph, node: Node, tensor: str, is_right: bool) -> float | None:
+    """The largest sum of |weight| over what one element of the output adds up; None where there is no constant of that form."""
+    dims = graph.constants[tensor].dims if tensor in graph.constants else (0,)
+    if 0 in dims or (node.op_type.startswith("Conv") and not is_right):
         return None
+    is_whole = (
+        node.op_type == "ConvTranspose" and _groups(node) > 1
+    )  # whose first axis is that of the groups too
+    parts = graph.read_constant_rows(tensor, math.prod(dims) * _FLOAT_BYTES if is_whole else _PIECE_BYTES)
+    sums = [_sum_channels(node, part, is_right) for part in parts]
+    if sums_first_axis(node, len(dims), is_right):
+        return float(np.sum(sums, axis=0).max())
+    return float(np.max([one.max() for one in sums]))
+
+
+def _sum_channels(node: Node, weights: Array, is_right: bool) -> Array:
     magnitudes = np.abs(weights)
     if node.op_type == "ConvTranspose":  # [channels, outputs of a group, ...]
         magnitudes = magnitudes.reshape(_groups(node), -1, *weights.shape[1:])
-    return np.asarray(magnitudes.sum(axis=_summed_axes(node, magnitudes.ndim, is_right), dtype=np.float64))
+    axes = _summed_axes(node, magnitudes.ndim, is_right)
+    return np.asarray(magnitudes.sum(axis=axes, dtype=np.float64))
 
 
 def _summed_axes(node: Node, rank: int, is_right: bool) -> int | tuple[int, ...]:
@@ -218,5 +241,10 @@ def _summed_axes(node: Node, rank: int, is_right: bool) -> int | tuple[int, ...]
         return tuple(range(1, rank))
     if node.op_type == "ConvTranspose":
         return (1, *range(3, rank))
+    return -2 if rank > 1 and _sums_rows(node, is_right) else -1
+
+
+def _sums_rows(node: Node, is_right: bool) -> bool:
+    """Whether a factor of a MatMul or Gemm is summed along its last but one axis, and not along its last."""
     is_transposed = node.op_type == "Gemm" and _is_set(node, "transB" if is_right else "transA")
-    return -2 if rank > 1 and is_right != is_transposed else -1
+    return is_right != is_transposed

@@ -1,4 +1,4 @@
-"""Sums of |a| |b|, measured by a second run of those batches in which a bound is over FP16's limit."""
+"""Of which sums of products a bound is over FP16's limit in a batch, so that sum |a| |b| is to be measured."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from overflow_fixer.inner.accumulators import (
     bound_by_norm,
     bound_by_ranges,
     bound_by_sizes,
-    express_products,
     find_channel_norm,
 )
-from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.observers import Look, ReductionObserver, Wanted
-from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.records import Array, Batch
 
 _ONE, _UNKNOWN = -2, -1
@@ -29,12 +25,10 @@ _ONE, _UNKNOWN = -2, -1
 
 
 class Accumulation:
-    """Gives the summaries [product] of a batch: of a node whose bound is in range, those of nothing."""
+    """Finds the products of which a partial sum may be over FP16's limit, by bounds that cost next to nothing."""
 
-    def __init__(
-        self, graph: Graph, tensors: Sequence[str], products: Sequence[Product], provider: Provider
-    ) -> None:
-        self._graph, self._provider, self._products = graph, provider, products
+    def __init__(self, graph: Graph, tensors: Sequence[str], products: Sequence[Product]) -> None:
+        self._graph, self._products = graph, products
         self._tensors = tensors
         row_of = {name: row for row, name in enumerate(tensors)}
         factors = zip_longest(
@@ -48,22 +42,18 @@ class Accumulation:
         self._norms: dict[int, tuple[str, float] | None] = {}
         self._slopes: Array | None = None
         self._shifts = np.zeros(len(products))
-        self._measured: tuple[int, ...] = ()
-        self._observer: ReductionObserver | None = None
 
-    def observe(self, batch: Batch, max_abs: Array, counts: Array) -> Summaries:
-        """`max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes."""
-        found = no_summaries(len(self._products))
+    def find_suspects(self, batch: Batch, max_abs: Array, counts: Array) -> list[int]:
+        """Their numbers; none where what is added up is not finite, which nothing keeps in range.
+
+        `max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes.
+        """
         bounds, is_finite = self._bound(max_abs)
         suspects = np.flatnonzero(is_finite & ~(bounds <= FP16_MAX)).tolist()
         if not suspects:
-            return found
+            return []
         largest, sizes = (dict(zip(self._tensors, of.tolist(), strict=True)) for of in (max_abs, counts))
-        wanted = [row for row in suspects if self._is_suspect(row, float(bounds[row]), batch, largest, sizes)]
-        if wanted:
-            observer = self._open(tuple(sorted({*self._measured, *wanted})))
-            found[wanted] = observer.observe(batch).summaries[[self._measured.index(row) for row in wanted]]
-        return found
+        return [row for row in suspects if self._is_suspect(row, float(bounds[row]), batch, largest, sizes)]
 
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
         """What inner.accumulators.Bound.at gives [product], and whether all that it adds up is finite: else sums are not."""
@@ -124,12 +114,3 @@ class Accumulation:
                 self._shapes = {(): self._infer_shapes({})}  # of one batch at a time
             self._shapes[key] = infer_shapes_for(self._graph, fed) if key else self._graph.sure_shapes
         return self._shapes[key]
-
-    def _open(self, rows: tuple[int, ...]) -> ReductionObserver:
-        if self._observer is None or rows != self._measured:
-            self._observer = None  # let go of the old session's weights
-            graph, tensors = express_products(self._graph, [self._products[row] for row in rows])
-            looks = dict.fromkeys(tensors, Look(frozenset({"max", "sum"})))
-            self._observer = ReductionObserver(graph, Wanted(tensors, looks=looks), self._provider)
-            self._measured = rows
-        return self._observer

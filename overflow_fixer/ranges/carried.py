@@ -29,7 +29,7 @@ class Carried:
     def complete(self, batch: Batch, computed: Values) -> dict[str, Any]:
         """All of them, of which a run fetched those `computed`."""
         fed = {name: batch.feeds[name] for name in self._given if name in batch.feeds}
-        return {**self._constants, **fed, **computed}
+        return {**self._constants, **fed, **{name: computed[name] for name in self.computed}}
 
 
 def restore_fetched(graph: Graph, tensors: Sequence[str], fetched: Sequence[Any]) -> dict[str, Any]:

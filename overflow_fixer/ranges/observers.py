@@ -65,7 +65,8 @@ class Wanted:
 
     `small` are the `tensors` whose smallest magnitude is taken, `looks` those of which not everything is. `extremes`
     names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
-    element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well.
+    element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well. `detailed` are
+    tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on.
     """
 
     tensors: Sequence[str]
@@ -73,6 +74,7 @@ class Wanted:
     looks: Mapping[str, Look] = field(default_factory=dict)
     extremes: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     carried: Sequence[str] = ()
+    detailed: Collection[str] = ()
 
 
 class Observed(NamedTuple):
@@ -150,6 +152,7 @@ class ReductionObserver:
         self._guards = [(row_of[name], row_of[guard]) for name, guard in guards if guard is not None]
         self._is_partial = np.array([name in looks for name in self._tensors], np.bool_)
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
+        self._is_detailed[[row_of[sources[name]] for name in wanted.detailed]] = True
         self._shapes = graph.sure_shapes if shapes is None else shapes
         self._derivations = [
             one for one in self._find_derivations(wanted.extremes) if one.tensor not in self._small
@@ -274,8 +277,7 @@ def open_observer(
     provider: Provider,
     shapes: Mapping[str, Sequence[Dim]] | None = None,
 ) -> Observer:
-    """The observer of the way named, or chosen in its place, for tensors that are no constants."""
-    observe = choose_observe(graph, observe, provider)
+    """The observer of the way named, of those that choose_observe gives, for tensors that are no constants."""
     if observe == "outputs":
         return OutputObserver(graph, wanted, provider)
     if observe == "optimized":

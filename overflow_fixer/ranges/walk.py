@@ -13,7 +13,15 @@ from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import summarize_constants
-from overflow_fixer.ranges.observers import Look, Observe, Wanted, open_observer
+from overflow_fixer.ranges.observers import (
+    Look,
+    Observe,
+    Observer,
+    Wanted,
+    choose_observe,
+    open_observer,
+)
+from overflow_fixer.ranges.product_sums import ProductObserver
 from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
 from overflow_fixer.ranges.summaries import Summaries, hide_small, no_summaries, summarize
 from overflow_fixer.records import Batch
@@ -47,7 +55,7 @@ class Walk:
         self._product_count = len(inside.products)
         constants = [(graph, name) for name in self._constant_rows]
         self._constants: Future[Summaries] | None = beside.submit(summarize_constants, constants)
-        self._accumulation = Accumulation(graph, tensors, inside.products, provider)
+        self._accumulation = Accumulation(graph, tensors, inside.products)
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
         is_signed = ["min" in _words_of(value) for value in inside.values]
@@ -56,12 +64,20 @@ class Walk:
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._carried = Carried(graph, carried)
         wanted = Wanted(list(live), small, looks, inside.extremes, self._carried.computed)
-        self._observer = open_observer(inside.graph, wanted, observe, provider, graph.sure_shapes)
+        observe = choose_observe(graph, observe, provider)
+
+        def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
+            return open_observer(expressed, wanted, observe, provider, graph.sure_shapes)
+
+        self._observer = ProductObserver(
+            inside.graph, inside.products, wanted, open_anew, in_pieces=provider == "cpu"
+        )
 
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
-        found, values = self._observer.observe(batch)
+        observed = self._observer.observe(batch)
+        found = observed.summaries[: len(self._live_rows)].copy()
         hide_small(found, self._is_taken)
         seen = self._begin()
         for name, summary in fed.items():
@@ -71,11 +87,13 @@ class Walk:
         is_empty = own["element_count"][self._sources] == 0
         if is_empty.any():  # the largest of no elements is -inf, and tells nothing
             inner[is_empty] = no_summaries(1)
-        seen[len(seen) - self._product_count :] = self._accumulation.observe(
-            batch, own["max_abs"], own["element_count"]
-        )
+        suspects = self._accumulation.find_suspects(batch, own["max_abs"], own["element_count"])
+        if suspects:
+            sums = seen[len(seen) - self._product_count :]
+            counts = dict(zip(self._tensors, own["element_count"].tolist(), strict=True))
+            sums[suspects] = self._observer.measure(batch, suspects, observed, counts)
         self._hide_untold(seen[len(own) :])
-        return seen, self._carried.complete(batch, values)
+        return seen, self._carried.complete(batch, observed.values)
 
     def _begin(self) -> Summaries:
         """Summaries [row] of nothing, but for the constants'."""

@@ -1,8 +1,9 @@
-"""Sums of |a| |b| take a run more only of those batches, and those nodes, whose bound is over FP16's limit."""
+"""Sums of |a| |b| are measured only in those batches, and of those nodes, whose bound is over FP16's limit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,23 @@ from in_memory_calibration import InMemoryCalibration, floats, ints, make_model,
 from onnx import TensorProto
 
 from overflow_fixer.inner.accumulators import find_products
-from overflow_fixer.ranges import accumulation, collect_ranges
-from overflow_fixer.ranges.observers import Observed, ReductionObserver, Wanted
+from overflow_fixer.ranges import accumulation, collect_ranges, walk
+from overflow_fixer.ranges.product_sums import ProductObserver
+from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.records import Batch, RangeTable
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The batches that were run once more, each with the number of sums measured in it."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The batches in which sums were measured, each with how many."""
     seen: list[tuple[str, int]] = []
 
-    class Counting(ReductionObserver):
-        def __init__(self, graph: Any, wanted: Wanted, *rest: Any, **options: Any) -> None:
-            self.count = len(wanted.tensors)
-            super().__init__(graph, wanted, *rest, **options)
+    class Watched(ProductObserver):
+        def measure(self, batch: Batch, products: Sequence[int], *rest: Any) -> Summaries:
+            seen.append((batch.name, len(products)))
+            return super().measure(batch, products, *rest)
 
-        def observe(self, batch: Batch) -> Observed:
-            seen.append((batch.name, self.count))
-            return super().observe(batch)
-
-    monkeypatch.setattr(accumulation, "ReductionObserver", Counting)
+    monkeypatch.setattr(walk, "ProductObserver", Watched)
     return seen
 
 
@@ -48,17 +46,17 @@ W = np.diag(floats(2, 2, 2)) + np.float32(0.25)  # channels of 2.75; 3 x 2.25 = 
 
 @pytest.mark.parametrize(("most", "is_run"), [(9000, False), (23819, False), (23820, True), (30000, True)])
 def test_a_constants_channels_bound_it_more_tightly_than_its_largest(
-    most: float, is_run: bool, runs: list[tuple[str, int]], tmp_path: Path
+    most: float, is_run: bool, asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     model = make_model([node("MatMul", "x w", "y")], {"x": [1, 3]}, "y", {"w": W})
     ranges = _scan(model, tmp_path, {"x": floats(most, 0, 0)[None]})
-    assert runs == ([("batch_0", 1)] if is_run else [])
+    assert asked == ([("batch_0", 1)] if is_run else [])
     found = _products(ranges, "MatMul_y")
     assert found == pytest.approx(most * 2.25, rel=1e-5) if is_run else math.isnan(found)
 
 
-def test_only_batches_and_nodes_over_the_limit_are_run_again(
-    runs: list[tuple[str, int]], tmp_path: Path
+def test_only_nodes_over_the_limit_are_measured_and_only_in_those_batches(
+    asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     nodes = [node("MatMul", "x w", "a"), node("MatMul", "z z", "b"), node("MatMul", "x z", "c")]
     model = make_model(nodes, {"x": [1, 3], "z": [3, 3]}, "a b c", {"w": W})
@@ -69,25 +67,25 @@ def test_only_batches_and_nodes_over_the_limit_are_run_again(
         tmp_path,
         *({"x": x, "z": z} for x, z in ((small, eye), (large, eye), (small, wide), (small, eye))),
     )
-    assert runs == [("batch_1", 2), ("batch_2", 3)]
+    assert asked == [("batch_1", 2), ("batch_2", 1)]
     assert _products(ranges, "MatMul_a") == pytest.approx(40000 * 2.25 + 0.5, rel=1e-5)
     assert _products(ranges, "MatMul_b") == pytest.approx(40000, rel=1e-5)
     assert _products(ranges, "MatMul_c") == pytest.approx(40000, rel=1e-5)
     assert [one.seen.worst_batch for one in ranges.inner] == [1, 2, 1]
 
 
-def test_the_limit_itself_is_not_over_it(runs: list[tuple[str, int]], tmp_path: Path) -> None:
+def test_the_limit_itself_is_not_over_it(asked: list[tuple[str, int]], tmp_path: Path) -> None:
     model = make_model([node("MatMul", "x z", "y")], {"x": [1, 1], "z": [1, 1]}, "y")
     over = np.nextafter(np.float32(65504), np.float32(np.inf))
     feeds = ({"x": floats(x)[None], "z": floats(1)[None]} for x in (65504, over))
     ranges = _scan(model, tmp_path, *feeds)
-    assert runs == [("batch_1", 1)]
+    assert asked == [("batch_1", 1)]
     assert _products(ranges, "MatMul_y") == over
 
 
 @pytest.mark.parametrize("length", [4, 40])
 def test_dynamic_lengths_are_those_of_each_batch(
-    length: int, runs: list[tuple[str, int]], tmp_path: Path
+    length: int, asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     """What the model recorded of an inner tensor, when it had another length, is not relied on."""
     model = make_model(
@@ -99,17 +97,17 @@ def test_dynamic_lengths_are_those_of_each_batch(
         info.type.tensor_type.shape.dim.add(dim_value=dim)
     x = np.full((1, length), 100, np.float32)
     ranges = _scan(model, tmp_path, {"x": x, "z": x.T})
-    assert runs == ([("batch_0", 1)] if length == 40 else [])
+    assert asked == ([("batch_0", 1)] if length == 40 else [])
     assert length == 4 or _products(ranges, "MatMul_y") == pytest.approx(4e5, rel=1e-5)
 
 
 def test_where_the_number_of_terms_cannot_be_told_it_is_measured(
-    runs: list[tuple[str, int]], tmp_path: Path
+    asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     nodes = [node("Reshape", "x shape", "r"), node("MatMul", "r r", "y")]
     model = make_model(nodes, {"x": ["n"], "shape": (TensorProto.INT64, ["rank"])}, "y")
     ranges = _scan(model, tmp_path, {"x": np.full(400, 100, np.float32), "shape": ints(20, 20)})
-    assert runs == [("batch_0", 1)]
+    assert asked == [("batch_0", 1)]
     assert _products(ranges, "MatMul_y") == pytest.approx(2e5, rel=1e-5)
 
 
@@ -120,34 +118,34 @@ def test_a_weight_that_is_not_finite_ends_no_scan(bad: float, tmp_path: Path) ->
 
 
 def test_weights_that_a_batch_feeds_are_not_those_of_the_model(
-    runs: list[tuple[str, int]], tmp_path: Path
+    asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     model = make_model(
         [node("MatMul", "x w", "y")], {"x": [1, 2], "w": [2, 1]}, "y", {"w": floats(1, 1)[:, None]}
     )
     x, w = floats(100, 100)[None], floats(400, 400)[:, None]
     ranges = _scan(model, tmp_path, {"x": x}, {"x": x, "w": w}, {"x": x})
-    assert runs == [("batch_1", 1)]
+    assert asked == [("batch_1", 1)]
     assert _products(ranges, "MatMul_y") == pytest.approx(80000, rel=1e-5)
 
 
 @pytest.mark.parametrize("shapes", [((0, 3), (3, 2)), ((2, 0), (0, 2)), ((2, 3), (3, 0))])
 def test_empty_products_are_nothing(
-    shapes: tuple[tuple[int, int], tuple[int, int]], runs: list[tuple[str, int]], tmp_path: Path
+    shapes: tuple[tuple[int, int], tuple[int, int]], asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     model = make_model([node("MatMul", "a b", "y")], {"a": ["m", "k"], "b": ["k", "n"]}, "y")
     ranges = _scan(
         model, tmp_path, {name: np.full(s, 1e5, np.float32) for name, s in zip("ab", shapes, strict=True)}
     )
-    assert runs == []
+    assert asked == []
     assert math.isnan(_products(ranges, "MatMul_y"))
 
 
 def test_what_is_remembered_does_not_grow_with_the_batches(tmp_path: Path) -> None:
     model = make_model([node("MatMul", "a b", "y")], {"a": ["m", "k"], "b": ["k", "n"]}, "y")
     graph = save(model, tmp_path)
-    watched = accumulation.Accumulation(graph, ("a", "b"), find_products(graph), "cpu")
+    watched = accumulation.Accumulation(graph, ("a", "b"), find_products(graph))
     for length in range(1, 9):
         feeds = {"a": np.ones((1, length), np.float32), "b": np.ones((length, 1), np.float32)}
-        watched.observe(Batch(f"batch{length}", feeds), np.ones(2), np.full(2, length))
+        watched.find_suspects(Batch(f"batch{length}", feeds), np.ones(2), np.full(2, length))
     assert len(watched._shapes) == 2

@@ -1,0 +1,143 @@
+"""Sum |a| |b| of a product of matrices with a large constant, of which a piece is read and multiplied at a time.
+
+In the model's session it would be held twice: packed for the product itself, and as it is for its magnitudes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.inner.accumulators import Product, multiply_magnitudes, sums_first_axis
+from overflow_fixer.ranges.carried import Values
+from overflow_fixer.ranges.summaries import Summaries, merge_summaries, summarize
+from overflow_fixer.records import Array, Batch
+from overflow_fixer.sessions import open_session, run_session
+
+LARGE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 22
+"""What caches hold. Larger where the sums are, since each piece that adds to them takes a pass over all of them."""
+_FLOAT_BYTES = 4
+
+
+class PiecewiseSum:
+    """Measures the sums of `product`, of which the factor at `place` is a large constant (see find_large_factor).
+
+    `sessions` are those of other products; nodes that differ in nothing but what they read share one.
+    """
+
+    def __init__(self, graph: Graph, product: Product, place: int, sessions: dict[bytes, Any]) -> None:
+        self._graph, self._node, self._place = graph, product.node, place
+        self._sessions = sessions
+        self._weights, self._other, self._bias = (
+            product.factors[place],
+            product.factors[1 - place],
+            product.bias,
+        )
+        self._dims = tuple(graph.constants[self._weights].dims)
+        self._is_summed = sums_first_axis(product.node, len(self._dims), is_right=place == 1)
+        self.reads = tuple(filter(None, (self._other, self._bias)))
+        """What the run of a batch must give."""
+
+    def measure(self, batch: Batch, values: Values) -> Summaries:
+        """The summary, of shape (), of a batch in which the tensors read have these values."""
+        found = self._add_up(batch, values) if self._is_summed else self._multiply(batch, values)
+        return reduce(merge_summaries, map(summarize, found))
+
+    def _multiply(self, batch: Batch, values: Values) -> Iterator[Array]:
+        """The sums of each piece's channels."""
+        start, other = 0, values[self._other]
+        for piece in self._cut(batch, other):
+            stop = start + len(piece)
+            bias = self._cut_bias(values[self._bias], start, stop) if self._bias else None
+            yield self._run(batch, piece, other, bias, np.float32(0))
+            start = stop
+
+    def _add_up(self, batch: Batch, values: Values) -> Iterator[Array]:
+        """The sums, to which each piece adds a part."""
+        other, bias = values[self._other], values[self._bias] if self._bias else None
+        start, found = 0, np.float32(0)
+        for piece in self._cut(batch, other):
+            part = np.take(other, range(start, start + len(piece)), self._summed_axis)
+            found = self._run(batch, piece, part, bias, found)
+            bias = None if bias is None else np.zeros_like(bias)  # it is added once
+            start += len(piece)
+        yield found
+
+    def _run(self, batch: Batch, piece: Array, other: Array, bias: Array | None, found: Array) -> Array:
+        feeds = {f"input_{self._place}": piece, f"input_{1 - self._place}": other, "found": np.asarray(found)}
+        if bias is not None:
+            feeds["input_2"] = bias
+        (sums,) = run_session(self._session, None, Batch(batch.name, feeds))
+        return np.asarray(sums)
+
+    def _cut(self, batch: Batch, other: Array) -> Iterator[Array]:
+        """The constant in pieces, or what the batch feeds in its place."""
+        if self._weights in batch.feeds:
+            yield batch.feeds[self._weights]
+            return
+        held, sums = math.prod(self._dims), other.size * math.prod(self._dims[1:]) // self._dims[0]
+        most = max(_PIECE_BYTES, min(held // 16, sums) * _FLOAT_BYTES) if self._is_summed else _PIECE_BYTES
+        yield from self._graph.read_constant_rows(self._weights, most)
+
+    def _cut_bias(self, bias: Array, start: int, stop: int) -> Array:
+        """What of it is added to the channels from `start` on; it may be the same for all."""
+        axis = -2 if self._place == 0 else -1
+        if bias.ndim < -axis or bias.shape[axis] == 1:
+            return bias
+        return np.take(bias, range(start, stop), axis)
+
+    @property
+    def _summed_axis(self) -> int:
+        """The axis of the other factor that is summed together with the first of the constant."""
+        transposed = self._node.attribute("transB" if self._place == 0 else "transA")
+        is_transposed = transposed is not None and bool(transposed.i)
+        return -1 if is_transposed == (self._place == 0) else -2
+
+    @cached_property
+    def _session(self) -> Any:
+        proto = onnx.NodeProto()
+        proto.CopyFrom(self._node.proto)
+        proto.ClearField("name")
+        proto.output[:] = [""]
+        proto.input[:] = [f"input_{slot}" if name else "" for slot, name in enumerate(proto.input)]
+        key = proto.SerializeToString()
+        if key not in self._sessions:
+            self._sessions[key] = open_session(_make_model(self._graph, proto), self._graph.folder)
+        return self._sessions[key]
+
+
+def _make_model(graph: Graph, proto: onnx.NodeProto) -> onnx.ModelProto:
+    """One in which the node adds its sums of magnitudes to what was "found" before."""
+    nodes = multiply_magnitudes(Product(Node.of(0, "product", proto), ()), "magnitudes_")
+    nodes.append(onnx.helper.make_node("Add", [nodes[-1].output[0], "found"], ["sums"]))
+    names = [*filter(None, proto.input), "found", "sums"]
+    infos = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    model = onnx.ModelProto(ir_version=graph.model.ir_version)
+    model.opset_import.extend(graph.model.opset_import)
+    model.graph.CopyFrom(onnx.helper.make_graph(nodes, "product", infos[:-1], infos[-1:]))
+    return model
+
+
+def find_large_factor(graph: Graph, product: Product, counts: Mapping[str, int]) -> int | None:
+    """The place of a factor of a MatMul or Gemm that is a large matrix in a file, larger than the other; None: there is none.
+
+    `counts` are numbers of elements. The other factor has to leave the run. Convolutions read their weights as they lie.
+    """
+    if product.node.op_type not in ("MatMul", "Gemm"):
+        return None
+    for place, name in enumerate(product.factors):
+        tensor, other = graph.constants.get(name), product.factors[1 - place]
+        if tensor is None or len(tensor.dims) != 2 or tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        count = math.prod(tensor.dims)
+        if count * _FLOAT_BYTES >= LARGE_BYTES and count > counts.get(other, math.inf):
+            return place
+    return None

@@ -1,0 +1,100 @@
+"""Sum |a| |b| of products, measured by the observer of the model itself, which is opened anew for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.inner.accumulators import Product, express_products
+from overflow_fixer.ranges.carried import Carried
+from overflow_fixer.ranges.observers import Look, Observed, Observer, Wanted
+from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
+from overflow_fixer.ranges.repeatability import is_repeatable
+from overflow_fixer.ranges.summaries import Summaries, no_summaries
+from overflow_fixer.records import Batch
+
+OpenObserver = Callable[[Graph, Wanted], Observer]
+_LOOK = Look(frozenset({"max", "sum"}))
+
+
+class ProductObserver:
+    """Observes `wanted` in a graph, and of its `products` those sums that are asked for.
+
+    A product is measured from the first batch on in which somebody asks for it: the session is opened anew, the old one
+    let go before, and that batch run again. Where a second run could give other values, all are from the start.
+    `in_pieces`: large constants are read for it piece by piece.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        products: Sequence[Product],
+        wanted: Wanted,
+        open_observer: OpenObserver,
+        in_pieces: bool,
+    ) -> None:
+        self._graph, self._products, self._wanted = graph, products, wanted
+        self._open_observer, self._in_pieces = open_observer, in_pieces
+        self._place_of: dict[int, int] = {}
+        self._pieces: dict[int, PiecewiseSum] = {}
+        self._sessions: dict[bytes, Any] = {}
+        self._observer: Observer | None = None
+        self._open(() if is_repeatable(graph) else range(len(products)))
+
+    def observe(self, batch: Batch) -> Observed:
+        """The summaries of Wanted.tensors come first; `measure` knows what else there is."""
+        assert self._observer is not None
+        return self._observer.observe(batch)
+
+    def measure(
+        self, batch: Batch, products: Sequence[int], observed: Observed, counts: Mapping[str, int]
+    ) -> Summaries:
+        """The summaries of these sums, of a batch that was `observed`; `counts` are its tensors' numbers of elements."""
+        new = set(products) - self._place_of.keys() - self._pieces.keys()
+        if new:
+            self._take(new, counts, self._find_detailed(observed))
+            observed = self.observe(batch)
+        values = self._read.complete(batch, observed.values)
+        found = no_summaries(len(products))
+        for row, number in enumerate(products):
+            if number in self._pieces:
+                found[row] = self._pieces[number].measure(batch, values)
+            else:
+                found[row] = observed.summaries[self._place_of[number]]
+        return found
+
+    def _take(self, new: Collection[int], counts: Mapping[str, int], detailed: Collection[str]) -> None:
+        """Measure these products too, from now on."""
+        inside = set(self._place_of)
+        for number in new:
+            product = self._products[number]
+            place = find_large_factor(self._graph, product, counts) if self._in_pieces else None
+            if place is None:
+                inside.add(number)
+            else:
+                self._pieces[number] = PiecewiseSum(self._graph, product, place, self._sessions)
+        self._open(sorted(inside), detailed)
+
+    def _open(self, inside: Sequence[int], detailed: Collection[str] = ()) -> None:
+        """With the sums of the products `inside` in the session."""
+        self._observer = None  # let go of the old one's weights before the new one reads them
+        graph, wanted, known = self._graph, self._wanted, self._wanted.tensors
+        self._read = Carried(graph, (name for piece in self._pieces.values() for name in piece.reads))
+        carried = tuple(dict.fromkeys((*wanted.carried, *self._read.computed)))
+        wanted = replace(wanted, carried=carried, detailed=detailed)
+        if inside:
+            graph, sums = express_products(graph, [self._products[number] for number in inside])
+            looks = {**wanted.looks, **dict.fromkeys(sums, _LOOK)}
+            wanted = replace(wanted, tensors=(*known, *sums), looks=looks)
+        self._observer = self._open_observer(graph, wanted)
+        self._place_of = {number: len(known) + place for place, number in enumerate(inside)}
+
+    def _find_detailed(self, observed: Observed) -> Collection[str]:
+        """The tensors that are known to hold what is to be counted."""
+        seen = observed.summaries[: len(self._wanted.tensors)]
+        found = np.flatnonzero((seen["over_fp16_count"] > 0) | (seen["nan_count"] > 0))
+        return {self._wanted.tensors[row] for row in found.tolist()}.difference(self._wanted.looks)

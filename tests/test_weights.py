@@ -1,0 +1,55 @@
+"""Constants read in parts: together they are the whole, and no part is larger than asked for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.records import Array
+from overflow_fixer.weights import read_rows
+
+BEFORE = b"header"
+
+
+def _store(values: Array, folder: Path) -> TensorProto:
+    """The constant as external data that begins at an odd place of a file."""
+    tensor = numpy_helper.from_array(values, "w")
+    (folder / "w.bin").write_bytes(BEFORE + tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "w.bin"), ("offset", str(len(BEFORE))), ("length", str(values.nbytes))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    st.integers(0, 200),
+    st.sampled_from([np.float32, np.float16, np.int64]),
+    st.booleans(),
+)
+def test_rows_together_are_the_constant(dims: list[int], most: int, dtype: type, is_external: bool) -> None:
+    values = np.arange(math.prod(dims)).reshape(dims).astype(dtype)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        tensor = _store(values, folder) if is_external else numpy_helper.from_array(values, "w")
+        parts = list(read_rows(tensor, folder, most))
+    assert all(part.nbytes <= most or len(part) == 1 for part in parts)
+    whole = np.concatenate(parts) if parts else values[:0]
+    np.testing.assert_array_equal(whole, values, strict=True)
+
+
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    tensor = _store(np.ones((4, 8), np.float32), tmp_path)
+    (tmp_path / "w.bin").write_bytes(b"x" * 100)
+    with pytest.raises(ModelError, match="ends within the data of tensor 'w'"):
+        list(read_rows(tensor, tmp_path, 64))
