@@ -110,7 +110,12 @@ class Graph:
 
     @property
     def folder(self) -> Path:
-        return self.path.parent
+        """From which external data is told."""
+        return self._home.parent
+
+    @cached_property
+    def _home(self) -> Path:
+        return self.path if self.data_files else _follow(self.path)
 
     @cached_property
     def sha256(self) -> str:
@@ -218,16 +223,16 @@ class Graph:
 
     def holds(self, tensor: TensorProto) -> bool:
         """Whether the data of an external tensor lies in the model's own file."""
-        return any(item.key == "location" and item.value == self.path.name for item in tensor.external_data)
+        return any(item.key == "location" and item.value == self._home.name for item in tensor.external_data)
 
 
 def load_graph(path: Path | str) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
     path = Path(path)
     stamp = FileStamp.of(path)
-    model = read_model(path)
+    model, home = _read(path)
     opset = _checked_opset(path, model)
-    data_files = tuple(sorted(check_external_data(path, model) - {path.resolve()}))
+    data_files = tuple(sorted(check_external_data(home, model) - {path.resolve()}))
     stamps = (stamp, *map(FileStamp.of, data_files))
     has_functions = bool(model.functions)
     model = _inline(path, model)
@@ -235,6 +240,24 @@ def load_graph(path: Path | str) -> Graph:
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
     return _with_types(Graph(path, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
+
+
+def _read(path: Path) -> tuple[onnx.ModelProto, Path]:
+    """The model, and the file from whose folder its external data is told.
+
+    External data must not pass a symbolic link. Behind one, weights are left in the file itself; where others lie beside
+    the link, all of the model is read.
+    """
+    model, home = read_model(path), _follow(path)
+    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
+    if home != path and any(item.key == "location" and item.value != home.name for item in entries):
+        return read_model(path, in_place=False), path
+    return model, home
+
+
+def _follow(path: Path) -> Path:
+    """The file behind a symbolic link; any other path as it is."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
@@ -267,15 +290,15 @@ def list_data_files(path: Path) -> tuple[Path, ...]:
     None for a file that is no model: `load_graph` says why.
     """
     try:
-        model = read_model(path)
+        model, home = _read(path)
     except ModelError:
         return ()
     entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
     locations = sorted({item.value for item in entries if item.key == "location"})
-    folder = path.parent.resolve()
-    found = (path.parent / location for location in locations if location)
+    folder = home.parent.resolve()
+    found = (home.parent / location for location in locations if location)
     return tuple(
-        file for file in found if file.is_file() and file.resolve().is_relative_to(folder) and file != path
+        file for file in found if file.is_file() and file.resolve().is_relative_to(folder) and file != home
     )
 
 

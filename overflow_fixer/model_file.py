@@ -7,7 +7,8 @@ ONNX Runtime takes such references as external data.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,13 @@ from overflow_fixer.errors import ModelError
 
 LEAST_BYTES = 16384
 """Smaller weights stay in the message: rules and shape inference look into those."""
-_GRAPH, _INITIALIZER = 7, 5
+_GRAPH = 7
+_NODE, _INITIALIZER = 1, 5
+_OP_TYPE, _ATTRIBUTE, _DOMAIN = 4, 5, 7
+_TENSOR, _BODY = 5, 6
 _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 4, 9, 10
-"""Numbers of fields: ModelProto.graph, GraphProto.initializer and those of TensorProto (onnx.proto)."""
+"""Numbers of fields: of ModelProto, GraphProto, NodeProto, AttributeProto and TensorProto (onnx.proto)."""
+_STANDARD = (b"", b"ai.onnx")
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _TYPED = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
 """Lists that are packed as the bytes of raw_data are, for tensors of this type."""
@@ -37,15 +42,18 @@ class _Field(NamedTuple):
     end: int
 
 
-def read_model(path: Path) -> onnx.ModelProto:
-    """The model in the file, its large weights as external data that lies in the file itself.
+_Replacements = Mapping[int, Callable[[mmap.mmap, _Field, str], "bytes | None"]]
 
-    Weights in Constant nodes and in bodies are read as they are, and all of them behind a symbolic link, which
-    external data must not pass. Raises ModelError for a file that cannot be read or is no ONNX model.
+
+def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
+    """The model in the file, its large weights as external data that lies in the file itself, unless not `in_place`.
+
+    Those of Constant nodes and of bodies too, but not of local functions. They bear the name of the file itself where
+    `path` is a symbolic link. Raises ModelError for a file that cannot be read or is no ONNX model.
     """
     try:
         with path.open("rb") as file:
-            data = None if path.is_symlink() else _read_without_weights(file.fileno(), path.name)
+            data = _read_without_weights(file.fileno(), path.resolve().name) if in_place else None
             model: onnx.ModelProto = onnx.ModelProto.FromString(file.read() if data is None else data)
     except OSError as error:
         raise ModelError(
@@ -74,24 +82,37 @@ def _read_without_weights(descriptor: int, location: str) -> bytes | None:
 
 
 def _refer_all(image: mmap.mmap, location: str) -> Iterator[bytes]:
-    """The model's fields: as they are, but for the graph's large initializers."""
+    """The model's fields: as they are, but for the graph's large weights."""
     for field in _walk(image, 0, len(image)):
         if field.number == _GRAPH and field.wire == _LENGTH:
-            yield _message(_GRAPH, b"".join(_refer_initializers(image, field, location)))
+            yield _message(_GRAPH, _refer_in_graph(image, field, location))
         else:
             yield image[field.begin : field.end]
 
 
-def _refer_initializers(image: mmap.mmap, graph: _Field, location: str) -> Iterator[bytes]:
-    start = graph.offset
-    for field in _walk(image, graph.offset, graph.end):
-        if field.number == _INITIALIZER and field.end - field.offset >= LEAST_BYTES:
-            reference = _refer(image, field, location)
-            if reference is not None:
-                yield image[start : field.begin]
-                yield _message(_INITIALIZER, reference)
+def _refer_in_graph(image: mmap.mmap, graph: _Field, location: str) -> bytes:
+    return _replace({_INITIALIZER: _refer, _NODE: _refer_in_node}, image, graph, location)
+
+
+def _refer_in_node(image: mmap.mmap, node: _Field, location: str) -> bytes:
+    """With references in a Constant's value, or in the bodies of another node."""
+    fields = _walk(image, node.offset, node.end)
+    operator = {f.number: image[f.offset : f.end] for f in fields if f.number in (_OP_TYPE, _DOMAIN)}
+    is_constant = operator.get(_OP_TYPE) == b"Constant" and operator.get(_DOMAIN, b"") in _STANDARD
+    held: _Replacements = {_TENSOR: _refer} if is_constant else {_BODY: _refer_in_graph}
+    return _replace({_ATTRIBUTE: partial(_replace, held)}, image, node, location)
+
+
+def _replace(replacements: _Replacements, image: mmap.mmap, message: _Field, location: str) -> bytes:
+    """The content of a message, of which the large fields of these numbers are made anew, unless that gives None."""
+    parts, start = [], message.offset
+    for field in _walk(image, message.offset, message.end):
+        if field.number in replacements and field.wire == _LENGTH and field.end - field.offset >= LEAST_BYTES:
+            content = replacements[field.number](image, field, location)
+            if content is not None:
+                parts += [image[start : field.begin], _message(field.number, content)]
                 start = field.end
-    yield image[start : graph.end]
+    return b"".join([*parts, image[start : message.end]])
 
 
 def _refer(image: mmap.mmap, tensor: _Field, location: str) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.copies import copy_model
+from overflow_fixer.copies import copy_model, embed_weights
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph import external_tensors, list_data_files, load_graph
 from overflow_fixer.model_file import LEAST_BYTES, read_model
 from overflow_fixer.sessions import open_session
 from overflow_fixer.weights import read_pieces, read_values
@@ -95,6 +96,94 @@ def test_all_else_is_what_protobuf_reads(tmp_path: Path, form: str) -> None:
     assert read == expected
 
 
+def held(name: str, values: np.ndarray, **attributes: Any) -> onnx.NodeProto:
+    tensor = numpy_helper.from_array(values, name + "_value")
+    return helper.make_node("Constant", [], [name], value=tensor, **attributes)
+
+
+def branch(output: str, nodes: list[onnx.NodeProto], *weights: TensorProto) -> onnx.GraphProto:
+    info = helper.make_tensor_value_info(output, TensorProto.FLOAT, [COUNT])
+    return helper.make_graph(nodes, output + "_branch", [], [info], weights)
+
+
+def model_with_bodies() -> onnx.ModelProto:
+    """Weights in Constant nodes, in bodies, and in Constant nodes of a body of a body."""
+    inner = helper.make_node(
+        "If",
+        ["flag"],
+        ["i"],
+        then_branch=branch("t2", [held("c2", 4 * VALUES), helper.make_node("Add", ["h", "c2"], ["t2"])]),
+        else_branch=branch("e2", [helper.make_node("Identity", ["h"], ["e2"])]),
+    )
+    weight = numpy_helper.from_array(2 * VALUES, "w1")
+    outer = helper.make_node(
+        "If",
+        ["flag"],
+        ["y"],
+        then_branch=branch("t1", [inner, helper.make_node("Add", ["i", "w1"], ["t1"])], weight),
+        else_branch=branch("e1", [held("c1", 3 * VALUES), helper.make_node("Sub", ["h", "c1"], ["e1"])]),
+    )
+    model = model_of([])
+    del model.graph.node[:]
+    nodes = [
+        held("c0", VALUES),
+        held("small", VALUES[:2]),
+        helper.make_node("Add", ["x", "c0"], ["h"]),
+        outer,
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    return model
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("flag", [True, False])
+def test_weights_of_constant_nodes_and_of_bodies_are_references_too(
+    flag: bool, optimize: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model_with_bodies(), path)
+    read = read_model(path)
+    assert read.ByteSize() < 2000
+    graph = load_graph(path)
+    assert len([t for t in external_tensors(graph.model) if graph.holds(t)]) == 4
+    session = open_session(copy_model(graph), graph.folder, optimize=optimize)
+    x = np.ones(COUNT, np.float32)
+    (found,) = session.run(None, {"x": x, "flag": np.array(flag)})
+    h = x + VALUES
+    np.testing.assert_array_equal(found, h + 4 * VALUES + 2 * VALUES if flag else h - 3 * VALUES, strict=True)
+
+
+def test_what_stands_in_the_file_again_is_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model_with_bodies(), path)
+    graph = load_graph(path)
+    model = copy_model(graph)
+    embed_weights(model, graph)
+    assert model.graph.node == onnx.load(path).graph.node
+
+
+@pytest.mark.parametrize("domain", ["ai.onnx", "own"])
+def test_a_constant_of_another_domain_is_left_as_it_is(domain: str, tmp_path: Path) -> None:
+    model = model_of([])
+    model.graph.node.append(held("c", VALUES, domain=domain))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    read = read_model(tmp_path / "m.onnx")
+    assert (read.ByteSize() < 1000) == (domain == "ai.onnx")
+    assert domain == "ai.onnx" or read == model
+
+
+def test_other_tensors_of_nodes_are_left_as_they_are(tmp_path: Path) -> None:
+    model = model_of([])
+    tensor = numpy_helper.from_array(VALUES, "values")
+    model.graph.node.append(
+        helper.make_node("TreeEnsemble", ["x"], ["t"], domain="ai.onnx.ml", nodes_splits=tensor)
+    )
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert read_model(tmp_path / "m.onnx") == model
+
+
 def test_a_tensor_that_already_lies_elsewhere_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     saving = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
@@ -110,14 +199,43 @@ def test_data_in_two_forms_is_left_to_protobuf(tmp_path: Path) -> None:
     assert read_model(path) == onnx.load(path)
 
 
-def test_a_model_behind_a_symbolic_link_is_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "snapshot").mkdir()
-    onnx.save(model_of([FORMS["raw"]]), tmp_path / "blobs" / "0123")
-    link = tmp_path / "snapshot" / "model.onnx"
-    link.symlink_to(tmp_path / "blobs" / "0123")
+def link_to(blob: Path, model: onnx.ModelProto, **saving: Any) -> Path:
+    """The model in `blob`, behind a link to it in another folder."""
+    blob.parent.mkdir()
+    onnx.save(model, blob, **saving)
+    link = blob.parent.parent / "snapshot" / "model.onnx"
+    link.parent.mkdir()
+    link.symlink_to(blob)
+    return link
+
+
+def test_a_model_behind_a_symbolic_link_is_left_in_its_file(tmp_path: Path) -> None:
+    model = model_of([FORMS["raw"]])
+    model.graph.node[0].op_type = "Add"
+    model.graph.node[0].input.append("w")
+    link = link_to(tmp_path / "blobs" / "0123", model)
     graph = load_graph(link)
+    assert graph.model.ByteSize() < 1000
+    assert (graph.path, graph.data_files, list_data_files(link)) == (link, (), ())
+    assert list(graph.external_tensors()) == []
     np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
+    session = open_session(copy_model(graph), graph.folder)
+    x = np.ones(COUNT, np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x + VALUES)
+    whole = copy_model(graph)
+    embed_weights(whole, graph)
+    assert whole.graph.initializer == model.graph.initializer
+
+
+def test_a_link_beside_which_other_data_lie_is_read_whole(tmp_path: Path) -> None:
+    saving = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 5 * COUNT}
+    large, larger = FORMS["raw"], numpy_helper.from_array(np.tile(VALUES, 2), "v")
+    link = link_to(tmp_path / "blobs" / "0123", model_of([large, larger]), **saving)
+    (link.parent / "w.bin").write_bytes((tmp_path / "blobs" / "w.bin").read_bytes())
+    graph = load_graph(link)
+    assert graph.data_files == list_data_files(link) == (link.parent / "w.bin",)
+    assert graph.initializers["w"].data_location == TensorProto.DEFAULT
+    np.testing.assert_array_equal(graph.read_constant("v"), np.tile(VALUES, 2))
     open_session(copy_model(graph), graph.folder)
 
 
