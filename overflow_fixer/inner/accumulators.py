@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import onnx
@@ -222,9 +223,9 @@ def _find_largest_channel(graph: Graph, node: Node, tensor: str, is_right: bool)
         node.op_type == "ConvTranspose" and _groups(node) > 1
     )  # whose first axis is that of the groups too
     parts = graph.read_constant_rows(tensor, math.prod(dims) * _FLOAT_BYTES if is_whole else _PIECE_BYTES)
-    sums = [_sum_channels(node, part, is_right) for part in parts]
+    sums = (_sum_channels(node, part, is_right) for part in parts)
     if sums_first_axis(node, len(dims), is_right):
-        return float(np.sum(sums, axis=0).max())
+        return float(reduce(np.add, sums).max())
     return float(np.max([one.max() for one in sums]))
 
 

@@ -57,22 +57,24 @@ class PiecewiseSum:
         for piece in self._cut(batch, other):
             stop = start + len(piece)
             bias = self._cut_bias(values[self._bias], start, stop) if self._bias else None
-            yield self._run(batch, piece, other, bias, np.float32(0))
+            yield self._run(batch, piece, other, bias)
             start = stop
 
     def _add_up(self, batch: Batch, values: Values) -> Iterator[Array]:
         """The sums, to which each piece adds a part."""
         other, bias = values[self._other], values[self._bias] if self._bias else None
-        start, found = 0, np.float32(0)
+        start, found = 0, np.zeros(0)
         for piece in self._cut(batch, other):
             part = np.take(other, range(start, start + len(piece)), self._summed_axis)
-            found = self._run(batch, piece, part, bias, found)
+            sums = self._run(batch, piece, part, bias)
+            found = np.add(found, sums, out=found) if start else sums.astype(np.float64)
             bias = None if bias is None else np.zeros_like(bias)  # it is added once
             start += len(piece)
-        yield found
+        with np.errstate(over="ignore"):
+            yield np.asarray(found, np.float32)
 
-    def _run(self, batch: Batch, piece: Array, other: Array, bias: Array | None, found: Array) -> Array:
-        feeds = {f"input_{self._place}": piece, f"input_{1 - self._place}": other, "found": np.asarray(found)}
+    def _run(self, batch: Batch, piece: Array, other: Array, bias: Array | None) -> Array:
+        feeds = {f"input_{self._place}": piece, f"input_{1 - self._place}": other}
         if bias is not None:
             feeds["input_2"] = bias
         (sums,) = run_session(self._session, None, Batch(batch.name, feeds))
@@ -115,10 +117,9 @@ class PiecewiseSum:
 
 
 def _make_model(graph: Graph, proto: onnx.NodeProto) -> onnx.ModelProto:
-    """One in which the node adds its sums of magnitudes to what was "found" before."""
+    """One of the node on magnitudes alone."""
     nodes = multiply_magnitudes(Product(Node.of(0, "product", proto), ()), "magnitudes_")
-    nodes.append(onnx.helper.make_node("Add", [nodes[-1].output[0], "found"], ["sums"]))
-    names = [*filter(None, proto.input), "found", "sums"]
+    names = [*filter(None, proto.input), nodes[-1].output[0]]
     infos = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
     model = onnx.ModelProto(ir_version=graph.model.ir_version)
     model.opset_import.extend(graph.model.opset_import)
