@@ -7,6 +7,7 @@ several for each tensor.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,23 @@ from onnx import ModelProto
 
 DOMAIN = "overflow_fixer.probes"
 LIBRARY = Path(__file__).with_name("libprobes.so")
+_SOURCE = Path(__file__).with_name("probes.cpp")
 SWITCH = "OVERFLOW_FIXER_NATIVE"
 
 
 def find_library() -> Path | None:
-    """The library, if it was built and the environment variable OVERFLOW_FIXER_NATIVE is not 0."""
-    return LIBRARY if os.environ.get(SWITCH) != "0" and LIBRARY.exists() else None
+    """The library, if it was built from the source that is there and the environment variable OVERFLOW_FIXER_NATIVE is not 0."""
+    return LIBRARY if os.environ.get(SWITCH) != "0" and _is_current(LIBRARY) else None
+
+
+@cache
+def _is_current(library: Path) -> bool:
+    """Whether it loads, and is not what another state of the source left behind: its operators may mean something else."""
+    try:
+        source = (ctypes.c_char * 65).in_dll(_load(library), "probes_source").value
+    except (OSError, ValueError):
+        return False
+    return source == hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
 
 
 def declare_operators(model: ModelProto) -> None:

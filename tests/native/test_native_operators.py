@@ -53,8 +53,20 @@ def test_a_library_that_does_not_load_is_none(tmp_path: Path, monkeypatch: pytes
     broken = tmp_path / "libprobes.so"
     broken.write_text("torn")
     monkeypatch.setattr(native, "LIBRARY", broken)
-    assert find_library() == broken
+    assert find_library() is None
     assert not has_native_probes()
+
+
+def test_a_library_of_another_source_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_library() is None:
+        pytest.skip("no library was built")
+    source = LIBRARY.with_name("probes.cpp")
+    (tmp_path / source.name).write_bytes(source.read_bytes() + b"\n")
+    for place, is_current in ((source, True), (tmp_path / source.name, False)):
+        monkeypatch.setattr(native, "_SOURCE", place)
+        native._is_current.cache_clear()
+        assert (find_library() is not None) == has_native_probes() == is_current
+    native._is_current.cache_clear()
 
 
 _ROWS = {"Moments": 7, "Sums": 5}
