@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from overflow_fixer.graph import Graph, Node, external_tensors
+from overflow_fixer.weights import bring_in
 
 _COPIED_FIELDS = ("input", "sparse_initializer", "value_info", "quantization_annotation", "initializer")
 
@@ -55,6 +55,4 @@ def embed_weights(model: onnx.ModelProto, graph: Graph) -> None:
     graph.check_unchanged()
     for tensor in external_tensors(model):
         if graph.holds(tensor):
-            load_external_data_for_tensor(tensor, str(graph.folder))
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
+            bring_in(tensor, graph.folder)

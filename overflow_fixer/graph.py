@@ -15,14 +15,13 @@ from onnx import TensorProto
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.model_file import read_model
-from overflow_fixer.operator_types import STANDARD_DOMAINS
+from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.tensor_types import LateShapes, constant_tensor, dims_of, infer_shapes, tell_types
 from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 """ONNX's operators that have subgraphs; those of other domains may have some."""
 _HOLDS_NO_TENSOR = frozenset(
     getattr(onnx.AttributeProto, kind)
@@ -87,13 +86,14 @@ class Node:
 class Graph:
     """An ONNX model, read once: functions inlined, large weights left on disk.
 
-    In `model`, a large initializer is external data, in the model's own file where it lies there.
+    In `model`, a large initializer or Constant, of bodies too, is external data, in the model's own file where it lies there.
     `dtypes` maps a tensor to its onnx.TensorProto.DataType; what is not a tensor (sequences,
-    optionals) or could not be told is absent. `data_files` are the files beside the model that hold
-    its external data, in order of name.
+    optionals) or could not be told is absent. `home` is the file from whose folder external data is told: `path`, or what
+    is behind it where that is a symbolic link. `data_files` are the files beside it that hold external data, in order of name.
     """
 
     path: Path
+    home: Path
     data_files: tuple[Path, ...]
     stamps: tuple[FileStamp, ...] = field(repr=False)
     model: onnx.ModelProto = field(repr=False)
@@ -110,12 +110,7 @@ class Graph:
 
     @property
     def folder(self) -> Path:
-        """From which external data is told."""
-        return self._home.parent
-
-    @cached_property
-    def _home(self) -> Path:
-        return self.path if self.data_files else _follow(self.path)
+        return self.home.parent
 
     @cached_property
     def sha256(self) -> str:
@@ -223,7 +218,7 @@ class Graph:
 
     def holds(self, tensor: TensorProto) -> bool:
         """Whether the data of an external tensor lies in the model's own file."""
-        return any(item.key == "location" and item.value == self._home.name for item in tensor.external_data)
+        return any(item.key == "location" and item.value == self.home.name for item in tensor.external_data)
 
 
 def load_graph(path: Path | str) -> Graph:
@@ -239,7 +234,7 @@ def load_graph(path: Path | str) -> Graph:
     _drop_repeated_names(model.graph)
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
-    return _with_types(Graph(path, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
+    return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
 
 
 def _read(path: Path) -> tuple[onnx.ModelProto, Path]:
@@ -316,7 +311,7 @@ def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
         if location not in files:
             files[location] = _find_data_file(path, tensor, location)
             sizes[location] = files[location].stat().st_size
-        offset, length = int(entry.get("offset") or 0), int(entry.get("length") or 0)
+        offset, length = _find_extent(path, tensor, entry)
         if offset < 0 or length < 0 or offset + length > sizes[location]:
             raise ModelError(
                 f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {files[location]}, which "
@@ -325,10 +320,20 @@ def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
     return set(files.values())
 
 
+def _find_extent(path: Path, tensor: TensorProto, entry: Mapping[str, str]) -> tuple[int, int]:
+    try:
+        return int(entry.get("offset") or 0), int(entry.get("length") or 0)
+    except ValueError as error:
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} have the offset {entry.get('offset')!r} and the length "
+            f"{entry.get('length')!r}. Expected whole numbers of bytes. The file is damaged, or was not made by an exporter."
+        ) from error
+
+
 def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
     folder = path.parent.resolve()
-    file = (folder / location).resolve()
-    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+    file = folder if "\0" in location else (folder / location).resolve()
+    if file == folder or Path(location).is_absolute() or not file.is_relative_to(folder):
         raise ModelError(
             f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
             "Expected a file beside the model. Such a path is refused, since it could read any file of "
@@ -412,7 +417,7 @@ def captures(body: onnx.GraphProto) -> list[str]:
 
 def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The subgraphs of a control-flow node, one level deep."""
-    if proto.op_type not in _CONTROL_FLOW and proto.domain in STANDARD_DOMAINS:
+    if proto.op_type not in CONTROL_FLOW and proto.domain in STANDARD_DOMAINS:
         return
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

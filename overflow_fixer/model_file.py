@@ -14,19 +14,20 @@ from typing import NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import TensorProto
+from onnx import AttributeProto, TensorProto
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
 
 LEAST_BYTES = 16384
 """Smaller weights stay in the message: rules and shape inference look into those."""
 _GRAPH = 7
 _NODE, _INITIALIZER = 1, 5
 _OP_TYPE, _ATTRIBUTE, _DOMAIN = 4, 5, 7
-_TENSOR, _BODY = 5, 6
+_TENSOR, _BODY, _TYPE = 5, 6, 20
 _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 4, 9, 10
 """Numbers of fields: of ModelProto, GraphProto, NodeProto, AttributeProto and TensorProto (onnx.proto)."""
-_STANDARD = (b"", b"ai.onnx")
+_MOST_VARINT_BYTES = 10
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _TYPED = {_FLOAT_DATA: TensorProto.FLOAT, _DOUBLE_DATA: TensorProto.DOUBLE}
 """Lists that are packed as the bytes of raw_data are, for tensors of this type."""
@@ -77,7 +78,7 @@ def _read_without_weights(descriptor: int, location: str) -> bytes | None:
     try:
         with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as image:
             return b"".join(_refer_all(image, location))
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         return None
 
 
@@ -94,13 +95,28 @@ def _refer_in_graph(image: mmap.mmap, graph: _Field, location: str) -> bytes:
     return _replace({_INITIALIZER: _refer, _NODE: _refer_in_node}, image, graph, location)
 
 
-def _refer_in_node(image: mmap.mmap, node: _Field, location: str) -> bytes:
-    """With references in a Constant's value, or in the bodies of another node."""
+def _refer_in_node(image: mmap.mmap, node: _Field, location: str) -> bytes | None:
+    """With references in a Constant's value, or in the bodies of a node that may have some."""
     fields = _walk(image, node.offset, node.end)
-    operator = {f.number: image[f.offset : f.end] for f in fields if f.number in (_OP_TYPE, _DOMAIN)}
-    is_constant = operator.get(_OP_TYPE) == b"Constant" and operator.get(_DOMAIN, b"") in _STANDARD
-    held: _Replacements = {_TENSOR: _refer} if is_constant else {_BODY: _refer_in_graph}
-    return _replace({_ATTRIBUTE: partial(_replace, held)}, image, node, location)
+    told = {f.number: image[f.offset : f.end].decode() for f in fields if f.number in (_OP_TYPE, _DOMAIN)}
+    op_type, is_standard = told.get(_OP_TYPE), told.get(_DOMAIN, "") in STANDARD_DOMAINS
+    if is_standard and op_type == "Constant":
+        held: _Replacements = {_TENSOR: _refer}
+    elif op_type in CONTROL_FLOW or not is_standard:
+        held = {_BODY: _refer_in_graph}
+    else:
+        return None
+    return _replace({_ATTRIBUTE: partial(_refer_in_attribute, held)}, image, node, location)
+
+
+def _refer_in_attribute(
+    held: _Replacements, image: mmap.mmap, attribute: _Field, location: str
+) -> bytes | None:
+    """With references in the one that it is: others may lie there too, and nobody looks at those."""
+    fields = _walk(image, attribute.offset, attribute.end)
+    types = [_read_varint(image, field.offset)[0] for field in fields if field.number == _TYPE]
+    wanted = AttributeProto.TENSOR if _TENSOR in held else AttributeProto.GRAPH
+    return _replace(held, image, attribute, location) if types == [wanted] else None
 
 
 def _replace(replacements: _Replacements, image: mmap.mmap, message: _Field, location: str) -> bytes:
@@ -176,11 +192,11 @@ def _read_varint(image: mmap.mmap, at: int) -> tuple[int, int]:
     value = image[at]
     if value < 0x80:
         return value, at + 1
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
         byte = image[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-        shift += 7
+    raise ValueError("a number without an end")

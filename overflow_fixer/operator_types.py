@@ -12,6 +12,8 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 STANDARD_DOMAINS = ("", "ai.onnx")
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""Standard operators that hold graphs."""
 _REDUCTIONS = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare"

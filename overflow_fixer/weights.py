@@ -9,15 +9,54 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import SparseTensorProto, TensorProto, numpy_helper
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.records import Array
 
+PIECE_BYTES = 1 << 22
+"""Of a constant that is computed with piece by piece: what caches hold."""
+
 
 def read_values(tensor: TensorProto, folder: Path) -> Array:
-    """The value of a constant; types that numpy does not have (BF16) come as ml_dtypes arrays."""
-    return numpy_helper.to_array(tensor, base_dir=str(folder))
+    """The value of a constant; types that numpy does not have (BF16) come as ml_dtypes arrays.
+
+    Raises ModelError where its file ends early.
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.to_array(tensor)
+    whole = TensorProto()
+    whole.CopyFrom(tensor)
+    bring_in(whole, folder)
+    return numpy_helper.to_array(whole)
+
+
+def read_sparse(tensor: SparseTensorProto, folder: Path) -> Array:
+    """A sparse constant as the dense one that it stands for."""
+    values, places = read_values(tensor.values, folder), read_values(tensor.indices, folder)
+    dense = np.zeros(tuple(tensor.dims), values.dtype)
+    if places.ndim == 1:
+        dense.reshape(-1)[places] = values
+    else:
+        dense[tuple(places.T)] = values
+    return dense
+
+
+def bring_in(tensor: TensorProto, folder: Path) -> None:
+    """Put the data of an external tensor into its message, in place.
+
+    The library's own reader refuses a file that has a second (hard) link, as caches and copies have; which files may be
+    read is decided when the model is loaded. Raises ModelError where the file ends early.
+    """
+    path, start = _find_data(tensor, folder)
+    length = next((int(item.value) for item in tensor.external_data if item.key == "length"), None)
+    with path.open("rb") as file:
+        file.seek(start)
+        tensor.raw_data = file.read() if length is None else file.read(length)
+    if length is not None and len(tensor.raw_data) != length:
+        raise _too_short(path, tensor)
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
 
 
 def read_pieces(tensor: TensorProto, folder: Path, buffer: bytearray) -> Iterator[Array]:
@@ -41,7 +80,7 @@ def read_pieces(tensor: TensorProto, folder: Path, buffer: bytearray) -> Iterato
 
 
 def read_rows(tensor: TensorProto, folder: Path, most_bytes: int) -> Iterator[Array]:
-    """A constant cut along its first axis, in order; from a file so much at a time as has `most_bytes`, but one index at least.
+    """A float constant cut along its first axis, in order; from a file so much at a time as has `most_bytes`, but one index at least.
 
     Raises ModelError where the file ends early.
     """

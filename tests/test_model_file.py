@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from overflow_fixer.copies import copy_model, embed_weights
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import external_tensors, list_data_files, load_graph
-from overflow_fixer.model_file import LEAST_BYTES, read_model
+from overflow_fixer.model_file import LEAST_BYTES, _message, read_model
 from overflow_fixer.sessions import open_session
 from overflow_fixer.weights import read_pieces, read_values
 
@@ -292,3 +292,70 @@ def test_a_truncated_or_damaged_model_never_crashes(
     except ModelError:
         return
     assert isinstance(read, onnx.ModelProto)
+
+
+def test_a_file_with_a_second_hard_link_is_read_like_any(tmp_path: Path) -> None:
+    """Caches and copies make them; the library's own reader of external data refuses such a file."""
+    model = model_of([FORMS["raw"]])
+    model.graph.node.insert(0, held("c", 2 * VALUES))
+    onnx.save(model, tmp_path / "blob")
+    (tmp_path / "m.onnx").hardlink_to(tmp_path / "blob")
+    graph = load_graph(tmp_path / "m.onnx")
+    np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
+    np.testing.assert_array_equal(graph.read_constant("c"), 2 * VALUES)
+    whole = copy_model(graph)
+    embed_weights(whole, graph)
+    there = onnx.load(tmp_path / "blob").graph
+    assert (whole.graph.node, whole.graph.initializer) == (there.node, there.initializer)
+
+
+@pytest.mark.parametrize("depth", [20, 60, 200, 3000])
+def test_bodies_in_bodies_are_read_or_refused(depth: int, tmp_path: Path) -> None:
+    message = branch("o", [helper.make_node("Add", ["x", "w"], ["o"])], FORMS["raw"]).SerializeToString()
+    for _ in range(depth):
+        attribute = b"\x0a\x0bthen_branch" + _message(6, message) + b"\xa0\x01\x05"
+        message = _message(1, _message(4, b"If") + _message(5, attribute))
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x08" + _message(7, message))
+    if depth == 20:
+        assert read_model(tmp_path / "m.onnx").ByteSize() < 2000
+    else:
+        with pytest.raises(ModelError, match="not a whole ONNX model"):
+            read_model(tmp_path / "m.onnx")
+
+
+def test_a_number_without_an_end_is_none(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"\x3a" + b"\xff" * 200_000 + b"\x01")
+    with pytest.raises(ModelError, match="not a whole ONNX model"):
+        read_model(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("offset", "abc", "whole numbers of bytes"),
+        ("length", "1e3", "whole numbers of bytes"),
+        ("location", "w\0.bin", "outside the model's folder"),
+        ("location", ".", "outside the model's folder"),
+    ],
+)
+def test_references_that_nobody_wrote_are_refused(key: str, value: str, message: str, tmp_path: Path) -> None:
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    for name, told in {"location": "w.bin", "offset": "0", "length": "8", key: value}.items():
+        tensor.external_data.add(key=name, value=told)
+    (tmp_path / "w.bin").write_bytes(b"12345678")
+    (tmp_path / "m.onnx").write_bytes(model_of([tensor]).SerializeToString())
+    with pytest.raises(ModelError, match=message):
+        load_graph(tmp_path / "m.onnx")
+
+
+def test_data_that_lie_in_a_file_of_the_links_name_are_looked_up_beside_it(tmp_path: Path) -> None:
+    """And nowhere else, though the file behind the link has a folder of its own."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="model.onnx")
+    tensor.external_data.add(key="length", value="8")
+    link, file = tmp_path / "model.onnx", tmp_path / "blobs" / "0123"
+    file.parent.mkdir()
+    file.write_bytes(model_of([tensor]).SerializeToString())
+    link.symlink_to(file)
+    graph = load_graph(link)
+    assert (graph.home, graph.folder) == (link, tmp_path)

@@ -7,6 +7,7 @@ larger than the sum of magnitudes.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,12 +19,12 @@ from onnx import TensorProto
 from overflow_fixer.copies import insert_nodes
 from overflow_fixer.graph import Graph, Node, free_prefix
 from overflow_fixer.records import Array, Dim
+from overflow_fixer.weights import PIECE_BYTES
 
 MaxAbs = Callable[[str], float]
 """Gives the largest magnitude of a tensor, NaN where none was seen."""
 
 Shapes = Mapping[str, Sequence[Dim]]
-_PIECE_BYTES, _FLOAT_BYTES = 1 << 22, 4
 _OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
 
 
@@ -219,10 +220,9 @@ def _find_largest_channel(graph: Graph, node: Node, tensor: str, is_right: bool)
     dims = graph.constants[tensor].dims if tensor in graph.constants else (0,)
     if 0 in dims or (node.op_type.startswith("Conv") and not is_right):
         return None
-    is_whole = (
-        node.op_type == "ConvTranspose" and _groups(node) > 1
-    )  # whose first axis is that of the groups too
-    parts = graph.read_constant_rows(tensor, math.prod(dims) * _FLOAT_BYTES if is_whole else _PIECE_BYTES)
+    # the first axis of a ConvTranspose's weights is that of the groups too
+    is_whole = node.op_type == "ConvTranspose" and _groups(node) > 1
+    parts = graph.read_constant_rows(tensor, sys.maxsize if is_whole else PIECE_BYTES)
     sums = (_sum_channels(node, part, is_right) for part in parts)
     if sums_first_axis(node, len(dims), is_right):
         return float(reduce(np.add, sums).max())

@@ -70,7 +70,7 @@ def _slice(array: Array, axis: int, is_backward: int) -> Iterator[Array]:
     """The elements along the axis, which goes."""
     places = range(array.shape[axis])
     for place in reversed(places) if is_backward else places:
-        yield np.take(array, place, axis)
+        yield np.asarray(np.take(array, place, axis))
 
 
 def _count_scanned(node: Node) -> int:

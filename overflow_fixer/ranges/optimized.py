@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph, Node, bodies, captures
 from overflow_fixer.ranges.blocks import Layouts, is_reorder, lay_out, probe_blocks
 from overflow_fixer.ranges.instrument import Behind, Probed, mark_tensors
 from overflow_fixer.ranges.kept_weights import put_back, set_aside
@@ -71,7 +71,8 @@ def _interleave(
 
     A reorder that only probes need stands directly behind what it reorders, or is left out.
     """
-    read = {name for node in nodes for name in node.input}.union(kept)
+    captured = (name for node in nodes for body in bodies(node) for name in captures(body))
+    read = {name for node in nodes for name in node.input}.union(captured, kept)
     is_leaf = [is_reorder(node) and node.output[0] not in read for node in nodes]
     reorders: dict[str, list[NodeProto]] = {}
     for node in compress(nodes, is_leaf):

@@ -20,10 +20,9 @@ from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.summaries import Summaries, merge_summaries, summarize
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.weights import PIECE_BYTES
 
 LARGE_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 22
-"""What caches hold. Larger where the sums are, since each piece that adds to them takes a pass over all of them."""
 _FLOAT_BYTES = 4
 
 
@@ -71,7 +70,8 @@ class PiecewiseSum:
             bias = None if bias is None else np.zeros_like(bias)  # it is added once
             start += len(piece)
         with np.errstate(over="ignore"):
-            yield np.asarray(found, np.float32)
+            rounded = found.astype(np.float32)
+        yield rounded
 
     def _run(self, batch: Batch, piece: Array, other: Array, bias: Array | None) -> Array:
         feeds = {f"input_{self._place}": piece, f"input_{1 - self._place}": other}
@@ -81,12 +81,15 @@ class PiecewiseSum:
         return np.asarray(sums)
 
     def _cut(self, batch: Batch, other: Array) -> Iterator[Array]:
-        """The constant in pieces, or what the batch feeds in its place."""
+        """The constant in pieces, or what the batch feeds in its place.
+
+        They are larger where the sums are, since each piece that adds to them takes a pass over all of them.
+        """
         if self._weights in batch.feeds:
             yield batch.feeds[self._weights]
             return
         held, sums = math.prod(self._dims), other.size * math.prod(self._dims[1:]) // self._dims[0]
-        most = max(_PIECE_BYTES, min(held // 16, sums) * _FLOAT_BYTES) if self._is_summed else _PIECE_BYTES
+        most = max(PIECE_BYTES, min(held // 16, sums) * _FLOAT_BYTES) if self._is_summed else PIECE_BYTES
         yield from self._graph.read_constant_rows(self._weights, most)
 
     def _cut_bias(self, bias: Array, start: int, stop: int) -> Array:
@@ -107,7 +110,8 @@ class PiecewiseSum:
     def _session(self) -> Any:
         proto = onnx.NodeProto()
         proto.CopyFrom(self._node.proto)
-        proto.ClearField("name")
+        for field in ("name", "doc_string", "metadata_props"):
+            proto.ClearField(field)
         proto.output[:] = [""]
         proto.input[:] = [f"input_{slot}" if name else "" for slot, name in enumerate(proto.input)]
         key = proto.SerializeToString()

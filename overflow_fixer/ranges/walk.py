@@ -30,8 +30,7 @@ from overflow_fixer.records import Batch
 class Walk:
     """Gives the summaries [row] of a batch: of the tensors, of the values inside nodes, of the sums of products.
 
-    And the values of the tensors `carried`, of any type, by name.
-    Constants are read once, `beside` the session that opens and runs.
+    And the values of the tensors `carried`, of any type, by name. Constants are read once, `beside` the session that opens and runs.
     """
 
     def __init__(
@@ -64,14 +63,7 @@ class Walk:
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._carried = Carried(graph, carried)
         wanted = Wanted(list(live), small, looks, inside.extremes, self._carried.computed)
-        observe = choose_observe(graph, observe, provider)
-
-        def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
-            return open_observer(expressed, wanted, observe, provider, graph.sure_shapes)
-
-        self._observer = ProductObserver(
-            inside.graph, inside.products, wanted, open_anew, in_pieces=provider == "cpu"
-        )
+        self._observer = _open(graph, inside, wanted, observe, provider)
 
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
@@ -107,6 +99,18 @@ class Walk:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
         inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
         inner["min"][self._are_unsigned] = np.nan
+
+
+def _open(
+    graph: Graph, inside: Inside, wanted: Wanted, observe: Observe, provider: Provider
+) -> ProductObserver:
+    """Observe the graph, with the values inside nodes made tensors, in the way that suits it."""
+    chosen = choose_observe(graph, observe, provider)
+
+    def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
+        return open_observer(expressed, wanted, chosen, provider, graph.sure_shapes)
+
+    return ProductObserver(inside.graph, inside.products, wanted, open_anew, in_pieces=provider == "cpu")
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:

@@ -294,6 +294,30 @@ def test_scan_both_ways_over_two_inputs(directions: list[int], axes: list[int], 
     assert table.by_tensor["last"].max_abs == np.abs(q).max()
 
 
+@pytest.mark.parametrize("places", [[0, 2], [[0, 0], [0, 2]]])
+def test_scan_over_numbers_with_a_sparse_state(places: list[Any], tmp_path: Path) -> None:
+    """Each slice is a number, which numpy gives as none of its arrays; the state is what ONNX Runtime makes of it."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "a"], ["t"])],
+        "step",
+        [value_info("s", dims=[1, 3]), value_info("a", dims=[])],
+        [value_info("t", dims=[1, 3])],
+    )
+    node = helper.make_node("Scan", ["sparse", "x"], ["y"], body=body, num_scan_inputs=1, name="sweep")
+    graph = save_model(
+        tmp_path / "m.onnx", [node], [value_info("x", dims=[4])], [value_info("y", dims=[1, 3])]
+    )
+    model = onnx.load(graph.path)
+    values = numpy_helper.from_array(floats(5, 7), "sparse")
+    model.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(places)), [1, 3])
+    )
+    onnx.save(model, graph.path)
+    table = collect_ranges(load_graph(graph.path), MemoryBatches([{"x": floats(1, 2, 3, 4)}]))
+    seen = table.by_tensor["sweep/body/t"]
+    assert (seen.max, seen.min, seen.element_count) == (17, 1, 12)
+
+
 def test_captured_weights_stay_on_disk_and_have_one_row(tmp_path: Path) -> None:
     text = """
     g (float[N,128] x, bool c) => (float[N,128] y) {

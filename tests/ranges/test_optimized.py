@@ -183,3 +183,23 @@ def test_a_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
     model.graph.node.append(node("NoSuchOperator", ["x"], ["z"]))
     with pytest.raises(ModelError, match="refuses the model"):
         save_optimized(model, tmp_path, tmp_path / "optimized.onnx")
+
+
+def test_what_a_body_that_is_not_looked_into_captures_is_still_there(tmp_path: Path) -> None:
+    """Laid out as it was, for a body reads no blocks."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["e", "h"], ["f"])], "b", [value_info("e")], [value_info("f")]
+    )
+    weight = numpy_helper.from_array(np.ones((32, 16, 1, 1), np.float32), "w")
+    items = helper.make_tensor_sequence_value_info("q", TensorProto.FLOAT, None)
+    out = helper.make_tensor_sequence_value_info("r", TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"]),
+        helper.make_node("SequenceMap", ["q"], ["r"], body=body),
+    ]
+    graph = save_model(
+        tmp_path / "m.onnx", nodes, [value_info("x", dims=[1, 16, 4, 4]), items], [out], [weight]
+    )
+    feeds = {"x": np.ones((1, 16, 4, 4), np.float32), "q": [np.ones(1, np.float32)]}
+    table = collect_ranges(graph, MemoryBatches([feeds]), observe="optimized")
+    assert table.by_tensor["h"].max_abs == 16

@@ -30,7 +30,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is large, and a piece is a channel or two."""
     monkeypatch.setattr(model_file, "LEAST_BYTES", 32)
     monkeypatch.setattr(piecewise, "LARGE_BYTES", 1)
-    monkeypatch.setattr(piecewise, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(piecewise, "PIECE_BYTES", 64)
 
 
 def _place(case: Case, graph: Any) -> int | None:
@@ -115,3 +115,23 @@ def test_what_must_leave_the_run_is_smaller(count: int, is_large: bool, tmp_path
     )
     found = find_large_factor(graph, find_products(graph)[0], {"x": count, "w": 64})
     assert (found == 1) is is_large
+
+
+def test_like_products_share_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an exporter noted at each."""
+    nodes = []
+    for i in range(4):
+        nodes += [node("MatMul", f"s{i} w", f"y{i}"), node("Mul", f"y{i} z", f"s{i + 1}")]
+        nodes[-2].doc_string = f"line {i}"
+        nodes[-2].metadata_props.add(key="scope", value=str(i))
+    constants = {"w": np.full((8, 8), 1e5, np.float32), "z": floats(1e-6)}
+    graph = save(make_model(nodes, {"s0": [1, 8]}, "s4", constants), tmp_path)
+    opened: list[Any] = []
+    open_session = piecewise.open_session
+    monkeypatch.setattr(
+        piecewise, "open_session", lambda *given: opened.append(given) or open_session(*given)
+    )
+    ranges = collect_ranges(graph, InMemoryCalibration(({"s0": np.ones((1, 8), np.float32)},)))
+    found = [one.seen.max_abs for one in ranges.inner]
+    assert found == pytest.approx([8e5 * 0.8**i for i in range(4)], rel=1e-5)
+    assert len(opened) == 1

@@ -10,7 +10,6 @@ from typing import BinaryIO
 import numpy as np
 import onnx
 from onnx import TensorProto
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
 from overflow_fixer.copies import embed_weights
@@ -18,6 +17,7 @@ from overflow_fixer.files import replace_file
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph, external_tensors
 from overflow_fixer.records import Clamp
+from overflow_fixer.weights import bring_in
 
 _EMBED_LIMIT_BYTES = 1_500_000_000
 _ALIGNMENT_BYTES = 4096
@@ -41,7 +41,7 @@ def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], pa
     data_path = path.with_name(path.name + ".data")
     with replace_file(data_path) as temporary, temporary.open("wb") as file:
         for tensor in external:
-            load_external_data_for_tensor(tensor, str(graph.folder))
+            bring_in(tensor, graph.folder)
             _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
         for tensor in model.graph.initializer:
             if tensor.name in typed.sources:
