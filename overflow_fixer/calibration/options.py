@@ -24,7 +24,7 @@ class ImageOptions:
     arithmetic is float64, rounded once, at the end. Raises ValueError for what makes no sense.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     size: tuple[int, int] | None = None
     """Height and width in pixels; None takes them from the model's fixed dimensions."""
@@ -76,7 +76,7 @@ class CalibrationOptions:
     `images` may be given as a dict of what ImageOptions takes.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     allow_nonfinite: bool = False
     """Let NaN and infinities in the data pass; otherwise they are an error."""
