@@ -46,7 +46,7 @@ class Probing:
         dims = None if is_detailed else self.shapes.get(tensor)  # which may have to be inferred
         count = count_elements(dims)
         rows = find_rows(dims) if self.in_rows else 1
-        is_flat = rows > 1 or not dims or count is None
+        is_flat = rows > 1 or not dims or not count  # CUDA reduces all axes of an empty tensor to nothing
         wanted = self.words.get(tensor) or self._choose_words(tensor)
         return Probe(
             tensor=tensor,

@@ -41,6 +41,16 @@ def test_a_probe_takes_what_is_wanted(graph: Graph, how: Probing, words: tuple[s
     assert how.make_probe(graph, "x", "p_", "p").words == words
 
 
+@pytest.mark.parametrize(
+    ("dims", "rank"), [((2, 3), 2), ((), None), ((0, 4), None), (("n", 3), None), ((1 << 10, 1 << 10), None)]
+)
+def test_all_axes_are_reduced_as_they_are_where_there_is_something_in_them(
+    dims: Any, rank: int | None, graph: Graph
+) -> None:
+    """Of an empty tensor of two axes CUDA gives nothing, of one in a row it gives a number."""
+    assert Probing(shapes={"x": dims}).make_probe(graph, "x", "p_", "p").rank == rank
+
+
 def test_a_number_of_elements_that_is_not_sure_is_nan() -> None:
     how = Probing(shapes={"x": (2, 3), "s": ("n", 3), "0": ()})
     assert (how.count("x"), how.count("0")) == (6, 1)
