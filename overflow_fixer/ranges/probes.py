@@ -47,7 +47,8 @@ class Probe:
     `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
     number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
     takes; a detailed probe takes everything, in one row. One that `is_native` is detailed, and of no double; the smallest
-    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest.
+    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest. What it tells of a tensor that
+    `is_empty` means nothing.
     """
 
     tensor: str
@@ -60,6 +61,7 @@ class Probe:
     is_detailed: bool
     takes: frozenset[str]
     is_native: bool = False
+    is_empty: bool = False
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -103,6 +105,8 @@ class Probe:
         if self.dtype != self._float:
             yield from widen(self.tensor, self.prefix)
             source = self.prefix + "wide"
+        if self.is_empty:  # ONNX Runtime 1.23 reduces it to nothing on CUDA, or fails
+            source = self._constant("tiny")
         if self.is_native:
             op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
             yield NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[self.prefix + "all"])

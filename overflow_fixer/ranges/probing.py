@@ -46,7 +46,7 @@ class Probing:
         dims = None if is_detailed else self.shapes.get(tensor)  # which may have to be inferred
         count = count_elements(dims)
         rows = find_rows(dims) if self.in_rows else 1
-        is_flat = rows > 1 or not dims or not count  # CUDA reduces all axes of an empty tensor to nothing
+        is_flat = rows > 1 or not dims or not count
         wanted = self.words.get(tensor) or self._choose_words(tensor)
         return Probe(
             tensor=tensor,
@@ -58,6 +58,7 @@ class Probing:
             rank=None if is_flat else len(dims or ()),
             is_detailed=is_detailed,
             takes=frozenset((*wanted, "size") if count is None else wanted),
+            is_empty=count == 0,
             is_native=self.is_native and is_detailed and graph.dtypes[tensor] != TensorProto.DOUBLE,
         )
 
