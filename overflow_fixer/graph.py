@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -241,13 +242,21 @@ def _read(path: Path) -> tuple[onnx.ModelProto, Path]:
     """The model, and the file from whose folder its external data is told.
 
     External data must not pass a symbolic link. Behind one, weights are left in the file itself; where others lie beside
-    the link, all of the model is read.
+    the link, all of the model is read. So it is where the file has a second hard link and bodies hold large weights: ONNX
+    Runtime refuses those there, and takes all others.
     """
     model, home = read_model(path), _follow(path)
     entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
     if home != path and any(item.key == "location" and item.value != home.name for item in entries):
         return read_model(path, in_place=False), path
+    if os.stat(home).st_nlink > 1 and any(_external_in_bodies(model)):
+        return read_model(path, in_place=False), home
     return model, home
+
+
+def _external_in_bodies(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    held = (tensor for node in model.graph.node for body in bodies(node) for tensor in _graph_tensors(body))
+    return (tensor for tensor in held if tensor.data_location == TensorProto.EXTERNAL)
 
 
 def _follow(path: Path) -> Path:

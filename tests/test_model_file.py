@@ -303,10 +303,25 @@ def test_a_file_with_a_second_hard_link_is_read_like_any(tmp_path: Path) -> None
     graph = load_graph(tmp_path / "m.onnx")
     np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
     np.testing.assert_array_equal(graph.read_constant("c"), 2 * VALUES)
+    assert graph.model.ByteSize() < 1000
+    open_session(copy_model(graph), graph.folder)
     whole = copy_model(graph)
     embed_weights(whole, graph)
     there = onnx.load(tmp_path / "blob").graph
     assert (whole.graph.node, whole.graph.initializer) == (there.node, there.initializer)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_bodies_of_a_file_with_a_second_hard_link_run_too(optimize: bool, tmp_path: Path) -> None:
+    """ONNX Runtime refuses references of bodies to such a file, and of nothing else."""
+    onnx.save(model_with_bodies(), tmp_path / "blob")
+    (tmp_path / "m.onnx").hardlink_to(tmp_path / "blob")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert not any(graph.external_tensors())
+    session = open_session(copy_model(graph), graph.folder, optimize=optimize)
+    x = np.ones(COUNT, np.float32)
+    (found,) = session.run(None, {"x": x, "flag": np.array(False)})
+    np.testing.assert_array_equal(found, x + VALUES - 3 * VALUES)
 
 
 @pytest.mark.parametrize("depth", [20, 60, 200, 3000])
