@@ -244,8 +244,10 @@ def _return_memory() -> None:
 
 
 def _add_native(options: Any, model: onnx.ModelProto) -> None:
-    if may_hold_operators(model):
-        options.register_custom_ops_library(str(find_library()))
+    """ONNX Runtime names the operators' domain in whatever it saves once it has heard of them, so that they need not be there."""
+    library = find_library()
+    if library is not None and may_hold_operators(model):
+        options.register_custom_ops_library(str(library))
 
 
 def _create(source: str | bytes, options: Any, provider: Provider, providers: list[Any]) -> Any:

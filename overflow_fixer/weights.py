@@ -49,11 +49,12 @@ def bring_in(tensor: TensorProto, folder: Path) -> None:
     read is decided when the model is loaded. Raises ModelError where the file ends early.
     """
     path, start = _find_data(tensor, folder)
-    length = next((int(item.value) for item in tensor.external_data if item.key == "length"), None)
+    entry = {item.key: item.value for item in tensor.external_data}
+    length = int(entry.get("length") or 0)  # none, or 0: to the end of the file
     with path.open("rb") as file:
         file.seek(start)
-        tensor.raw_data = file.read() if length is None else file.read(length)
-    if length is not None and len(tensor.raw_data) != length:
+        tensor.raw_data = file.read(length or -1)
+    if len(tensor.raw_data) < length:
         raise _too_short(path, tensor)
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")

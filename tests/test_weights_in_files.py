@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.records import Array
-from overflow_fixer.weights import read_rows
+from overflow_fixer.weights import read_rows, read_values
 
 BEFORE = b"header"
 
@@ -48,8 +50,19 @@ def test_rows_together_are_the_constant(dims: list[int], most: int, dtype: type,
     np.testing.assert_array_equal(whole, values, strict=True)
 
 
-def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [read_values, lambda tensor, folder: list(read_rows(tensor, folder, 64))])
+def test_a_file_that_became_shorter_is_an_error(read: Callable[..., Any], tmp_path: Path) -> None:
     tensor = _store(np.ones((4, 8), np.float32), tmp_path)
     (tmp_path / "w.bin").write_bytes(b"x" * 100)
     with pytest.raises(ModelError, match="ends within the data of tensor 'w'"):
-        list(read_rows(tensor, tmp_path, 64))
+        read(tensor, tmp_path)
+
+
+@pytest.mark.parametrize("length", [None, "", "0", "48"])
+def test_a_length_that_is_left_out_is_the_rest_of_the_file(length: str | None, tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    tensor = _store(values, tmp_path)
+    del tensor.external_data[-1]
+    if length is not None:
+        tensor.external_data.add(key="length", value=length)
+    np.testing.assert_array_equal(read_values(tensor, tmp_path), values, strict=True)
