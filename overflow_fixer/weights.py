@@ -25,10 +25,13 @@ def read_values(tensor: TensorProto, folder: Path) -> Array:
     """
     if tensor.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(tensor)
-    whole = TensorProto()
-    whole.CopyFrom(tensor)
-    bring_in(whole, folder)
-    return numpy_helper.to_array(whole)
+    length = next((int(item.value or 0) for item in tensor.external_data if item.key == "length"), 0)
+    if not 0 < length < math.prod(tensor.dims) * _dtype_of(tensor).itemsize:
+        return _read_part(tensor, folder, tuple(tensor.dims), 0)
+    packed = TensorProto()  # several elements a byte
+    packed.CopyFrom(tensor)
+    bring_in(packed, folder)
+    return numpy_helper.to_array(packed)
 
 
 def read_sparse(tensor: SparseTensorProto, folder: Path) -> Array:
@@ -92,13 +95,17 @@ def read_rows(tensor: TensorProto, folder: Path, most_bytes: int) -> Iterator[Ar
         values = read_values(tensor, folder)
         yield from (values[at : at + size] for at in range(0, dims[0], size))
         return
-    path, start = _find_data(tensor, folder)
     for at in range(0, dims[0], size):
-        shape = (min(size, dims[0] - at), *dims[1:])
-        part = np.fromfile(path, dtype, math.prod(shape), offset=start + at * row)
-        if part.size != math.prod(shape):
-            raise _too_short(path, tensor)
-        yield part.reshape(shape)
+        yield _read_part(tensor, folder, (min(size, dims[0] - at), *dims[1:]), at * row)
+
+
+def _read_part(tensor: TensorProto, folder: Path, shape: tuple[int, ...], skipped: int) -> Array:
+    """So much of an external tensor, behind its first `skipped` bytes; nothing else is held meanwhile."""
+    path, start = _find_data(tensor, folder)
+    part = np.fromfile(path, _dtype_of(tensor), math.prod(shape), offset=start + skipped)
+    if part.size != math.prod(shape):
+        raise _too_short(path, tensor)
+    return part.reshape(shape)
 
 
 def _dtype_of(tensor: TensorProto) -> np.dtype[Any]:

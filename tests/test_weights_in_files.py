@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+from overflow_fixer import weights
 from overflow_fixer.errors import ModelError
 from overflow_fixer.records import Array
 from overflow_fixer.weights import read_rows, read_values
@@ -65,4 +66,30 @@ def test_a_length_that_is_left_out_is_the_rest_of_the_file(length: str | None, t
     del tensor.external_data[-1]
     if length is not None:
         tensor.external_data.add(key="length", value=length)
+    np.testing.assert_array_equal(read_values(tensor, tmp_path), values, strict=True)
+
+
+@pytest.mark.parametrize("dims", [(3, 5), (0, 4), ()])
+@pytest.mark.parametrize(
+    "kind", ["FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "BOOL", "INT4", "UINT4", "FLOAT8E4M3FN"]
+)
+def test_every_type_is_read_as_the_library_reads_it(kind: str, dims: tuple[int, ...], tmp_path: Path) -> None:
+    """Of some, two elements lie in a byte."""
+    elements = np.ones(dims) if kind == "BOOL" else np.arange(math.prod(dims)) % 8
+    made = helper.make_tensor("w", getattr(TensorProto, kind), dims, elements.reshape(-1).tolist())
+    whole = numpy_helper.from_array(numpy_helper.to_array(made), "w")
+    tensor = TensorProto(name="w", data_type=whole.data_type, dims=dims, data_location=TensorProto.EXTERNAL)
+    (tmp_path / "w.bin").write_bytes(BEFORE + whole.raw_data + b"behind")
+    for key, value in (("location", "w.bin"), ("offset", len(BEFORE)), ("length", len(whole.raw_data))):
+        tensor.external_data.add(key=key, value=str(value))
+    found, expected = read_values(tensor, tmp_path), numpy_helper.to_array(whole)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_a_plain_constant_goes_through_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would hold it a second time."""
+    values = np.arange(12, dtype=np.float32)
+    tensor = _store(values, tmp_path)
+    monkeypatch.setattr(weights, "bring_in", lambda *given: pytest.fail("it was put into a message"))
     np.testing.assert_array_equal(read_values(tensor, tmp_path), values, strict=True)
