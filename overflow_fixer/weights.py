@@ -27,7 +27,7 @@ def read_values(tensor: TensorProto, folder: Path) -> Array:
         return numpy_helper.to_array(tensor)
     length = next((int(item.value or 0) for item in tensor.external_data if item.key == "length"), 0)
     if not 0 < length < math.prod(tensor.dims) * _dtype_of(tensor).itemsize:
-        return _read_part(tensor, folder, tuple(tensor.dims), 0)
+        return _read_whole(tensor, folder)
     packed = TensorProto()  # several elements a byte
     packed.CopyFrom(tensor)
     bring_in(packed, folder)
@@ -86,26 +86,32 @@ def read_pieces(tensor: TensorProto, folder: Path, buffer: bytearray) -> Iterato
 def read_rows(tensor: TensorProto, folder: Path, most_bytes: int) -> Iterator[Array]:
     """A float constant cut along its first axis, in order; from a file so much at a time as has `most_bytes`, but one index at least.
 
-    Raises ModelError where the file ends early.
+    An array is overwritten by the next. Raises ModelError where the file ends early.
     """
     dims, dtype = tuple(tensor.dims), _dtype_of(tensor)
     row = math.prod(dims[1:]) * dtype.itemsize
-    size = max(1, most_bytes // max(1, row))
+    size = max(1, min(dims[0], most_bytes // max(1, row)))
     if tensor.data_location != TensorProto.EXTERNAL:
         values = read_values(tensor, folder)
         yield from (values[at : at + size] for at in range(0, dims[0], size))
         return
-    for at in range(0, dims[0], size):
-        yield _read_part(tensor, folder, (min(size, dims[0] - at), *dims[1:]), at * row)
-
-
-def _read_part(tensor: TensorProto, folder: Path, shape: tuple[int, ...], skipped: int) -> Array:
-    """So much of an external tensor, behind its first `skipped` bytes; nothing else is held meanwhile."""
     path, start = _find_data(tensor, folder)
-    part = np.fromfile(path, _dtype_of(tensor), math.prod(shape), offset=start + skipped)
-    if part.size != math.prod(shape):
+    buffer = np.empty((size, *dims[1:]), dtype)
+    with path.open("rb") as file:
+        file.seek(start)
+        for at in range(0, dims[0], size):
+            piece = buffer[: dims[0] - at]
+            if file.readinto(piece.view(np.uint8).data) != piece.nbytes:
+                raise _too_short(path, tensor)
+            yield piece
+
+
+def _read_whole(tensor: TensorProto, folder: Path) -> Array:
+    path, start = _find_data(tensor, folder)
+    values = np.fromfile(path, _dtype_of(tensor), math.prod(tensor.dims), offset=start)
+    if values.size != math.prod(tensor.dims):
         raise _too_short(path, tensor)
-    return part.reshape(shape)
+    return values.reshape(tuple(tensor.dims))
 
 
 def _dtype_of(tensor: TensorProto) -> np.dtype[Any]:
