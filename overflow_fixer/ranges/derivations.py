@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph, Node
+from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.records import Array
 
 Values = npt.NDArray[np.float32]
@@ -212,3 +213,23 @@ def derive(
             is_told = one.join(np.logical_and, is_plain[one.sources]) & ~has_nan[one.guards]
             is_within = (least > -FP16_OVERFLOW) & (most < FP16_OVERFLOW)
             is_plain[one.rows] = is_told & (is_within | (counts[one.rows] == 0))
+
+
+def tally(steps: Iterable[Steps], seen: Summaries, is_counted: npt.NDArray[np.bool_]) -> None:
+    """Fill in what is counted in derived tensors [tensor], in place, where the sources' counts tell it.
+
+    `steps` come in order, and ends are filled in. `is_counted` [tensor] says in which all is counted. A tensor
+    joined from others, or with other signs, holds what they hold; one without what is below 0 only what is above.
+    """
+    for one in steps:
+        if one.step not in (_keep, _negate, _rectify):
+            continue
+        can_tell = one.counts < 0  # of rows, a NaN is shown elsewhere
+        can_tell &= one.join(np.logical_and, is_counted[one.sources])
+        if one.step is _rectify:
+            sources = seen[one.sources]
+            can_tell &= (sources["nan_count"] == 0) & (sources["min"] > -FP16_OVERFLOW)
+        for name in ("nan_count", "inf_count", "over_fp16_count"):
+            found = one.join(np.add, seen[name][one.sources])
+            seen[name][one.rows] = np.where(can_tell, found, seen[name][one.rows])
+        is_counted[one.rows] |= can_tell

@@ -20,6 +20,7 @@ from overflow_fixer.ranges.derivations import (
     derive_from_rows,
     find_derivations,
     order_steps,
+    tally,
 )
 from overflow_fixer.ranges.guards import find_covers
 from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
@@ -188,11 +189,11 @@ class ReductionObserver:
     def observe(self, batch: Batch) -> Observed:
         while True:
             vectors, fetched = self._run(batch)
-            seen, is_plain = self._read(vectors)
-            if (is_plain | self._is_detailed).all():
+            seen, is_told = self._read(vectors)
+            if is_told.all():
                 values = restore_fetched(self._graph, self._carried, fetched)
                 return Observed(seen[self._rows], values)
-            self._is_detailed |= ~is_plain
+            self._is_detailed |= ~is_told
             self._open()
 
     def _open(self) -> None:
@@ -234,7 +235,7 @@ class ReductionObserver:
         return found[: len(fetches)], found[len(fetches) :][: len(carried)]
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:
-        """The summaries [tensor with values of its own], and of which all values are plain (see readings)."""
+        """The summaries [tensor with values of its own], and which of them tell everything."""
         quick, detailed, is_in_range, may_be_nan = read_probes(self._probed, vectors)
         is_quick = self._is_probed & ~self._is_detailed
         seen = no_summaries(len(self._tensors))
@@ -249,7 +250,10 @@ class ReductionObserver:
             self._derive(seen, is_plain, has_nan)
         for row, guard in self._open_guards:
             is_plain[row] &= is_plain[guard]
-        return seen, is_plain
+        is_counted = self._is_detailed | (is_plain & ~self._is_partial)
+        if not (is_plain | is_counted).all():
+            tally(self._steps, seen, is_counted)
+        return seen, is_plain | is_counted
 
     def _derive(self, seen: Summaries, is_plain: Flags, has_nan: Flags) -> None:
         """Fill in the derived tensors, in place."""

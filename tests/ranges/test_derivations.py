@@ -1,6 +1,7 @@
 """Extremes that follow from others', held against real runs; and what must not be derived."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,16 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import run_marked, save_model, value_info
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.ranges.derivations import Derivation, Values, derive, find_derivations, order_steps
+from overflow_fixer.ranges.derivations import (
+    Derivation,
+    Values,
+    derive,
+    find_derivations,
+    order_steps,
+    tally,
+)
 from overflow_fixer.ranges.sources import find_sources
+from overflow_fixer.ranges.summaries import no_summaries, summarize
 
 node = helper.make_node
 DERIVED = {
@@ -153,3 +162,51 @@ def test_an_empty_source_tells_nothing_of_what_is_made_of_others_too() -> None:
     counts, is_plain = np.array([3, 0, 9]), np.array([True, True, False])
     derive(order_steps(made, {"x": 0, "empty": 1, "y": 2}), ends, counts, is_plain, np.zeros(3, np.bool_))
     assert (ends[:, 2].tolist(), counts[2], is_plain[2]) == ([-1, 1], 3, True)
+
+
+_COUNTED = st.lists(
+    st.sampled_from([0.0, 1.0, -3.0, 65504.0, 65519.0, 65520.0, -65520.0, -7e4, np.inf, -np.inf, np.nan]),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(x=_COUNTED, z=_COUNTED, name=st.sampled_from(["Concat", "Neg", "Relu"]))
+def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
+    x: list[float], z: list[float], name: str
+) -> None:
+    """Or nothing is told: of a NaN, and of what a Relu takes away."""
+    made = DERIVED[name]
+    given = {"x": np.float32(x), "z": np.float32(z)}
+    rows = {"x": 0, "z": 1, "y": 2}
+    with TemporaryDirectory() as folder:
+        graph = graph_of(Path(folder) / "m.onnx", made)
+        (one,) = find_derivations(graph, find_sources(graph, ["x", "z", "y"]))
+    seen = no_summaries(3)
+    seen[:2] = [summarize(given["x"]), summarize(given["z"])]
+    steps = order_steps([one], rows)
+    ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
+    derive(steps, ends, seen["element_count"], np.full(3, False), np.full(3, False))
+    is_counted = np.array([True, True, False])
+    tally(steps, seen, is_counted)
+    expected = {
+        "Concat": np.concatenate([given["x"], given["z"]]),
+        "Neg": -given["x"],
+        "Relu": np.maximum(given["x"], 0),
+    }[name]
+    can_tell = name != "Relu" or (not np.isnan(x).any() and min(x) > -65520)
+    assert is_counted[2] == can_tell
+    for field in ("nan_count", "inf_count", "over_fp16_count"):
+        assert seen[field][2] == (summarize(expected)[field] if can_tell else 0)
+
+
+def test_of_a_source_that_is_not_counted_nothing_is_told(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path / "m.onnx", DERIVED["Concat"])
+    (one,) = find_derivations(graph, find_sources(graph, ["x", "z", "y"]))
+    seen = no_summaries(3)
+    seen["over_fp16_count"][:2] = 1
+    is_counted = np.array([True, False, False])
+    tally(order_steps([one], {"x": 0, "z": 1, "y": 2}), seen, is_counted)
+    assert not is_counted[2]
+    assert seen["over_fp16_count"][2] == 0

@@ -221,6 +221,31 @@ def test_a_tensor_derived_from_one_over_the_limit_is_still_told_wholly(tmp_path:
         assert_same(*(as_ranges(seen, 0) for seen in found))
 
 
+def test_counts_that_follow_from_others_do_not_run_a_batch_again(
+    tmp_path: Path, count_runs: dict[str, int], probes: Probes
+) -> None:
+    """But for those of a Relu, of values that are far below 0; and where only quick probes are there."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("Concat", ["r", "x"], ["y"], axis=0),
+    ]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=["n"])], [value_info("y")])
+    tensors = ["x", "n", "r", "y"]
+    observer, marked = (kind(graph, Wanted(tensors)) for kind in (ReductionObserver, OutputObserver))
+    count_runs.update(run_session=0, open_session=1)
+    for values, runs in (([-7e4, -np.inf, 3], 1), ([2], 1), ([7e4], 2)):
+        batch = Batch("b", {"x": np.float32(values)})
+        before = count_runs["run_session"]
+        seen = observer.observe(batch).summaries
+        if probes == "native":
+            assert count_runs["run_session"] - before == runs
+        for one, other in zip(seen, marked.observe(batch).summaries, strict=True):
+            assert [one[f"{what}_count"] for what in ("nan", "inf", "over_fp16")] == [
+                other[f"{what}_count"] for what in ("nan", "inf", "over_fp16")
+            ]
+
+
 def test_a_random_model_is_run_once_a_batch(tmp_path: Path, count_runs: dict[str, int]) -> None:
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["r"], seed=1.0, scale=1e6),
