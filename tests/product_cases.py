@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product as walk
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,21 @@ class Case:
         at = node(self.op, " ".join(self.inputs), "y", **self.attributes)
         model = make_model([at], {name: list(v.shape) for name, v in fed.items()}, "y", held, self.opset)
         return save(model, folder), fed
+
+    def in_range(self) -> Case:
+        """The same, its first factor scaled so that FP16 can just hold the output."""
+        biased = max(
+            (float(np.abs(self.inputs[name]).max()) for name in "bc" if self._is_bias(name)), default=0.0
+        )
+        factors = {name: value for name, value in self.inputs.items() if not self._is_bias(name)}
+        plain = {name: value for name, value in self.attributes.items() if name != "beta"}
+        most = float(np.abs(COMPUTE[self.op](*factors.values(), **plain)).max())
+        scale = (65000 - abs(self.attributes.get("beta", 1.0)) * biased) / most
+        first = next(iter(factors))
+        return replace(self, inputs={**self.inputs, first: (factors[first] * scale).astype(np.float32)})
+
+    def _is_bias(self, name: str) -> bool:
+        return self.op != "Einsum" and name == (*self.inputs, "")[2]
 
     def exact(self) -> float:
         """The largest sum |a| |b|, and what is added to it."""
@@ -117,7 +132,8 @@ def draw_values(rng: np.random.Generator, *shape: int) -> Array:
     return (rng.standard_normal(shape) * 300).astype(np.float32)
 
 
-RNG = np.random.default_rng(0)
+# of which no sum is near the output: see in_range
+RNG = np.random.default_rng(108)
 CONV = {"x": draw_values(RNG, 2, 4, 6, 7), "w": draw_values(RNG, 6, 4, 3, 2), "b": draw_values(RNG, 6)}
 GROUPED = {"x": draw_values(RNG, 2, 4, 6, 7), "w": draw_values(RNG, 6, 2, 3, 2), "b": draw_values(RNG, 6)}
 TRANSPOSED = {"x": draw_values(RNG, 2, 4, 3, 4), "w": draw_values(RNG, 4, 3, 3, 2), "b": draw_values(RNG, 6)}
@@ -177,7 +193,7 @@ CASES = [
             ("i,jk->i", (5,), (8, 9)),
             ("ij,jk", (5, 8), (8, 3)),
             ("...ij,...jk->...ik", (2, 5, 8), (2, 8, 3)),
-            ("ii,i->i", (6, 6), (6,)),
+            ("ii,i->", (16, 16), (16,)),
             ("i , i -> ", (60,), (60,)),
         )
     ),

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from overflow_fixer.copies import insert_nodes
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, Node, free_prefix
 from overflow_fixer.records import Array, Dim
 from overflow_fixer.weights import PIECE_BYTES
@@ -25,6 +27,8 @@ MaxAbs = Callable[[str], float]
 """Gives the largest magnitude of a tensor, NaN where none was seen."""
 
 Shapes = Mapping[str, Sequence[Dim]]
+_ROUNDING = 2.0**-23
+"""A sum of n numbers in float32, none below 0, is at most n times this too small, relative to itself."""
 _OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
 
 
@@ -64,7 +68,7 @@ class Bound:
 def bound_by_ranges(product: Product, shapes: Shapes) -> Bound:
     """By the number of terms K."""
     scale, shift = _gemm_factors(product.node)
-    return Bound(product, _count_terms(product, shapes) * scale, shift)
+    return Bound(product, count_terms(product, shapes) * scale, shift)
 
 
 def bound_by_sizes(product: Product, counts: Mapping[str, int]) -> Bound:
@@ -82,27 +86,50 @@ def bound_by_sizes(product: Product, counts: Mapping[str, int]) -> Bound:
     return Bound(product, math.sqrt(left * right / out) * scale, shift)
 
 
-def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ()) -> tuple[str, float] | None:
-    """The tensor that constant weights are multiplied with, and the largest sum of |weight| of an output channel.
-
-    None where neither is constant. `fed` are tensors whose values, where they have any, do not count: others are fed.
+class ChannelNorm(NamedTuple):
+    """Of constant weights, which `factor` is multiplied with: no output channel has a larger `sum` of |weight|, nor a
+    larger sum, over the places of the kernel, of the `length` of the weights there (the root of the sum of their squares).
     """
+
+    factor: str
+    sum: float
+    length: float
+
+
+def find_channel_norm(graph: Graph, product: Product, fed: Collection[str] = ()) -> ChannelNorm | None:
+    """None where neither factor is constant. `fed` are tensors whose values, where they have any, do not count: others are fed."""
     if product.node.op_type == "Einsum":
         return None
     left, right = product.factors
     for weights, other, is_right in ((right, left, True), (left, right, False)):
         largest = None if weights in fed else _find_largest_channel(graph, product.node, weights, is_right)
         if largest is not None:
-            return other, largest
+            return ChannelNorm(other, *largest)
     return None
 
 
-def bound_by_norm(product: Product, norm: tuple[str, float], max_abs: MaxAbs) -> float:
+def bound_by_norm(product: Product, norm: ChannelNorm, max_abs: MaxAbs) -> float:
     """The same bound with what find_channel_norm gives in place of K max|b|."""
-    other, factor = norm
     scale, shift = _gemm_factors(product.node)
     bias = max_abs(product.bias) if product.bias else 0.0
-    return factor * max_abs(other) * scale + bias * shift
+    return norm.sum * max_abs(norm.factor) * scale + bias * shift
+
+
+def find_room(product: Product, max_bias: float) -> float:
+    """What a sum of products may reach, before it is scaled and the bias added, so that both stay within FP16's limit."""
+    scale, shift = _gemm_factors(product.node)
+    room = FP16_MAX - (max_bias * shift if product.bias else 0.0)
+    return room / scale if scale else math.inf
+
+
+def summed_axis(node: Node, is_right: bool) -> int:
+    """The axis of that factor, which is not an Einsum's nor a convolution's weights, along which products are added up.
+
+    A kernel's places aside. From the end where it is negative; of one dimension it is that one.
+    """
+    if node.op_type.startswith("Conv"):
+        return 1
+    return -2 if _sums_rows(node, is_right) else -1
 
 
 def express_products(graph: Graph, products: Sequence[Product]) -> tuple[Graph, tuple[str, ...]]:
@@ -145,7 +172,7 @@ def _gemm_factors(node: Node) -> tuple[float, float]:
     return alpha, beta
 
 
-def _count_terms(product: Product, shapes: Shapes) -> float:
+def count_terms(product: Product, shapes: Shapes) -> float:
     """How many products make one sum, at most; NaN where that cannot be told."""
     node = product.node
     found = [shapes.get(name) for name in product.factors]
@@ -156,7 +183,7 @@ def _count_terms(product: Product, shapes: Shapes) -> float:
     if node.op_type == "Conv":
         return _multiply(right[1:]) if right else math.nan
     if node.op_type == "ConvTranspose":
-        return _multiply((right[0], *right[2:])) / _groups(node) if right else math.nan
+        return _multiply((right[0], *right[2:])) / count_groups(node) if right else math.nan
     is_transposed = node.op_type == "Gemm" and _is_set(node, "transA")
     from_left = left[0 if is_transposed else -1] if left else None
     from_right = _inner_dim(node, right) if right else None
@@ -186,7 +213,8 @@ def _longest(dims: Sequence[Dim]) -> Dim:
     return longest if longest > 1 or len(known) == len(dims) else None
 
 
-def _groups(node: Node) -> int:
+def count_groups(node: Node) -> int:
+    """Of a convolution."""
     found = node.attribute("group")
     return 1 if found is None else int(found.i)
 
@@ -215,34 +243,42 @@ def sums_first_axis(node: Node, rank: int, is_right: bool) -> bool:
     return rank < 2 or (rank == 2 and _sums_rows(node, is_right))
 
 
-def _find_largest_channel(graph: Graph, node: Node, tensor: str, is_right: bool) -> float | None:
-    """The largest sum of |weight| over what one element of the output adds up; None where there is no constant of that form."""
+def _find_largest_channel(
+    graph: Graph, node: Node, tensor: str, is_right: bool
+) -> tuple[float, float] | None:
+    """ChannelNorm's sum and length of constant weights; None where there is no constant of that form."""
     dims = graph.constants[tensor].dims if tensor in graph.constants else (0,)
     if 0 in dims or (node.op_type.startswith("Conv") and not is_right):
         return None
     # the first axis of a ConvTranspose's weights is that of the groups too
-    is_whole = node.op_type == "ConvTranspose" and _groups(node) > 1
-    parts = graph.read_constant_rows(tensor, sys.maxsize if is_whole else PIECE_BYTES)
-    sums = (_sum_channels(node, part, is_right) for part in parts)
+    is_whole = node.op_type == "ConvTranspose" and count_groups(node) > 1
+    pieces = graph.read_constant_rows(tensor, sys.maxsize if is_whole else PIECE_BYTES)
+    parts: Iterator[tuple[Array, Array]] = (_add_up_channels(node, piece, is_right) for piece in pieces)
     if sums_first_axis(node, len(dims), is_right):
-        return float(reduce(np.add, sums).max())
-    return float(np.max([one.max() for one in sums]))
+        parts = iter([reduce(_add_parts, parts)])
+    found = [(sums.max(), np.sqrt(squares).sum(axis=-1).max()) for sums, squares in parts]
+    return float(np.max([one for one, _ in found])), float(np.max([one for _, one in found]))
 
 
-def _sum_channels(node: Node, weights: Array, is_right: bool) -> Array:
-    magnitudes = np.abs(weights)
-    if node.op_type == "ConvTranspose":  # [channels, outputs of a group, ...]
-        magnitudes = magnitudes.reshape(_groups(node), -1, *weights.shape[1:])
-    axes = _summed_axes(node, magnitudes.ndim, is_right)
-    return np.asarray(magnitudes.sum(axis=axes, dtype=np.float64))
+def _add_parts(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+    return one[0] + other[0], one[1] + other[1]
 
 
-def _summed_axes(node: Node, rank: int, is_right: bool) -> int | tuple[int, ...]:
+def _add_up_channels(node: Node, weights: Array, is_right: bool) -> tuple[Array, Array]:
+    """Sums of |weight| [channel], and of their squares [channel, place of the kernel]."""
     if node.op_type == "Conv":
-        return tuple(range(1, rank))
-    if node.op_type == "ConvTranspose":
-        return (1, *range(3, rank))
-    return -2 if rank > 1 and _sums_rows(node, is_right) else -1
+        apart = np.moveaxis(weights, 1, 0)
+    elif node.op_type == "ConvTranspose":  # [channels, outputs of a group, ...]
+        apart = np.moveaxis(weights.reshape(count_groups(node), -1, *weights.shape[1:]), 1, 0)
+        apart = apart.reshape(len(apart), -1, *weights.shape[2:])
+    else:
+        axis = -2 if weights.ndim > 1 and _sums_rows(node, is_right) else -1
+        apart = np.moveaxis(weights, axis, 0)
+        apart = apart.reshape(len(apart), -1, 1)
+    apart = apart.reshape(*apart.shape[:2], -1)  # [what is summed, channel, place of the kernel]
+    squares = np.einsum("kcp,kcp->cp", apart, apart).astype(np.float64)
+    sums = np.abs(apart).sum(axis=(0, 2), dtype=np.float64)
+    return sums, squares * (1 + _ROUNDING * len(apart))
 
 
 def _sums_rows(node: Node, is_right: bool) -> bool:

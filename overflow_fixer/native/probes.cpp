@@ -16,6 +16,13 @@
  *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
  *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[42]
  *     the same, but for what is about the mean.
+ *   Watch(watch: int64[5], written: double[7], told: double[7], x: float) -> nothing: double[0]
+ *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
+ *     or of what has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit while x and the output
+ *     are not, it calls a function, which may look at x. `watch` is that function, the node's number and the address of
+ *     its Allowance, the axis of x that is summed (from the end, where it is negative), and in how many groups.
+ *   WatchPair(watch: int64[6], written, told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
+ *     the same for the products of x and y; watch[5] is the axis of y.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -130,6 +137,7 @@ void in_parallel(Context *context, void (*task)(void *, size_t), size_t count, v
 
 constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, MOST_TASKS = 256, STATISTICS = 7;
 constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, LIMIT = 0x477ff000; /* 65520 */
+constexpr double HELD = 65504; /* the largest number of FP16 */
 
 struct Statistics {
   float most = -INFINITY, least = INFINITY;
@@ -156,11 +164,16 @@ struct Width {
 
 constexpr Width WHOLE{1, 1};
 
+/* In 32 bits, of which processors count more at once than of 64. */
 __attribute__((always_inline)) inline void count(Statistics &s, const float *x, size_t n, Width width) {
-  for (size_t i = 0; i < n; i++) {
-    if (!width.holds(i)) continue;
-    uint32_t magnitude = magnitude_of(x[i]);
-    s.nan += magnitude > INFINITE, s.small += magnitude < LIMIT, s.finite += magnitude < INFINITE;
+  for (size_t start = 0; start < n; start += BLOCK) {
+    uint32_t nan = 0, small = 0, finite = 0;
+    size_t end = n - start < BLOCK ? n : start + BLOCK;
+    for (size_t i = start; i < end; i++) {
+      uint32_t magnitude = magnitude_of(x[i]), is_held = width.holds(i);
+      nan += is_held & (magnitude > INFINITE), small += is_held & (magnitude < LIMIT), finite += is_held & (magnitude < INFINITE);
+    }
+    s.nan += nan, s.small += small, s.finite += finite;
   }
 }
 
@@ -452,6 +465,105 @@ void compute_rows(void *, Context *context) {
   tell(merge(a), a.count, told + OUTPUTS * STATISTICS);
 }
 
+/* ---- Watch and WatchPair ---- */
+
+constexpr size_t STRIP = 1024;
+
+/* What cannot lead to a sum over FP16's limit: a product of the largest magnitudes (of a pair, times the number of terms),
+ * or of the largest lengths (roots of sums of squares) of what is summed. While it `can_grow`, it is asked for. */
+struct Allowance {
+  double magnitude, length, can_grow;
+};
+
+/* x is null where a larger allowance is asked for. */
+using Look = void (*)(int64_t number, const float *x, const int64_t *x_dimensions, int64_t x_rank, const float *y,
+                      const int64_t *y_dimensions, int64_t y_rank);
+
+/* A tensor as [outer, length, inner], of which `length` is summed. */
+struct Lengths {
+  const float *x;
+  size_t outer = 1, length = 1, inner = 1, strips = 1, tasks = 1, rank = 0;
+  int64_t dimensions[MOST_DIMENSIONS];
+  float found[MOST_TASKS];
+
+  void read(Context *context, size_t index, int64_t axis, size_t groups) {
+    size_t all;
+    x = input<float>(context, index, &all, dimensions, MOST_DIMENSIONS, &rank);
+    int64_t place = axis < 0 ? axis + int64_t(rank) : axis;
+    size_t summed = place < 0 ? 0 : size_t(place);
+    for (size_t i = 0; i < rank; i++) (i < summed ? outer : i > summed ? inner : length) *= size_t(dimensions[i]);
+    length /= groups, outer *= groups;
+    strips = (inner + STRIP - 1) / STRIP;
+    tasks = all / TASK + 1 < MOST_TASKS ? all / TASK + 1 : MOST_TASKS;
+    if (tasks > outer * strips) tasks = outer * strips;
+  }
+};
+
+FOR_EACH_CPU float add_squares(const float *x, size_t n) {
+  float runs[LANES] = {}, sum = 0;
+  size_t i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (size_t j = 0; j < LANES; j++) runs[j] += x[i + j] * x[i + j];
+  for (; i < n; i++) runs[0] += x[i] * x[i];
+  for (size_t j = 0; j < LANES; j++) sum += runs[j];
+  return sum;
+}
+
+/* The largest of `n` sums side by side. */
+FOR_EACH_CPU float add_squares_apart(const float *x, size_t n, size_t length, size_t step) {
+  float sums[STRIP] = {}, most = 0;
+  for (size_t k = 0; k < length; k++)
+    for (size_t j = 0; j < n; j++) sums[j] += x[k * step + j] * x[k * step + j];
+  for (size_t j = 0; j < n; j++) raise(most, sums[j]);
+  return most;
+}
+
+void find_lengths(void *state, size_t task) {
+  Lengths &l = *static_cast<Lengths *>(state);
+  size_t all = l.outer * l.strips, end = all * (task + 1) / l.tasks;
+  l.found[task] = 0;
+  for (size_t i = all * task / l.tasks; i < end; i++) {
+    size_t first = i % l.strips * STRIP, n = l.inner - first < STRIP ? l.inner - first : STRIP;
+    const float *x = l.x + i / l.strips * l.length * l.inner + first;
+    raise(l.found[task], l.inner == 1 ? add_squares(x, l.length) : add_squares_apart(x, n, l.length, l.inner));
+  }
+}
+
+/* No less than the largest, whatever was rounded. That of one element is its magnitude, of which the largest may be known. */
+double find_largest_length(Context *context, Lengths &l, double magnitude) {
+  if (l.length == 1 && !isnan(magnitude)) return magnitude;
+  if (!l.tasks) return 0;
+  in_parallel(context, find_lengths, l.tasks, &l);
+  float most = 0;
+  for (size_t task = 0; task < l.tasks; task++) raise(most, l.found[task]);
+  return sqrt(double(most)) * (1 + 1e-7 * double(l.length + LANES));
+}
+
+double magnitude_in(const double *told) { return told[0] > -told[1] ? told[0] : -told[1]; }
+
+template <bool IS_PAIR>
+void compute_watch(void *, Context *context) {
+  size_t count;
+  const int64_t *watch = input<int64_t>(context, 0, &count);
+  const double *written = input<double>(context, 1, &count), *told = input<double>(context, 2, &count);
+  const double *told_y = IS_PAIR ? input<double>(context, 4, &count) : nullptr;
+  const Look look_at = reinterpret_cast<Look>(watch[0]);
+  const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch[2]);
+  output<double>(context, 0, 0);
+  if (magnitude_in(written) > HELD || told[0] > HELD || (IS_PAIR && told_y[0] > HELD)) return;
+  Lengths x, y;
+  x.read(context, 3, watch[3], size_t(watch[4]));
+  double magnitude = magnitude_in(told) * (IS_PAIR ? magnitude_in(told_y) * double(x.length) : 1);
+  while (!(magnitude <= allowed->magnitude) && allowed->can_grow)
+    look_at(watch[1], nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (magnitude <= allowed->magnitude) return;
+  if (IS_PAIR) y.read(context, 5, watch[5], 1);
+  double length = find_largest_length(context, x, magnitude_in(told));
+  if (IS_PAIR) length *= find_largest_length(context, y, magnitude_in(told_y));
+  if (length <= allowed->length) return;
+  look_at(watch[1], x.x, x.dimensions, int64_t(x.rank), IS_PAIR ? y.x : nullptr, y.dimensions, int64_t(y.rank));
+}
+
 /* ---- What ONNX Runtime is told of them ---- */
 
 const Description PROBE = {
@@ -497,14 +609,28 @@ Description describe_rows(const char *(*name)(const Description *)) {
   return rows;
 }
 
+/* Inputs from the third on are what is told of a tensor, and that tensor. */
+template <bool IS_PAIR>
+Description describe_watch(const char *(*name)(const Description *)) {
+  Description watch = PROBE;
+  watch.name = name;
+  watch.input_type = [](const Description *, size_t index) { return !index ? INT64 : index == 3 || index == 5 ? FLOAT : DOUBLE; };
+  watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 6 : 4}; };
+  watch.compute = compute_watch<IS_PAIR>;
+  return watch;
+}
+
 const Description SMALL_PROBE = describe_small_probe();
 const Description BLOCK_PROBE = describe_block_probe();
 const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, tell_moments>([](const Description *) { return "Moments"; });
 const Description SUMS_OF_ROWS = describe_rows<SUMS, tell_sums>([](const Description *) { return "Sums"; });
+const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
+const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
-  for (const Description *description : {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS})
+  for (const Description *description :
+       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &WATCH, &WATCH_PAIR})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -11,6 +11,7 @@ import numpy as np
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, infer_shapes_for
 from overflow_fixer.inner.accumulators import (
+    ChannelNorm,
     Product,
     Shapes,
     bound_by_norm,
@@ -38,38 +39,40 @@ class Accumulation:
         self._biases = np.array(
             [row_of.get(p.bias, _UNKNOWN) if p.bias else _ONE for p in products], np.int64
         )
+        self._outputs = np.array([row_of.get(p.node.outputs[0], _UNKNOWN) for p in products], np.int64)
         self._shapes: dict[object, Shapes] = {}
-        self._norms: dict[int, tuple[str, float] | None] = {}
+        self._norms: dict[int, ChannelNorm | None] = {}
         self._slopes: Array | None = None
         self._shifts = np.zeros(len(products))
 
     def find_suspects(self, batch: Batch, max_abs: Array, counts: Array) -> list[int]:
-        """Their numbers; none where what is added up is not finite, which nothing keeps in range.
+        """Their numbers; none where FP16 cannot hold what is added up, or the output: such a node has to run in FP32 anyway.
 
         `max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes.
         """
-        bounds, is_finite = self._bound(max_abs)
-        suspects = np.flatnonzero(is_finite & ~(bounds <= FP16_MAX)).tolist()
+        bounds, is_in_range = self._bound(max_abs)
+        suspects = np.flatnonzero(is_in_range & ~(bounds <= FP16_MAX)).tolist()
         if not suspects:
             return []
         largest, sizes = (dict(zip(self._tensors, of.tolist(), strict=True)) for of in (max_abs, counts))
         return [row for row in suspects if self._is_suspect(row, float(bounds[row]), batch, largest, sizes)]
 
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
-        """What inner.accumulators.Bound.at gives [product], and whether all that it adds up is finite: else sums are not."""
+        """What inner.accumulators.Bound.at gives [product], and whether FP16 can hold all that the node reads and writes."""
         if self._slopes is None:
             constants = {name: tuple(tensor.dims) for name, tensor in self._graph.constants.items()}
             bounds = [bound_by_ranges(product, constants) for product in self._products]
             self._slopes = np.array([bound.slope for bound in bounds])
             self._shifts = np.array([bound.shift if bound.product.bias else 0.0 for bound in bounds])
         read = np.append(max_abs, [1.0, np.nan])
-        bias, is_finite = read[self._biases], np.isfinite(read[self._biases])
+        bias = read[self._biases]
+        is_in_range = (bias <= FP16_MAX) & ~(read[self._outputs] > FP16_MAX)
         most = np.ones(len(self._products))
         with np.errstate(over="ignore", invalid="ignore"):
             for factor in self._factors:
                 most = most * read[factor]
-                is_finite &= np.isfinite(read[factor])
-            return self._slopes * most + self._shifts * bias, is_finite
+                is_in_range &= read[factor] <= FP16_MAX
+            return self._slopes * most + self._shifts * bias, is_in_range
 
     def _is_suspect(
         self, row: int, bound: float, batch: Batch, max_abs: Mapping[str, float], counts: Mapping[str, int]
@@ -80,7 +83,7 @@ class Accumulation:
             bound = self._bound_unknown_length(product, batch, max_abs, counts)
         if bound <= FP16_MAX:
             return False
-        norm = self._find_norm(row, batch)
+        norm = self.find_norm(row, batch)
         return norm is None or not bound_by_norm(product, norm, look_up) <= FP16_MAX
 
     def _bound_unknown_length(
@@ -97,8 +100,8 @@ class Accumulation:
             return bound_by_ranges(product, self._infer_shapes(fed)).at(look_up)
         return by_sizes if math.isnan(bound) else bound
 
-    def _find_norm(self, row: int, batch: Batch) -> tuple[str, float] | None:
-        """Weights are read once; those that a batch feeds are none."""
+    def find_norm(self, row: int, batch: Batch) -> ChannelNorm | None:
+        """Of a product's constant weights, which are read once; those that a batch feeds are none."""
         product = self._products[row]
         if not batch.feeds.keys().isdisjoint(self._graph.initializers):
             return find_channel_norm(self._graph, product, batch.feeds)

@@ -21,6 +21,7 @@ from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
+from overflow_fixer.ranges.watches import Watch, find_told
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -87,9 +88,16 @@ class Probed:
 
 
 def add_probes(
-    graph: Graph, tensors: Sequence[str], how: Probing = _EACH_A_QUICK_ONE, carried: Sequence[str] = ()
+    graph: Graph,
+    tensors: Sequence[str],
+    how: Probing = _EACH_A_QUICK_ONE,
+    carried: Sequence[str] = (),
+    watches: Sequence[Watch] = (),
 ) -> Probed:
-    """A probe for each of `tensors`, which are in graph order; those `carried` leave the run as well (BF16 as float)."""
+    """A probe for each of `tensors`, which are in graph order; those `carried` leave the run as well (BF16 as float).
+
+    `watches` stand behind the probes of what they watch.
+    """
     prefix = free_prefix(graph, "range_probe_")
     looks = list(_find_looks(graph, tensors, how, prefix))
     gatherings = _open_gatherings(looks, prefix)
@@ -97,6 +105,9 @@ def add_probes(
     wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
+    told = _find_told(graph, how, looks, watches)
+    for i, watch in enumerate(watches):
+        behind.setdefault(watch.output, []).extend(watch.nodes(f"{prefix}watch_{i}_", told))
     first = list(shared_constants(prefix, sorted({look.rows for look in looks})))
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
@@ -106,6 +117,18 @@ def add_probes(
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
     return Probed(graph, prefix, Added(first, behind, last), fetches, leaving, starts, counts, *places)
+
+
+def _find_told(
+    graph: Graph, how: Probing, looks: Iterable[_Look], watches: Iterable[Watch]
+) -> dict[str, str]:
+    """The statistics of what is watched, as far as native probes tell them."""
+    probed = {
+        look.tensor: look.prefix + "all" for look in looks if isinstance(look, Probe) and look.is_native
+    }
+    names = (name for watch in watches for name in watch.reads)
+    found = ((name, find_told(graph, how.sources, probed, name)) for name in dict.fromkeys(names))
+    return {name: told for name, told in found if told is not None}
 
 
 def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:

@@ -30,6 +30,7 @@ from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
+from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch, Dim
 from overflow_fixer.sessions import has_native_probes, open_session, run_session
 
@@ -67,7 +68,8 @@ class Wanted:
     `small` are the `tensors` whose smallest magnitude is taken, `looks` those of which not everything is. `extremes`
     names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
     element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well. `detailed` are
-    tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on.
+    tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on. `watches`
+    stand in the run, where there are native probes.
     """
 
     tensors: Sequence[str]
@@ -76,6 +78,7 @@ class Wanted:
     extremes: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     carried: Sequence[str] = ()
     detailed: Collection[str] = ()
+    watches: Sequence[Watch] = ()
 
 
 class Observed(NamedTuple):
@@ -141,6 +144,7 @@ class ReductionObserver:
         shapes: Mapping[str, Sequence[Dim]] | None = None,
     ) -> None:
         self._graph, self._provider, self._carried = graph, provider, wanted.carried
+        self._watches = wanted.watches
         tensors = wanted.tensors
         looks = {**wanted.looks, **dict(_look_at_rows(wanted.looks, wanted.extremes))}
         self._sources = sources = find_sources(graph, list(dict.fromkeys((*tensors, *looks))))
@@ -209,7 +213,7 @@ class ReductionObserver:
         covers = self._find_covers(frozenset(probed) - detailed)
         places = self._shapes, self._sources, self._in_rows, self._is_native
         how = Probing(detailed, self._small, covers, self._words, *places)
-        self._probed = add_probes(self._graph, probed, how, self._carried)
+        self._probed = add_probes(self._graph, probed, how, self._carried, self._watches)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
 

@@ -7,32 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property, reduce
-from typing import Any
+from functools import reduce
 
 import numpy as np
-import onnx
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, Node
-from overflow_fixer.inner.accumulators import Product, multiply_magnitudes, sums_first_axis
+from overflow_fixer.graph import Graph
+from overflow_fixer.inner.accumulators import Product, sums_first_axis
 from overflow_fixer.ranges.carried import Values
+from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.summaries import Summaries, merge_summaries, summarize
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import open_session, run_session
 from overflow_fixer.weights import PIECE_BYTES
 
-LARGE_BYTES = 1 << 20
 _FLOAT_BYTES = 4
 
 
 class PiecewiseSum:
-    """Measures the sums of `product`, of which the factor at `place` is a large constant (see find_large_factor).
+    """Measures the sums of `product`, of which the factor at `place` is a large constant (see find_large_factor)."""
 
-    `sessions` are those of other products; nodes that differ in nothing but what they read share one.
-    """
-
-    def __init__(self, graph: Graph, product: Product, place: int, sessions: dict[bytes, Any]) -> None:
+    def __init__(self, graph: Graph, product: Product, place: int, sessions: ProductSessions) -> None:
         self._graph, self._node, self._place = graph, product.node, place
         self._sessions = sessions
         self._weights, self._other, self._bias = (
@@ -77,8 +71,7 @@ class PiecewiseSum:
         feeds = {f"input_{self._place}": piece, f"input_{1 - self._place}": other}
         if bias is not None:
             feeds["input_2"] = bias
-        (sums,) = run_session(self._session, None, Batch(batch.name, feeds))
-        return np.asarray(sums)
+        return self._sessions.run(self._node, Batch(batch.name, feeds))
 
     def _cut(self, batch: Batch, other: Array) -> Iterator[Array]:
         """The constant in pieces, or what the batch feeds in its place.
@@ -106,33 +99,11 @@ class PiecewiseSum:
         is_transposed = transposed is not None and bool(transposed.i)
         return -1 if is_transposed == (self._place == 0) else -2
 
-    @cached_property
-    def _session(self) -> Any:
-        proto = onnx.NodeProto()
-        proto.CopyFrom(self._node.proto)
-        for field in ("name", "doc_string", "metadata_props"):
-            proto.ClearField(field)
-        proto.output[:] = [""]
-        proto.input[:] = [f"input_{slot}" if name else "" for slot, name in enumerate(proto.input)]
-        key = proto.SerializeToString()
-        if key not in self._sessions:
-            self._sessions[key] = open_session(_make_model(self._graph, proto), self._graph.folder)
-        return self._sessions[key]
 
-
-def _make_model(graph: Graph, proto: onnx.NodeProto) -> onnx.ModelProto:
-    """One of the node on magnitudes alone."""
-    nodes = multiply_magnitudes(Product(Node.of(0, "product", proto), ()), "magnitudes_")
-    names = [*filter(None, proto.input), nodes[-1].output[0]]
-    infos = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
-    model = onnx.ModelProto(ir_version=graph.model.ir_version)
-    model.opset_import.extend(graph.model.opset_import)
-    model.graph.CopyFrom(onnx.helper.make_graph(nodes, "product", infos[:-1], infos[-1:]))
-    return model
-
-
-def find_large_factor(graph: Graph, product: Product, counts: Mapping[str, int]) -> int | None:
-    """The place of a factor of a MatMul or Gemm that is a large matrix in a file, larger than the other; None: there is none.
+def find_large_factor(
+    graph: Graph, product: Product, counts: Mapping[str, int], least_bytes: int
+) -> int | None:
+    """The place of a factor of a MatMul or Gemm that is a matrix of `least_bytes` in a file, larger than the other; None: there is none.
 
     `counts` are numbers of elements. The other factor has to leave the run. Convolutions read their weights as they lie.
     """
@@ -143,6 +114,6 @@ def find_large_factor(graph: Graph, product: Product, counts: Mapping[str, int])
         if tensor is None or len(tensor.dims) != 2 or tensor.data_location != TensorProto.EXTERNAL:
             continue
         count = math.prod(tensor.dims)
-        if count * _FLOAT_BYTES >= LARGE_BYTES and count > counts.get(other, math.inf):
+        if count * _FLOAT_BYTES >= least_bytes and count > counts.get(other, math.inf):
             return place
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,15 @@ from overflow_fixer.inner.accumulators import Product, express_products
 from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.observers import Look, Observed, Observer, Wanted
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
+from overflow_fixer.ranges.product_sessions import ProductSessions
+from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.records import Batch
 
 OpenObserver = Callable[[Graph, Wanted], Observer]
+_LARGE_BYTES = 1 << 20
+"""Of a constant that the session would hold twice: packed for the product itself, and as it is for its magnitudes."""
 _LOOK = Look(frozenset({"max", "sum"}))
 
 
@@ -26,7 +29,8 @@ class ProductObserver:
 
     A product is measured from the first batch on in which somebody asks for it: the session is opened anew, the old one
     let go before, and that batch run again. Where a second run could give other values, all are from the start.
-    `in_pieces`: large constants are read for it piece by piece.
+    `in_pieces`: large constants are read for it piece by piece. Those that `watch` measures in the midst of each run need
+    none of this.
     """
 
     def __init__(
@@ -36,32 +40,43 @@ class ProductObserver:
         wanted: Wanted,
         open_observer: OpenObserver,
         in_pieces: bool,
+        watch: ProductWatch | None = None,
     ) -> None:
-        self._graph, self._products, self._wanted = graph, products, wanted
+        self._watch, self._watched = watch, () if watch is None else watch.watches.keys()
+        watches = () if watch is None else tuple(watch.watches.values())
+        self._graph, self._products, self._wanted = graph, products, replace(wanted, watches=watches)
         self._open_observer, self._in_pieces = open_observer, in_pieces
         self._place_of: dict[int, int] = {}
         self._pieces: dict[int, PiecewiseSum] = {}
-        self._sessions: dict[bytes, Any] = {}
+        self._sessions = ProductSessions(graph)
         self._observer: Observer | None = None
-        self._open(() if is_repeatable(graph) else range(len(products)))
+        others = [number for number in range(len(products)) if number not in self._watched]
+        self._open(() if is_repeatable(graph) else others)
 
     def observe(self, batch: Batch) -> Observed:
         """The summaries of Wanted.tensors come first; `measure` knows what else there is."""
         assert self._observer is not None
-        return self._observer.observe(batch)
+        if self._watch is None:
+            return self._observer.observe(batch)
+        self._watch.begin(batch)
+        observed = self._observer.observe(batch)
+        self._watch.finish()
+        return observed
 
     def measure(
         self, batch: Batch, products: Sequence[int], observed: Observed, counts: Mapping[str, int]
     ) -> Summaries:
         """The summaries of these sums, of a batch that was `observed`; `counts` are its tensors' numbers of elements."""
-        new = set(products) - self._place_of.keys() - self._pieces.keys()
+        new = set(products) - self._place_of.keys() - self._pieces.keys() - set(self._watched)
         if new:
             self._take(new, counts, self._find_detailed(observed))
             observed = self.observe(batch)
         values = self._read.complete(batch, observed.values)
         found = no_summaries(len(products))
         for row, number in enumerate(products):
-            if number in self._pieces:
+            if self._watch is not None and number in self._watched:
+                found[row] = self._watch.found.get(number, no_summaries(1)[0])
+            elif number in self._pieces:
                 found[row] = self._pieces[number].measure(batch, values)
             else:
                 found[row] = observed.summaries[self._place_of[number]]
@@ -72,7 +87,7 @@ class ProductObserver:
         inside = set(self._place_of)
         for number in new:
             product = self._products[number]
-            place = find_large_factor(self._graph, product, counts) if self._in_pieces else None
+            place = find_large_factor(self._graph, product, counts, _LARGE_BYTES) if self._in_pieces else None
             if place is None:
                 inside.add(number)
             else:

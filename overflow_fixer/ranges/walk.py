@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
@@ -19,9 +20,11 @@ from overflow_fixer.ranges.observers import (
     Observer,
     Wanted,
     choose_observe,
+    is_native,
     open_observer,
 )
 from overflow_fixer.ranges.product_sums import ProductObserver
+from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
 from overflow_fixer.ranges.summaries import Summaries, hide_small, no_summaries, summarize
 from overflow_fixer.records import Batch
@@ -63,7 +66,29 @@ class Walk:
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._carried = Carried(graph, carried)
         wanted = Wanted(list(live), small, looks, inside.extremes, self._carried.computed)
-        self._observer = _open(graph, inside, wanted, observe, provider)
+        self._observer = self._open(graph, inside, wanted, observe, provider)
+
+    def _open(
+        self, graph: Graph, inside: Inside, wanted: Wanted, observe: Observe, provider: Provider
+    ) -> ProductObserver:
+        """Observe the graph, with the values inside nodes made tensors, in the way that suits it."""
+        chosen = choose_observe(graph, observe, provider)
+        watch = None
+        if chosen == "reductions" and is_native(chosen, provider):
+            watch = ProductWatch(
+                inside.graph, inside.products, self._find_largest, self._accumulation.find_norm
+            )
+
+        def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
+            return open_observer(expressed, wanted, chosen, provider, graph.sure_shapes)
+
+        return ProductObserver(inside.graph, inside.products, wanted, open_anew, provider == "cpu", watch)
+
+    def _find_largest(self, constant: str) -> float:
+        """Its largest magnitude; NaN where it is not observed."""
+        self._await_constants()
+        row = self._constant_rows.get(constant)
+        return math.nan if row is None else float(self._blank["max_abs"][row])
 
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
         defaults = self._constant_rows.keys() & batch.feeds.keys()
@@ -89,28 +114,19 @@ class Walk:
 
     def _begin(self) -> Summaries:
         """Summaries [row] of nothing, but for the constants'."""
+        self._await_constants()
+        blank: Summaries = self._blank.copy()
+        return blank
+
+    def _await_constants(self) -> None:
         if self._constants is not None:
             self._blank[list(self._constant_rows.values())] = self._constants.result()
             self._constants = None
-        blank: Summaries = self._blank.copy()
-        return blank
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
         inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
         inner["min"][self._are_unsigned] = np.nan
-
-
-def _open(
-    graph: Graph, inside: Inside, wanted: Wanted, observe: Observe, provider: Provider
-) -> ProductObserver:
-    """Observe the graph, with the values inside nodes made tensors, in the way that suits it."""
-    chosen = choose_observe(graph, observe, provider)
-
-    def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
-        return open_observer(expressed, wanted, chosen, provider, graph.sure_shapes)
-
-    return ProductObserver(inside.graph, inside.products, wanted, open_anew, in_pieces=provider == "cpu")
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:

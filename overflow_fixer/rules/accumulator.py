@@ -1,7 +1,8 @@
 """A sum of products of which a part may overflow in a kernel that accumulates in FP16, whatever the output shows.
 
 TensorRT chooses such kernels. The evidence is sum |a| |b|, which no partial sum exceeds in whatever order, measured
-by the scan where a bound was over FP16's limit; so it is held against that limit, not against the threshold.
+by the scan where a bound was over FP16's limit and FP16 could hold all that the node reads and writes (else another
+rule pins it); so it is held against that limit, not against the threshold.
 """
 
 from __future__ import annotations

@@ -68,6 +68,19 @@ def test_measured_in_the_batches_that_may_be_over(tmp_path: Path) -> None:
     assert (found.max_abs, found.worst_batch, found.element_count) == (70000, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [([[65505, 65505]], [[1], [-1]]), ([[300, 300]], [[300], [300]]), ([[1, 1]], [[65505], [-65505]])],
+)
+def test_what_is_not_looked_into_is_pinned_for_what_shows(tmp_path: Path, x: Any, w: Any) -> None:
+    """An input, the output or a constant that FP16 cannot hold, whatever the threshold."""
+    graph, ranges = _scan(tmp_path, MATMUL, np.array(w, np.float32), np.array(x, np.float32))
+    assert np.isnan(_products(ranges).seen.max_abs)
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=65504))
+    assert plan.pinned == {"MatMul_y"}
+    assert {f.rule for pin in plan.pins for f in pin.findings} <= {"threshold", "constant_range"}
+
+
 def test_never_measured_where_no_bound_is_over(tmp_path: Path) -> None:
     w = np.array([[1], [-1]], np.float32)
     _, ranges = _scan(tmp_path, MATMUL, w, np.array([[1, 1]], np.float32))
@@ -77,10 +90,11 @@ def test_never_measured_where_no_bound_is_over(tmp_path: Path) -> None:
 
 def test_a_convolution_with_groups_and_bias(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal(0, 2000, (1, 4, 6, 6)).astype(np.float32)
+    x = rng.normal(0, 1300, (1, 4, 6, 6)).astype(np.float32)
     w = rng.normal(0, 3, (6, 2, 3, 3)).astype(np.float32)
     at = node("Conv", "x w", "y", group=2, pads=[1, 1, 1, 1])
     _, ranges = _scan(tmp_path, at, w, x)
+    assert ranges.by_tensor["y"].max_abs <= 65504
     padded = np.pad(np.abs(x.astype(np.float64)), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     expected = max(
@@ -89,6 +103,7 @@ def test_a_convolution_with_groups_and_bias(tmp_path: Path) -> None:
         ).max()
         for m in range(6)
     )
+    assert expected > 65504
     assert _products(ranges).seen.max_abs == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,0 +1,67 @@
+"""Sum |a| |b| of a product by itself: its node on magnitudes, in a session of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.inner.accumulators import Product, multiply_magnitudes
+from overflow_fixer.native import probe_array
+from overflow_fixer.ranges.carried import Values
+from overflow_fixer.ranges.readings import read_detailed
+from overflow_fixer.ranges.summaries import Summaries, summarize
+from overflow_fixer.records import Array, Batch
+from overflow_fixer.sessions import has_native_probes, open_session, run_session
+
+
+class ProductSessions:
+    """The sessions of a graph's products; nodes that differ in nothing but what they read share one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._sessions: dict[bytes, Any] = {}
+
+    def run(self, node: Node, batch: Batch) -> Array:
+        """The sums, where the batch feeds input_0, input_1, ... in the places of the node's inputs."""
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        for field in ("name", "doc_string", "metadata_props"):
+            proto.ClearField(field)
+        proto.output[:] = [""]
+        proto.input[:] = [f"input_{slot}" if name else "" for slot, name in enumerate(proto.input)]
+        key = proto.SerializeToString()
+        if key not in self._sessions:
+            self._sessions[key] = open_session(_make_model(self._graph, proto), self._graph.folder)
+        (sums,) = run_session(self._sessions[key], None, batch)
+        return np.asarray(sums)
+
+    def measure(self, product: Product, batch: Batch, values: Values) -> Summaries:
+        """The summary, of shape (), of a batch in which the tensors that no constant is have these values."""
+        read = {name: self._read(name, batch, values) for name in filter(None, product.node.inputs)}
+        places = enumerate(product.node.proto.input)
+        feeds = {f"input_{slot}": read[name] for slot, name in places if name}
+        sums = self.run(product.node, Batch(batch.name, feeds))
+        if not has_native_probes():
+            return summarize(sums)
+        return np.asarray(read_detailed(probe_array(sums)[:, None])[0])
+
+    def _read(self, name: str, batch: Batch, values: Mapping[str, Any]) -> Any:
+        if name in values:
+            return values[name]
+        return batch.feeds[name] if name in batch.feeds else self._graph.read_constant(name)
+
+
+def _make_model(graph: Graph, proto: onnx.NodeProto) -> onnx.ModelProto:
+    """One of the node on magnitudes alone."""
+    nodes = multiply_magnitudes(Product(Node.of(0, "product", proto), ()), "magnitudes_")
+    names = [*filter(None, proto.input), nodes[-1].output[0]]
+    infos = [onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    model = onnx.ModelProto(ir_version=graph.model.ir_version)
+    model.opset_import.extend(graph.model.opset_import)
+    model.graph.CopyFrom(onnx.helper.make_graph(nodes, "product", infos[:-1], infos[-1:]))
+    return model

@@ -1,0 +1,187 @@
+"""The native operators Watch and WatchPair: when they call, against numpy in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import TensorProto, helper
+
+from overflow_fixer.native import DOMAIN, LIBRARY
+from overflow_fixer.records import Array, Batch
+from overflow_fixer.sessions import open_session, run_session
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+_TENSOR = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
+NUMBER = 7
+
+
+@cache
+def _session(op_type: str) -> Any:
+    names = ["watch", "written", "told", "x", "told_y", "y"][: 6 if op_type == "WatchPair" else 4]
+    types = [
+        TensorProto.INT64,
+        *[TensorProto.DOUBLE] * 2,
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT,
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(op_type, names, ["nothing"], domain=DOMAIN)],
+        "g",
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=False)],
+        [helper.make_tensor_value_info("nothing", TensorProto.DOUBLE, None)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
+
+
+def tell(most: float, least: float = 0.0) -> Array:
+    """What a probe tells, as far as it is looked at."""
+    return np.array([most, least, 0, 0, 0, 0, 0])
+
+
+def tell_of(x: Array) -> Array:
+    return tell(float(np.max(x, initial=-np.inf)), float(np.min(x, initial=np.inf)))
+
+
+def watch(
+    x: Array,
+    axis: int,
+    y: Array | None = None,
+    *,
+    groups: int = 1,
+    allowed: tuple[float, ...] = (0, 0, 0),
+    grown: tuple[float, ...] = (0, 0, 0),
+    written: Array | None = None,
+    told: Array | None = None,
+) -> list[Any]:
+    """What it calls with: the arrays, or None where it asks for a larger allowance, which is `grown` then."""
+    calls: list[Any] = []
+    allowance = np.array(allowed, np.float64)
+
+    def look(number: int, *tensors: Any) -> None:
+        assert number == NUMBER
+        if tensors[0] is None:
+            calls.append(None)
+            allowance[:] = grown
+        else:
+            calls.append([_copy(*one) for one in (tensors[:3], tensors[3:]) if one[0] is not None])
+
+    function = _FUNCTION(look)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    numbers = [address, NUMBER, allowance.ctypes.data, axis, groups, *([] if y is None else [-2])]
+    feeds = {
+        "watch": np.array(numbers, np.int64),
+        "written": tell(0) if written is None else written,
+        "told": tell_of(x) if told is None else told,
+        "x": x,
+        **({} if y is None else {"told_y": tell_of(y), "y": y}),
+    }
+    (nothing,) = run_session(_session("Watch" if y is None else "WatchPair"), None, Batch("b", feeds))
+    assert nothing.shape == (0,)
+    return calls
+
+
+def _copy(address: int, dimensions: Any, rank: int) -> Array:
+    shape = dimensions[:rank]
+    flat = (ctypes.c_float * math.prod(shape)).from_address(address)
+    return np.array(np.ctypeslib.as_array(flat)).reshape(shape)
+
+
+def length_of(x: Array, axis: int, groups: int = 1) -> float:
+    """The largest root of a sum of squares, of the channels of each group where there are groups."""
+    wide = np.moveaxis(x.astype(np.float64), 0 if x.ndim == 1 else axis, 0)
+    parts = np.split(wide, groups)
+    return float(max(np.sqrt(np.square(part).sum(axis=0)).max(initial=0) for part in parts))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_it_calls_where_a_length_is_over_what_is_allowed(data: st.DataObject) -> None:
+    shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=40))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    x = (rng.standard_normal(shape) * 10.0 ** data.draw(st.integers(-3, 4))).astype(np.float32)
+    axis = data.draw(st.sampled_from([-1, -2, 1] if len(shape) > 1 else [-1, -2]))
+    groups = data.draw(st.sampled_from([n for n in (1, 2, 3) if axis == 1 and shape[1] % n == 0] or [1]))
+    exact = length_of(x, axis, groups)
+    (called,) = watch(x, axis, groups=groups, allowed=(0, exact * (1 - 1e-6), 0))
+    np.testing.assert_array_equal(called[0], x)
+    assert watch(x, axis, groups=groups, allowed=(0, exact * (1 + 1e-4), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "groups"),
+    [
+        ((3, 70000), -1, 1),
+        ((70000, 3), -2, 1),
+        ((2, 6, 300, 301), 1, 3),
+        ((5, 40000), -2, 1),
+        ((1 << 16,), -2, 1),
+    ],
+)
+def test_large_tensors_are_looked_at_by_many_threads(shape: tuple[int, ...], axis: int, groups: int) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    exact = length_of(x, axis, groups)
+    assert len(watch(x, axis, groups=groups, allowed=(0, exact * (1 - 1e-6), 0))) == 1
+    assert watch(x, axis, groups=groups, allowed=(0, exact * 1.01, 0)) == []
+
+
+X = np.array([[30.0, -40.0], [5, 6]], np.float32)  # lengths of 50 and 7.8
+Y = np.array([[3.0, 0], [4, 1]], np.float32)  # of 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({"allowed": (39.9, 49.9, 0)}, 1),
+        ({"allowed": (40, 0, 0)}, 0),  # no magnitude is larger
+        ({"allowed": (39.9, 50.1, 0)}, 0),  # no length is
+        ({"allowed": (math.inf, 0, 0)}, 0),
+        ({"allowed": (math.nan, math.nan, 0)}, 1),
+        ({"written": tell(65504)}, 1),
+        ({"written": tell(65504.004)}, 0),  # FP16 cannot hold the output
+        ({"written": tell(0, -65504.004)}, 0),
+        ({"told": tell(65504.004)}, 0),
+        ({"told": tell(0, -7e4)}, 1),  # of a tensor of which x may be a part
+        ({"told": tell(math.nan, math.nan)}, 1),
+        ({"written": tell(math.nan, math.nan)}, 1),
+        ({"allowed": (0, 0, 1), "grown": (0, 0, 0)}, 2),
+        ({"allowed": (0, 0, 1), "grown": (40, 0, 0)}, 1),
+        ({"allowed": (0, 0, 1), "grown": (0, 50.1, 0)}, 1),
+    ],
+)
+def test_when_it_calls(settings: dict[str, Any], calls: int) -> None:
+    assert len(watch(X, -1, **settings)) == calls
+
+
+def test_of_a_pair_magnitudes_are_multiplied_with_the_number_of_terms() -> None:
+    assert watch(X, -1, Y, allowed=(320, 0, 0)) == []
+    left, right = watch(X, -1, Y, allowed=(319.9, 0, 0))[0]
+    np.testing.assert_array_equal(left, X)
+    np.testing.assert_array_equal(right, Y)
+
+
+def test_of_a_pair_lengths_are_multiplied() -> None:
+    assert watch(X, -1, Y, allowed=(0, 250.1, 0)) == []
+    assert len(watch(X, -1, Y, allowed=(0, 249.9, 0))) == 1
+
+
+def test_a_nan_leaves_its_row_out_and_an_infinity_calls() -> None:
+    assert watch(np.array([[np.nan, 9e4], [3, 4]], np.float32), -1, allowed=(0, 5.01, 0), told=tell(4)) == []
+    assert len(watch(np.array([[-np.inf, 1]], np.float32), -1, allowed=(0, 1e300, 0), told=tell(1))) == 1
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_nothing_is_called_for_an_empty_tensor(shape: tuple[int, ...]) -> None:
+    assert watch(np.zeros(shape, np.float32), -1) == []
+    assert watch(np.zeros(shape, np.float32), -1, told=tell(math.nan)) == []

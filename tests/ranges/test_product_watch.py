@@ -1,0 +1,208 @@
+"""Sums of |a| |b| are measured in the midst of a run, where no bound says that they are in range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
+from product_cases import Case, draw_values
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.inner.accumulators import find_channel_norm, find_products
+from overflow_fixer.ranges import collect_ranges, product_watch
+from overflow_fixer.ranges.product_sessions import ProductSessions
+from overflow_fixer.ranges.product_watch import ProductWatch
+from overflow_fixer.records import RangeTable
+from overflow_fixer.sessions import has_native_probes
+
+pytestmark = pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the products that are measured, in turn."""
+    found: list[int] = []
+    measure = ProductWatch._measure
+
+    def watched(self: ProductWatch, row: int, tensors: Sequence[Any]) -> None:
+        found.append(row)
+        measure(self, row, tensors)
+
+    monkeypatch.setattr(ProductWatch, "_measure", watched)
+    return found
+
+
+def _scan(folder: Path, nodes: list[Any], inputs: dict[str, Any], outputs: str, **constants: Any) -> Any:
+    graph = save(make_model(nodes, inputs, outputs, constants), folder)
+    return lambda *feeds: collect_ranges(graph, InMemoryCalibration(feeds))
+
+
+def _sums(ranges: RangeTable) -> list[float]:
+    return [one.seen.max_abs for one in ranges.inner if one.quantity == "products"]
+
+
+SIGNS = floats(1, -1)[:, None]
+
+
+@st.composite
+def watched_cases(draw: st.DrawFn) -> Case:
+    """Of every operator that is watched."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    m, k, n = (draw(st.integers(1, 5)) for _ in range(3))
+    op = draw(st.sampled_from(["MatMul", "Gemm", "Conv", "ConvTranspose"]))
+    group = draw(st.integers(1, 3)) if op.startswith("Conv") else 1
+    shapes = {
+        "MatMul": {"a": draw(st.sampled_from([(k,), (m, k), (2, m, k)])), "b": (k, n)},
+        "Gemm": {"a": (m, k), "b": (n, k), "c": (n,)},
+        "Conv": {"x": (m, group * k, 4, 5), "w": (group * n, k, 2, 3), "b": (group * n,)},
+        "ConvTranspose": {"x": (m, group * k, 3, 2), "w": (group * k, n, 2, 2), "b": (group * n,)},
+    }[op]
+    inputs = {name: draw_values(rng, *shape) for name, shape in shapes.items()}
+    attributes: dict[str, Any] = (
+        {"transB": 1, "alpha": draw(st.sampled_from([1.0, -0.5]))} if op == "Gemm" else {}
+    )
+    if group > 1:
+        attributes["group"] = group
+    return Case(op, inputs, attributes, {"MatMul": draw(st.sampled_from("ab")), "Gemm": "bc"}.get(op, "wb"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=watched_cases(), share=st.floats(0.9, 1.4))
+def test_no_sum_over_the_limit_is_missed(case: Case, share: float) -> None:
+    """Whatever is near it."""
+    first = next(iter(case.inputs))
+    near = case.in_range()
+    scale = np.float32(share * 65504 / near.exact())
+    near = Case(near.op, {**near.inputs, first: near.inputs[first] * scale}, near.attributes, near.constants)
+    with TemporaryDirectory() as folder:
+        graph, fed = near.build(Path(folder))
+        ranges = collect_ranges(graph, InMemoryCalibration((fed,)))
+    (found,) = _sums(ranges)
+    if np.isnan(found):
+        assert near.exact() <= 65504 * (1 + 1e-6) or ranges.by_tensor["y"].max_abs > 65504
+    else:
+        assert found == pytest.approx(near.exact(), rel=1e-5)
+
+
+def test_a_length_keeps_what_its_magnitudes_allow_from_being_measured(
+    measured: list[int], tmp_path: Path
+) -> None:
+    """One large element in a row, and one large weight in a channel, elsewhere."""
+    w = np.full((100, 1), 1, np.float32)
+    scan = _scan(tmp_path, [node("MatMul", "x w", "y")], {"x": ["n", 100]}, "y", w=w)
+    peak = np.where(np.arange(100) == 3, 6000, 0).astype(np.float32)[None]  # 600,000 by its channel's sum
+    assert np.isnan(_sums(scan({"x": peak}))).all()
+    assert measured == []
+    wide = np.where(np.arange(100) % 2, 1000, -1000).astype(np.float32)[None]
+    assert _sums(scan({"x": peak}, {"x": wide})) == [100000]
+    assert measured == [0]
+
+
+def test_what_is_told_of_a_tensor_holds_for_a_part_of_it(measured: list[int], tmp_path: Path) -> None:
+    """What a Relu reads may be under what FP16 can hold, and what it writes is not."""
+    nodes = [
+        node("Add", "x x", "h"),
+        node("Relu", "h", "r"),
+        node("Transpose", "r", "t", perm=[1, 0]),
+        node("MatMul", "t w", "y"),
+    ]
+    scan = _scan(tmp_path, nodes, {"x": [4, 1]}, "y", w=np.resize(SIGNS, (4, 1)))
+    small, large = floats(-9000, 1, 1, 1)[:, None], floats(-40000, 20000, 20000, 1)[:, None]
+    found = scan({"x": small}, {"x": large})
+    assert _sums(found) == [80002]
+    assert measured == [0]
+    assert found.by_tensor["h"].min == -80000
+
+
+def test_where_nothing_is_told_of_a_factor_it_is_looked_at(measured: list[int], tmp_path: Path) -> None:
+    """Of a Neg, no probe tells anything."""
+    nodes = [node("Neg", "x", "h"), node("MatMul", "h w", "y")]
+    scan = _scan(tmp_path, nodes, {"x": [1, 2]}, "y", w=SIGNS)
+    assert np.isnan(_sums(scan({"x": floats(1, 2)[None]}))).all()
+    assert measured == []
+    assert _sums(scan({"x": floats(-40000, -40000)[None]})) == [80000]
+    assert measured == [0]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ModelError("told")])
+def test_what_is_raised_in_the_midst_of_a_run_is_raised_behind_it(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; nothing more is measured in that run."""
+    calls: list[None] = []
+
+    def fail(*_: Any) -> None:
+        calls.append(None)
+        raise error
+
+    monkeypatch.setattr(ProductSessions, "measure", fail)
+    nodes = [node("MatMul", "x w", "y"), node("MatMul", "x w", "z")]
+    scan = _scan(tmp_path, nodes, {"x": [1, 2]}, "y z", w=SIGNS)
+    with pytest.raises(ModelError if isinstance(error, MemoryError) else type(error)):
+        scan({"x": floats(40000, 40000)[None]})
+    assert len(calls) == 1
+
+
+def _watch(folder: Path, nodes: list[Any], inputs: dict[str, Any], **constants: Any) -> ProductWatch:
+    graph = save(make_model(nodes, inputs, "y", constants), folder)
+    products = find_products(graph)
+    return ProductWatch(
+        graph,
+        products,
+        lambda name: float(np.abs(constants[name]).max()),
+        lambda row, _: find_channel_norm(graph, products[row]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "is_watched"),
+    [
+        (node("MatMul", "x w", "y"), True),
+        (node("MatMul", "w x", "y"), True),
+        (node("MatMul", "x x", "y"), True),
+        (node("MatMul", "w w", "y"), False),
+        (node("Gemm", "x w w", "y"), True),
+        (node("Gemm", "x w x", "y"), False),
+        (node("Einsum", "x w", "y", equation="ij,jk->ik"), False),
+    ],
+)
+def test_which_products_are_watched(made: Any, is_watched: bool, tmp_path: Path) -> None:
+    """Those of what the data decide, and which are told by one row or two."""
+    found = _watch(tmp_path, [made], {"x": [2, 2]}, w=np.ones((2, 2), np.float32)).watches
+    assert bool(found) is is_watched
+
+
+@pytest.mark.parametrize(("weights", "is_watched"), [("w", True), ("v", False)])
+def test_a_convolution_is_watched_where_its_weights_are_constant(
+    weights: str, is_watched: bool, tmp_path: Path
+) -> None:
+    shapes = {"x": [1, 2, 4, 4], "v": [3, 2, 1, 1]}
+    nodes = [node("Conv", f"x {weights}", "y")]
+    found = _watch(tmp_path, nodes, shapes, w=np.ones((3, 2, 1, 1), np.float32)).watches
+    assert bool(found) is is_watched
+
+
+def test_weights_that_cannot_be_bounded_are_asked_for_no_more_than_twice(tmp_path: Path) -> None:
+    watch = _watch(tmp_path, [node("MatMul", "x w", "y")], {"x": [1, 2]}, w=floats(np.inf, 1)[:, None])
+    for _ in range(2):
+        watch._look(0, None)
+    watch.finish()
+    assert watch._allowed[0].tolist() == [0, 0, 0]
+
+
+def test_large_constants_are_read_in_pieces(
+    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_watch, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(ProductSessions, "measure", lambda *_: pytest.fail("in one piece"))
+    w = np.repeat(np.resize(SIGNS, (64, 1)), 64, axis=1)
+    scan = _scan(tmp_path, [node("MatMul", "x w", "y")], {"x": [1, 64]}, "y", w=w)
+    assert _sums(scan({"x": np.full((1, 64), 2000, np.float32)})) == [128000]
+    assert measured == [0]
