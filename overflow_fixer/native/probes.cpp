@@ -16,13 +16,14 @@
  *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
  *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[42]
  *     the same, but for what is about the mean.
- *   Watch(watch: int64[5], written: double[7], told: double[7], x: float) -> nothing: double[0]
+ *   Watch(written: double[7], told: double[7], x: float) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
- *     or of what has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit while x and the output
- *     are not, it calls a function, which may look at x. `watch` is that function, the node's number and the address of
- *     its Allowance, the axis of x that is summed (from the end, where it is negative), and in how many groups.
- *   WatchPair(watch: int64[6], written, told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
- *     the same for the products of x and y; watch[5] is the axis of y.
+ *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
+ *     while x and the output are not, it calls a function, which may look at x. Attributes: that `function`, the `number`
+ *     it is called with, the `allowance`, which is an address as well, the `axis` of x that is summed (from the end, where
+ *     it is negative), and in how many `groups`.
+ *   WatchPair(written: double[7], told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
+ *     the same for the products of x and y, of which `axis_y` is summed.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -30,6 +31,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <initializer_list>
@@ -65,8 +67,10 @@ enum Place {
   GET_DIMENSIONS = 62,
   GET_TENSOR_SHAPE_ELEMENT_COUNT = 64,
   GET_TENSOR_TYPE_AND_SHAPE = 65,
+  KERNEL_INFO_GET_ATTRIBUTE_INT64 = 86,
   KERNEL_CONTEXT_GET_INPUT = 90,
   KERNEL_CONTEXT_GET_OUTPUT = 91,
+  RELEASE_STATUS = 93,
   RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99,
   KERNEL_CONTEXT_PARALLEL_FOR = 274,
 };
@@ -481,7 +485,7 @@ using Look = void (*)(int64_t number, const float *x, const int64_t *x_dimension
 
 /* A tensor as [outer, length, inner], of which `length` is summed. */
 struct Lengths {
-  const float *x;
+  const float *x = nullptr;
   size_t outer = 1, length = 1, inner = 1, strips = 1, tasks = 1, rank = 0;
   int64_t dimensions[MOST_DIMENSIONS];
   float found[MOST_TASKS];
@@ -541,27 +545,46 @@ double find_largest_length(Context *context, Lengths &l, double magnitude) {
 
 double magnitude_in(const double *told) { return told[0] > -told[1] ? told[0] : -told[1]; }
 
+struct Watch {
+  int64_t function, number, allowance, axis, groups, axis_y;
+
+  Status *read(const void *info) {
+    struct {
+      const char *name;
+      int64_t *value;
+    } attributes[] = {{"function", &function}, {"number", &number}, {"allowance", &allowance},
+                      {"axis", &axis},         {"groups", &groups}, {"axis_y", &axis_y}};
+    for (auto &one : attributes)
+      if (Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, one.name, one.value)) return status;
+    return nullptr;
+  }
+
+  void ask() const { reinterpret_cast<Look>(function)(number, nullptr, nullptr, 0, nullptr, nullptr, 0); }
+
+  void show(const Lengths &x, const Lengths &y) const {
+    reinterpret_cast<Look>(function)(number, x.x, x.dimensions, int64_t(x.rank), y.x, y.dimensions, int64_t(y.rank));
+  }
+};
+
 template <bool IS_PAIR>
-void compute_watch(void *, Context *context) {
+void compute_watch(void *state, Context *context) {
   size_t count;
-  const int64_t *watch = input<int64_t>(context, 0, &count);
-  const double *written = input<double>(context, 1, &count), *told = input<double>(context, 2, &count);
-  const double *told_y = IS_PAIR ? input<double>(context, 4, &count) : nullptr;
-  const Look look_at = reinterpret_cast<Look>(watch[0]);
-  const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch[2]);
+  const Watch none{}, &watch = state ? *static_cast<const Watch *>(state) : none;
+  const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch.allowance);
+  const double *written = input<double>(context, 0, &count), *told = input<double>(context, 1, &count);
+  const double *told_y = IS_PAIR ? input<double>(context, 3, &count) : nullptr;
   output<double>(context, 0, 0);
+  if (!watch.function) return;
   if (magnitude_in(written) > HELD || told[0] > HELD || (IS_PAIR && told_y[0] > HELD)) return;
   Lengths x, y;
-  x.read(context, 3, watch[3], size_t(watch[4]));
+  x.read(context, 2, watch.axis, size_t(watch.groups));
   double magnitude = magnitude_in(told) * (IS_PAIR ? magnitude_in(told_y) * double(x.length) : 1);
-  while (!(magnitude <= allowed->magnitude) && allowed->can_grow)
-    look_at(watch[1], nullptr, nullptr, 0, nullptr, nullptr, 0);
+  while (!(magnitude <= allowed->magnitude) && allowed->can_grow) watch.ask();
   if (magnitude <= allowed->magnitude) return;
-  if (IS_PAIR) y.read(context, 5, watch[5], 1);
+  if (IS_PAIR) y.read(context, 4, watch.axis_y, 1);
   double length = find_largest_length(context, x, magnitude_in(told));
   if (IS_PAIR) length *= find_largest_length(context, y, magnitude_in(told_y));
-  if (length <= allowed->length) return;
-  look_at(watch[1], x.x, x.dimensions, int64_t(x.rank), IS_PAIR ? y.x : nullptr, y.dimensions, int64_t(y.rank));
+  if (!(length <= allowed->length)) watch.show(x, y);
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
@@ -609,13 +632,19 @@ Description describe_rows(const char *(*name)(const Description *)) {
   return rows;
 }
 
-/* Inputs from the third on are what is told of a tensor, and that tensor. */
 template <bool IS_PAIR>
 Description describe_watch(const char *(*name)(const Description *)) {
   Description watch = PROBE;
   watch.name = name;
-  watch.input_type = [](const Description *, size_t index) { return !index ? INT64 : index == 3 || index == 5 ? FLOAT : DOUBLE; };
-  watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 6 : 4}; };
+  watch.create = [](const Description *, Api, const void *info) -> void * {
+    Watch *found = static_cast<Watch *>(calloc(1, sizeof(Watch)));
+    Status *status = found ? found->read(info) : nullptr;
+    if (status) call<void>(api, RELEASE_STATUS, status), found->function = 0;
+    return found;
+  };
+  watch.destroy = [](void *state) { free(state); };
+  watch.input_type = [](const Description *, size_t index) { return index == 2 || index == 4 ? FLOAT : DOUBLE; };
+  watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 5 : 3}; };
   watch.compute = compute_watch<IS_PAIR>;
   return watch;
 }

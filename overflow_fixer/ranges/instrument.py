@@ -21,7 +21,7 @@ from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.ranges.watches import Watch, find_told
+from overflow_fixer.ranges.watches import Watch, find_told, make_unknown
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -105,10 +105,13 @@ def add_probes(
     wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
+    first = list(shared_constants(prefix, sorted({look.rows for look in looks})))
+    if watches:
+        first.append(make_unknown(prefix + "unknown"))
     told = _find_told(graph, how, looks, watches)
     for i, watch in enumerate(watches):
-        behind.setdefault(watch.output, []).extend(watch.nodes(f"{prefix}watch_{i}_", told))
-    first = list(shared_constants(prefix, sorted({look.rows for look in looks})))
+        made = watch.make_node(f"{prefix}watch_{i}_", told, prefix + "unknown")
+        behind.setdefault(watch.output, []).append(made)
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
     quick = [name for name in tensors if name not in how.detailed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,13 @@ class ProductWatch:
         self._allowed = np.full((len(products), len(_NOTHING)), _UNKNOWN)
         self._constants = {name: tuple(tensor.dims) for name, tensor in graph.constants.items()}
         self._has_own_weights = True
+        self._live = graph.producers.keys() | {spec.name for spec in graph.inputs}
         self._function = _LOOK(self._look)
         self._error: BaseException | None = None
         self._batch = Batch("", {})
         self.found: dict[int, Summaries] = {}
         """Of the batch at hand, what was measured."""
-        self.watches = {row: watch for row in range(len(products)) if (watch := self._watch(row)) is not None}
+        self.watches = dict(self._find_watches())
 
     def begin(self, batch: Batch) -> None:
         """Before it is run. Of weights that it feeds nothing is known."""
@@ -77,24 +78,29 @@ class ProductWatch:
             self._allowed[:] = _UNKNOWN
             raise error
 
-    def _watch(self, row: int) -> Watch | None:
-        """None where a bias, or the weights of a convolution, are computed, and for products of more than two factors."""
-        product, constants = self._products[row], self._constants
-        node = product.node
-        live = [slot for slot, name in enumerate(product.factors) if name not in constants]
-        is_constant = not product.bias or product.bias in constants
-        if node.op_type == "Einsum" or not live or not is_constant or not self._are_observed(product, live):
-            return None
-        if node.op_type.startswith("Conv") and live != [0]:
-            return None
-        factors = tuple((product.factors[slot], summed_axis(node, is_right=slot == 1)) for slot in live)
-        groups = count_groups(node) if node.op_type.startswith("Conv") else 1
-        address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
-        return Watch(node.outputs[0], factors, groups, (address, row, self._allowed[row].ctypes.data))
+    def _find_watches(self) -> Iterator[tuple[int, Watch]]:
+        """By the product's number."""
+        function = ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        start, step = self._allowed.ctypes.data, self._allowed.strides[0]
+        for row, product in enumerate(self._products):
+            node = product.node
+            if slots := self._find_watched(product):
+                axes = (summed_axis(node, is_right=slot == 1) for slot in slots)
+                factors = tuple(zip((product.factors[slot] for slot in slots), axes, strict=True))
+                groups = count_groups(node) if node.op_type.startswith("Conv") else 1
+                yield row, Watch(node.outputs[0], factors, groups, function, row, start + row * step)
 
-    def _are_observed(self, product: Product, slots: Sequence[int]) -> bool:
-        known = self._graph.producers.keys() | {spec.name for spec in self._graph.inputs}
-        return all(product.factors[slot] in known for slot in slots)
+    def _find_watched(self, product: Product) -> list[int]:
+        """The places of the factors that are computed or fed.
+
+        None where a bias, or the weights of a convolution, are computed, and of products of any number of factors.
+        """
+        live = [slot for slot, name in enumerate(product.factors) if name not in self._constants]
+        is_known = all(product.factors[slot] in self._live for slot in live)
+        has_plain_bias = not product.bias or product.bias in self._constants
+        is_whole = product.node.op_type.startswith("Conv") and live != [0]
+        is_watched = is_known and has_plain_bias and not is_whole and product.node.op_type != "Einsum"
+        return live if is_watched else []
 
     def _look(self, row: int, *tensors: Any) -> None:
         """What a native node calls in the midst of a run, from which nothing can be raised."""

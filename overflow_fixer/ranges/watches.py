@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -16,33 +16,47 @@ from overflow_fixer.ranges.probes import DETAILED
 
 @dataclass(frozen=True)
 class Watch:
-    """Behind the node that writes `output`: of one or two `factors`, each with the axis along which it is summed.
+    """Behind the node that writes `output`: of one or two `factors`, each with the axis along which it is summed, in `groups`.
 
-    `call` are the addresses of the function and of the allowance, with the node's number between them.
+    It calls a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
     """
 
     output: str
     factors: tuple[tuple[str, int], ...]
     groups: int
-    call: tuple[int, int, int]
+    function: int
+    number: int
+    allowance: int
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The tensors of which it wants to know how far they reach."""
         return (self.output, *(name for name, _ in self.factors))
 
-    def nodes(self, prefix: str, told: Mapping[str, str]) -> Iterator[NodeProto]:
-        """`told` has the statistics of tensors by a native probe; of others nothing is known."""
-        axes = [axis for _, axis in self.factors]
-        numbers = [*self.call, axes[0], self.groups, *axes[1:]]
-        yield _constant(prefix + "watch", TensorProto.INT64, numbers)
-        if any(name not in told for name in self.reads):
-            yield _constant(prefix + "unknown", TensorProto.DOUBLE, [math.nan] * len(DETAILED))
-        inputs = [prefix + "watch", told.get(self.output, prefix + "unknown")]
+    def make_node(self, prefix: str, told: Mapping[str, str], unknown: str) -> NodeProto:
+        """`told` has the statistics of tensors by a native probe; `unknown` are those of others."""
+        inputs = [told.get(self.output, unknown)]
         for name, _ in self.factors:
-            inputs += [told.get(name, prefix + "unknown"), name]
-        op_type = "WatchPair" if len(self.factors) == 2 else "Watch"
-        yield NodeProto(op_type=op_type, domain=DOMAIN, input=inputs, output=[prefix + "nothing"])
+            inputs += [told.get(name, unknown), name]
+        return onnx.helper.make_node(
+            "WatchPair" if len(self.factors) == 2 else "Watch",
+            inputs,
+            [prefix + "nothing"],
+            domain=DOMAIN,
+            function=self.function,
+            number=self.number,
+            allowance=self.allowance,
+            axis=self.factors[0][1],
+            groups=self.groups,
+            axis_y=self.factors[-1][1],
+        )
+
+
+def make_unknown(name: str) -> NodeProto:
+    """The statistics of a tensor of which nothing is known."""
+    numbers = [math.nan] * len(DETAILED)
+    tensor = onnx.helper.make_tensor(name, TensorProto.DOUBLE, [len(numbers)], numbers)
+    return onnx.helper.make_node("Constant", [], [name], value=tensor)
 
 
 def find_told(graph: Graph, sources: Mapping[str, str], probed: Mapping[str, str], tensor: str) -> str | None:
@@ -58,9 +72,3 @@ def find_told(graph: Graph, sources: Mapping[str, str], probed: Mapping[str, str
         node = graph.producers.get(name)
         name = node.inputs[0] if node is not None and node.is_standard and node.op_type == "Relu" else None
     return None
-
-
-def _constant(name: str, elem_type: int, numbers: Sequence[float]) -> NodeProto:
-    return onnx.helper.make_node(
-        "Constant", [], [name], value=onnx.helper.make_tensor(name, elem_type, [len(numbers)], numbers)
-    )

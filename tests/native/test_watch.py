@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,18 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
 NUMBER = 7
 
 
-@cache
-def _session(op_type: str) -> Any:
-    names = ["watch", "written", "told", "x", "told_y", "y"][: 6 if op_type == "WatchPair" else 4]
-    types = [
-        TensorProto.INT64,
-        *[TensorProto.DOUBLE] * 2,
-        TensorProto.FLOAT,
-        TensorProto.DOUBLE,
-        TensorProto.FLOAT,
-    ]
+def _open(is_pair: bool, **attributes: int) -> Any:
+    types = {
+        "written": TensorProto.DOUBLE,
+        "told": TensorProto.DOUBLE,
+        "x": TensorProto.FLOAT,
+        **({"told_y": TensorProto.DOUBLE, "y": TensorProto.FLOAT} if is_pair else {}),
+    }
+    op_type = "WatchPair" if is_pair else "Watch"
     graph = helper.make_graph(
-        [helper.make_node(op_type, names, ["nothing"], domain=DOMAIN)],
+        [helper.make_node(op_type, list(types), ["nothing"], domain=DOMAIN, **attributes)],
         "g",
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=False)],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
         [helper.make_tensor_value_info("nothing", TensorProto.DOUBLE, None)],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
@@ -78,16 +75,22 @@ def watch(
             calls.append([_copy(*one) for one in (tensors[:3], tensors[3:]) if one[0] is not None])
 
     function = _FUNCTION(look)
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    numbers = [address, NUMBER, allowance.ctypes.data, axis, groups, *([] if y is None else [-2])]
+    session = _open(
+        y is not None,
+        function=ctypes.cast(function, ctypes.c_void_p).value or 0,
+        number=NUMBER,
+        allowance=allowance.ctypes.data,
+        axis=axis,
+        groups=groups,
+        axis_y=-2,
+    )
     feeds = {
-        "watch": np.array(numbers, np.int64),
         "written": tell(0) if written is None else written,
         "told": tell_of(x) if told is None else told,
         "x": x,
         **({} if y is None else {"told_y": tell_of(y), "y": y}),
     }
-    (nothing,) = run_session(_session("Watch" if y is None else "WatchPair"), None, Batch("b", feeds))
+    (nothing,) = run_session(session, None, Batch("b", feeds))
     assert nothing.shape == (0,)
     return calls
 
