@@ -155,10 +155,19 @@ def count_on_cpu(session: Any) -> Counter[str] | None:
     return Counter(node.op_type for part in parts for node in part.get_nodes())
 
 
-def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch) -> list[Any]:
-    """Run one batch and return the outputs asked for (None: all). Raises ModelError naming the batch."""
+def make_run_options() -> Any:
+    """Those of a run which, where `terminate` is set meanwhile, ends after the node at hand, as an error."""
+    return onnxruntime.RunOptions()
+
+
+def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, options: Any = None) -> list[Any]:
+    """Run one batch and return the outputs asked for (None: all). Raises ModelError naming the batch.
+
+    `options` are those of make_run_options.
+    """
     try:
-        return list(session.run(outputs, {name: _feedable(array) for name, array in batch.feeds.items()}))
+        feeds = {name: _feedable(array) for name, array in batch.feeds.items()}
+        return list(session.run(outputs, feeds, options))
     except Exception as error:
         raise ModelError(
             f"The model could not be run on batch {batch.name}: {_first_line(error)}. Expected every batch to run in "

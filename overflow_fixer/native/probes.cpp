@@ -494,8 +494,8 @@ struct Lengths {
     size_t all;
     x = input<float>(context, index, &all, dimensions, MOST_DIMENSIONS, &rank);
     int64_t place = axis < 0 ? axis + int64_t(rank) : axis;
-    size_t summed = place < 0 ? 0 : size_t(place);
-    for (size_t i = 0; i < rank; i++) (i < summed ? outer : i > summed ? inner : length) *= size_t(dimensions[i]);
+    size_t summed = place < 0 ? 0 : size_t(place), known = rank < MOST_DIMENSIONS ? rank : MOST_DIMENSIONS;
+    for (size_t i = 0; i < known; i++) (i < summed ? outer : i > summed ? inner : length) *= size_t(dimensions[i]);
     length /= groups, outer *= groups;
     strips = (inner + STRIP - 1) / STRIP;
     tasks = all / TASK + 1 < MOST_TASKS ? all / TASK + 1 : MOST_TASKS;
@@ -535,6 +535,7 @@ void find_lengths(void *state, size_t task) {
 
 /* No less than the largest, whatever was rounded. That of one element is its magnitude, of which the largest may be known. */
 double find_largest_length(Context *context, Lengths &l, double magnitude) {
+  if (l.rank > MOST_DIMENSIONS) return INFINITY;
   if (l.length == 1 && !isnan(magnitude)) return magnitude;
   if (!l.tasks) return 0;
   in_parallel(context, find_lengths, l.tasks, &l);

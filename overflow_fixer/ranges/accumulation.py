@@ -103,7 +103,7 @@ class Accumulation:
     def find_norm(self, row: int, batch: Batch) -> ChannelNorm | None:
         """Of a product's constant weights, which are read once; those that a batch feeds are none."""
         product = self._products[row]
-        if not batch.feeds.keys().isdisjoint(self._graph.initializers):
+        if any(name in batch.feeds for name in product.factors if name in self._graph.constants):
             return find_channel_norm(self._graph, product, batch.feeds)
         if row not in self._norms:
             self._norms[row] = find_channel_norm(self._graph, product)

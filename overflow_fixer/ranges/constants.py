@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 
 import numpy as np
 
@@ -15,6 +17,25 @@ from overflow_fixer.records import Array
 from overflow_fixer.sessions import has_native_probes
 
 _PIECE_BYTES = 1 << 19
+
+
+class Constants:
+    """The statistics of a graph's constants, found by another thread; `row_of` says where they stand among others."""
+
+    def __init__(self, graph: Graph, row_of: Mapping[str, int], beside: Executor) -> None:
+        self.row_of = row_of
+        self._place_of = {name: place for place, name in enumerate(row_of)}
+        constants = [(graph, name) for name in row_of]
+        self._found: Future[Summaries] = beside.submit(summarize_constants, constants)
+
+    def fill(self, seen: Summaries) -> None:
+        """Put them in their rows, in place."""
+        seen[list(self.row_of.values())] = self._found.result()
+
+    def find_largest(self, name: str) -> float:
+        """The largest magnitude of a constant; NaN where it is not observed."""
+        place = self._place_of.get(name)
+        return math.nan if place is None else float(self._found.result()["max_abs"][place])
 
 
 def summarize_constants(constants: Sequence[tuple[Graph, str]]) -> Summaries:

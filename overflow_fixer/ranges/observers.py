@@ -69,7 +69,7 @@ class Wanted:
     names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
     element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well. `detailed` are
     tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on. `watches`
-    stand in the run, where there are native probes.
+    stand in the run, where there are native probes, and `run_options` may end it.
     """
 
     tensors: Sequence[str]
@@ -79,6 +79,7 @@ class Wanted:
     carried: Sequence[str] = ()
     detailed: Collection[str] = ()
     watches: Sequence[Watch] = ()
+    run_options: Any = None
 
 
 class Observed(NamedTuple):
@@ -131,7 +132,7 @@ class ReductionObserver:
     A tensor that only holds another's values, or whose extremes follow from another's, has no probe of its
     own. Where there are native probes, each other has one, unless a native node of the graph tells of it. Else it
     starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a NaN), or what was derived has
-    such a value, the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
+    such a value that is not counted in what it is made of, the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
     batch could give other values, every tensor has a detailed probe from the start. `shapes` are those that can be
     relied on; what the model itself records is not.
     """
@@ -144,7 +145,7 @@ class ReductionObserver:
         shapes: Mapping[str, Sequence[Dim]] | None = None,
     ) -> None:
         self._graph, self._provider, self._carried = graph, provider, wanted.carried
-        self._watches = wanted.watches
+        self._watches, self._run_options = wanted.watches, wanted.run_options
         tensors = wanted.tensors
         looks = {**wanted.looks, **dict(_look_at_rows(wanted.looks, wanted.extremes))}
         self._sources = sources = find_sources(graph, list(dict.fromkeys((*tensors, *looks))))
@@ -235,7 +236,7 @@ class ReductionObserver:
     def _run(self, batch: Batch) -> tuple[Sequence[Array], Sequence[Any]]:
         """The vectors of the probes, and what is carried."""
         fetches, carried = self._probed.fetches, self._probed.carried
-        found = run_session(self._session, (*fetches, *carried) or None, batch)
+        found = run_session(self._session, (*fetches, *carried) or None, batch, self._run_options)
         return found[: len(fetches)], found[len(fetches) :][: len(carried)]
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:

@@ -43,8 +43,10 @@ class ProductObserver:
         watch: ProductWatch | None = None,
     ) -> None:
         self._watch, self._watched = watch, () if watch is None else watch.watches.keys()
-        watches = () if watch is None else tuple(watch.watches.values())
-        self._graph, self._products, self._wanted = graph, products, replace(wanted, watches=watches)
+        if watch is not None:
+            watches = tuple(watch.watches.values())
+            wanted = replace(wanted, watches=watches, run_options=watch.run_options)
+        self._graph, self._products, self._wanted = graph, products, wanted
         self._open_observer, self._in_pieces = open_observer, in_pieces
         self._place_of: dict[int, int] = {}
         self._pieces: dict[int, PiecewiseSum] = {}
@@ -58,10 +60,8 @@ class ProductObserver:
         assert self._observer is not None
         if self._watch is None:
             return self._observer.observe(batch)
-        self._watch.begin(batch)
-        observed = self._observer.observe(batch)
-        self._watch.finish()
-        return observed
+        with self._watch.watch(batch):
+            return self._observer.observe(batch)
 
     def measure(
         self, batch: Batch, products: Sequence[int], observed: Observed, counts: Mapping[str, int]

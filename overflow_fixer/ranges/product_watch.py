@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
+import threading
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from overflow_fixer.errors import ModelError
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import (
     ChannelNorm,
@@ -24,13 +31,15 @@ from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch
+from overflow_fixer.sessions import make_run_options
 
 _TENSOR = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _LOOK = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
 _LARGE_BYTES = 1 << 24
 """Of a constant that is read in pieces: in one piece, it is the faster to multiply with."""
-_NOTHING, _EVERYTHING = (0.0, 0.0, 0.0), (math.inf, math.inf, 0.0)
-_UNKNOWN = (0.0, 0.0, 2.0)
+_MOST_DIMENSIONS = 64
+_NO_BATCH = Batch("", {})
+_UNKNOWN, _EVERYTHING = (0.0, 0.0, 2.0), (math.inf, math.inf, 0.0)
 """What the native operators call an Allowance: the largest magnitude, the largest length, and how often it can grow."""
 
 
@@ -50,33 +59,43 @@ class ProductWatch:
         self._graph, self._products = graph, products
         self._find_largest, self._find_norm = find_largest, find_norm
         self._sessions = ProductSessions(graph)
-        self._allowed = np.full((len(products), len(_NOTHING)), _UNKNOWN)
+        self._allowed = np.full((len(products), len(_UNKNOWN)), _UNKNOWN)
         self._constants = {name: tuple(tensor.dims) for name, tensor in graph.constants.items()}
-        self._has_own_weights = True
+        self._fed: frozenset[str] = frozenset()
         self._live = graph.producers.keys() | {spec.name for spec in graph.inputs}
-        self._function = _LOOK(self._look)
+        look = weakref.WeakMethod(self._look)  # a function that held this would keep all of it to the end
+        self._function = _LOOK(lambda row, *tensors: look()(row, *tensors))  # type: ignore[misc]
         self._error: BaseException | None = None
-        self._batch = Batch("", {})
+        self._batch = _NO_BATCH
         self.found: dict[int, Summaries] = {}
-        """Of the batch at hand, what was measured."""
+        """Of the last batch, what was measured."""
         self.watches = dict(self._find_watches())
+        self.run_options = make_run_options()
+        """Those of each run, which ends early where something is raised in the midst of it."""
 
-    def begin(self, batch: Batch) -> None:
-        """Before it is run. Of weights that it feeds nothing is known."""
-        has_own_weights = batch.feeds.keys().isdisjoint(self._graph.initializers)
-        if not has_own_weights:
-            self._allowed[:] = _NOTHING
-        elif not self._has_own_weights:
-            self._allowed[:] = _UNKNOWN
-        self._has_own_weights, self._batch = has_own_weights, batch
-        self.found.clear()
-
-    def finish(self) -> None:
-        """After the run. Raises what kept it from measuring."""
-        if self._error is not None:
+    @contextmanager
+    def watch(self, batch: Batch) -> Iterator[None]:
+        """Around a run of a batch. Raises what was raised in the midst of it, in place of what came of that."""
+        self._begin(batch)
+        try:
+            with _catch_unraisable(self._fail):
+                yield
+        finally:
+            self._batch, self.run_options.terminate = _NO_BATCH, False
             error, self._error = self._error, None
-            self._allowed[:] = _UNKNOWN
-            raise error
+            if error is not None:
+                self._allowed[:] = _UNKNOWN
+                raise error
+
+    def _begin(self, batch: Batch) -> None:
+        """Of weights that it feeds, or the one before it did, nothing is known."""
+        fed = frozenset(batch.feeds.keys() & self._constants)
+        changed = fed | self._fed
+        for row, product in enumerate(self._products) if changed else ():
+            if not changed.isdisjoint((*product.factors, product.bias)):
+                self._allowed[row] = _UNKNOWN
+        self._fed, self._batch = fed, batch
+        self.found.clear()
 
     def _find_watches(self) -> Iterator[tuple[int, Watch]]:
         """By the product's number."""
@@ -105,35 +124,57 @@ class ProductWatch:
     def _look(self, row: int, *tensors: Any) -> None:
         """What a native node calls in the midst of a run, from which nothing can be raised."""
         try:
-            if tensors[0] is None:
+            if self._error is not None:
+                self._allowed[row] = _EVERYTHING
+            elif tensors[0] is None:
                 self._allow(row)
             else:
                 self._measure(row, tensors)
         except BaseException as error:
-            self._error = error
-            self._allowed[:] = _EVERYTHING
+            self._fail(error)
+            self._allowed[row] = _UNKNOWN
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep it until the run has ended, without what was looked at, which is gone then."""
+        traceback.clear_frames(error.__traceback__)
+        self._error, self.run_options.terminate = error, True
 
     def _allow(self, row: int) -> None:
-        """Set what is allowed for a product: first by the constant's largest element, then by its channels."""
+        """Set what is allowed for a product: first by the constant's largest element, then by its channels.
+
+        Everything, where FP16 cannot hold a constant: the node runs in FP32 anyway.
+        """
         product, allowed = self._products[row], self._allowed[row]
-        room = np.float64(find_room(product, self._find_largest(product.bias) if product.bias else 0.0))
+        largest = {
+            name: self._find_largest_in_batch(name) for name in product.node.inputs if name in self._constants
+        }
+        room = np.float64(find_room(product, largest.get(product.bias, 0.0)))
         constant = next((name for name in product.factors if name in self._constants), None)
         with np.errstate(all="ignore"):
-            if constant is None:
+            if any(one > FP16_MAX for one in largest.values()):
+                allowed[:] = _EVERYTHING
+            elif constant is None:
                 allowed[:] = room, room, 0
             elif allowed[2] == 2:
                 terms = count_terms(product, self._constants)
-                allowed[:] = room / (terms * self._find_largest(constant)), 0, 1
+                allowed[:] = room / (terms * largest[constant]), 0, 1
             elif (norm := self._find_norm(row, self._batch)) is not None:
                 allowed[:] = max(allowed[0], room / norm.sum), room / norm.length, 0
-            else:
-                allowed[:] = _EVERYTHING  # of a constant without elements
+            else:  # fed
+                allowed[1:] = 0
+
+    def _find_largest_in_batch(self, constant: str) -> float:
+        if constant not in self._fed:
+            return self._find_largest(constant)
+        return float(np.abs(self._batch.feeds[constant]).max(initial=0))
 
     def _measure(self, row: int, tensors: Sequence[Any]) -> None:
         product = self._products[row]
         watch = self.watches[row]
         given = (_view(*tensors[i : i + 3]) for i in (0, 3))
         values = {name: value for (name, _), value in zip(watch.factors, given, strict=False)}
+        if any(value.min(initial=0) < -FP16_MAX for value in values.values()):  # what is told need not tell
+            return
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)
         if place is None:
@@ -146,6 +187,35 @@ class ProductWatch:
 
 def _view(address: int, dimensions: Any, rank: int) -> Array:
     """A tensor of the run, as long as that does not go on."""
+    if rank > _MOST_DIMENSIONS:
+        raise ModelError(
+            f"A tensor has {rank} dimensions. Expected at most {_MOST_DIMENSIONS}, as numpy has, of what is multiplied. "
+            "Flatten it in the model, or scan with OVERFLOW_FIXER_NATIVE=0 in the environment."
+        )
     shape = dimensions[:rank]
     flat = (ctypes.c_float * math.prod(shape)).from_address(address)
     return np.asarray(np.ctypeslib.as_array(flat).reshape(shape))
+
+
+@contextmanager
+def _catch_unraisable(take: Callable[[BaseException], None]) -> Iterator[None]:
+    """`take` what a signal handler raises where native code calls Python, before the function has begun: ctypes drops it.
+
+    Handlers run in the main thread alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = sys.unraisablehook
+
+    def catch(told: Any) -> None:
+        if "ctypes callback" in (told.err_msg or "") and told.exc_value is not None:
+            take(told.exc_value)
+        else:
+            before(told)
+
+    sys.unraisablehook = catch
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from overflow_fixer.inner import SIGNED, InnerValue, Inside
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
-from overflow_fixer.ranges.constants import summarize_constants
+from overflow_fixer.ranges.constants import Constants
 from overflow_fixer.ranges.observers import (
     Look,
     Observe,
@@ -48,15 +47,15 @@ class Walk:
         carried: Sequence[str] = (),
     ) -> None:
         names = [*tensors, *(value.tensor for value in inside.values)]
-        self._constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
+        constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
+        self._constants = Constants(graph, constant_rows, beside)
         live = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
         self._is_taken = np.array([name in small for name in live], np.bool_)
         self._blank = no_summaries(len(names) + len(inside.products))
         self._product_count = len(inside.products)
-        constants = [(graph, name) for name in self._constant_rows]
-        self._constants: Future[Summaries] | None = beside.submit(summarize_constants, constants)
+        self._is_blank = True
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
@@ -76,7 +75,7 @@ class Walk:
         watch = None
         if chosen == "reductions" and is_native(chosen, provider):
             watch = ProductWatch(
-                inside.graph, inside.products, self._find_largest, self._accumulation.find_norm
+                inside.graph, inside.products, self._constants.find_largest, self._accumulation.find_norm
             )
 
         def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
@@ -84,21 +83,15 @@ class Walk:
 
         return ProductObserver(inside.graph, inside.products, wanted, open_anew, provider == "cpu", watch)
 
-    def _find_largest(self, constant: str) -> float:
-        """Its largest magnitude; NaN where it is not observed."""
-        self._await_constants()
-        row = self._constant_rows.get(constant)
-        return math.nan if row is None else float(self._blank["max_abs"][row])
-
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
-        defaults = self._constant_rows.keys() & batch.feeds.keys()
+        defaults = self._constants.row_of.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         observed = self._observer.observe(batch)
         found = observed.summaries[: len(self._live_rows)].copy()
         hide_small(found, self._is_taken)
         seen = self._begin()
         for name, summary in fed.items():
-            seen[self._constant_rows[name]] = summary
+            seen[self._constants.row_of[name]] = summary
         seen[self._live_rows] = found
         own, inner = seen[: len(self._tensors)], seen[len(self._tensors) : len(seen) - self._product_count]
         is_empty = own["element_count"][self._sources] == 0
@@ -114,14 +107,11 @@ class Walk:
 
     def _begin(self) -> Summaries:
         """Summaries [row] of nothing, but for the constants'."""
-        self._await_constants()
+        if self._is_blank:
+            self._constants.fill(self._blank)
+            self._is_blank = False
         blank: Summaries = self._blank.copy()
         return blank
-
-    def _await_constants(self) -> None:
-        if self._constants is not None:
-            self._blank[list(self._constant_rows.values())] = self._constants.result()
-            self._constants = None
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""

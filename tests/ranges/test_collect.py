@@ -298,7 +298,7 @@ def test_constants_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read.extend(name for _, name in constants)
         return summarize_constants(constants)
 
-    monkeypatch.setattr("overflow_fixer.ranges.walk.summarize_constants", counting)
+    monkeypatch.setattr("overflow_fixer.ranges.constants.summarize_constants", counting)
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     weights = [numpy_helper.from_array(np.float32([2, 3]), "w")]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")], weights)
