@@ -486,19 +486,18 @@ using Look = void (*)(int64_t number, const float *x, const int64_t *x_dimension
 /* A tensor as [outer, length, inner], of which `length` is summed. */
 struct Lengths {
   const float *x = nullptr;
-  size_t outer = 1, length = 1, inner = 1, strips = 1, tasks = 1, rank = 0;
+  size_t count = 1, outer = 1, length = 1, inner = 1, strips = 1, tasks = 1, rank = 0;
   int64_t dimensions[MOST_DIMENSIONS];
   float found[MOST_TASKS];
 
   void read(Context *context, size_t index, int64_t axis, size_t groups) {
-    size_t all;
-    x = input<float>(context, index, &all, dimensions, MOST_DIMENSIONS, &rank);
+    x = input<float>(context, index, &count, dimensions, MOST_DIMENSIONS, &rank);
     int64_t place = axis < 0 ? axis + int64_t(rank) : axis;
     size_t summed = place < 0 ? 0 : size_t(place), known = rank < MOST_DIMENSIONS ? rank : MOST_DIMENSIONS;
     for (size_t i = 0; i < known; i++) (i < summed ? outer : i > summed ? inner : length) *= size_t(dimensions[i]);
     length /= groups, outer *= groups;
     strips = (inner + STRIP - 1) / STRIP;
-    tasks = all / TASK + 1 < MOST_TASKS ? all / TASK + 1 : MOST_TASKS;
+    tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
     if (tasks > outer * strips) tasks = outer * strips;
   }
 };
@@ -537,7 +536,6 @@ void find_lengths(void *state, size_t task) {
 double find_largest_length(Context *context, Lengths &l, double magnitude) {
   if (l.rank > MOST_DIMENSIONS) return INFINITY;
   if (l.length == 1 && !isnan(magnitude)) return magnitude;
-  if (!l.tasks) return 0;
   in_parallel(context, find_lengths, l.tasks, &l);
   float most = 0;
   for (size_t task = 0; task < l.tasks; task++) raise(most, l.found[task]);
@@ -579,10 +577,11 @@ void compute_watch(void *state, Context *context) {
   if (magnitude_in(written) > HELD || told[0] > HELD || (IS_PAIR && told_y[0] > HELD)) return;
   Lengths x, y;
   x.read(context, 2, watch.axis, size_t(watch.groups));
+  if (IS_PAIR) y.read(context, 4, watch.axis_y, 1);
+  if (!x.count || !y.count) return;
   double magnitude = magnitude_in(told) * (IS_PAIR ? magnitude_in(told_y) * double(x.length) : 1);
   while (!(magnitude <= allowed->magnitude) && allowed->can_grow) watch.ask();
   if (magnitude <= allowed->magnitude) return;
-  if (IS_PAIR) y.read(context, 4, watch.axis_y, 1);
   double length = find_largest_length(context, x, magnitude_in(told));
   if (IS_PAIR) length *= find_largest_length(context, y, magnitude_in(told_y));
   if (!(length <= allowed->length)) watch.show(x, y);

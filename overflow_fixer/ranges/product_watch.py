@@ -173,7 +173,7 @@ class ProductWatch:
         watch = self.watches[row]
         given = (_view(*tensors[i : i + 3]) for i in (0, 3))
         values = {name: value for (name, _), value in zip(watch.factors, given, strict=False)}
-        if any(value.min(initial=0) < -FP16_MAX for value in values.values()):  # what is told need not tell
+        if any(value.min() < -FP16_MAX for value in values.values()):  # what is told need not tell
             return
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)

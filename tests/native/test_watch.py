@@ -187,4 +187,5 @@ def test_a_nan_leaves_its_row_out_and_an_infinity_calls() -> None:
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
 def test_nothing_is_called_for_an_empty_tensor(shape: tuple[int, ...]) -> None:
     assert watch(np.zeros(shape, np.float32), -1) == []
-    assert watch(np.zeros(shape, np.float32), -1, told=tell(math.nan)) == []
+    for allowed in ((0, 0, 0), (-1, -1, 1), (math.nan, math.nan, 0)):
+        assert watch(np.zeros(shape, np.float32), -1, told=tell(math.nan), allowed=allowed) == []
