@@ -277,8 +277,10 @@ def _add_up_channels(node: Node, weights: Array, is_right: bool) -> tuple[Array,
         apart = apart.reshape(len(apart), -1, 1)
     apart = apart.reshape(*apart.shape[:2], -1)  # [what is summed, channel, place of the kernel]
     squares = np.einsum("kcp,kcp->cp", apart, apart).astype(np.float64)
-    sums = np.abs(apart).sum(axis=(0, 2), dtype=np.float64)
-    return sums, squares * (1 + _ROUNDING * len(apart))
+    magnitudes = np.abs(apart, out=apart if apart.flags.writeable else None)  # a piece is read for this alone
+    sums = magnitudes.sum(axis=(0, 2)).astype(np.float64)
+    terms, places = len(apart), apart.shape[2]
+    return sums * (1 + _ROUNDING * terms * places), squares * (1 + _ROUNDING * terms)
 
 
 def _sums_rows(node: Node, is_right: bool) -> bool:
