@@ -24,13 +24,14 @@ class Constants:
 
     def __init__(self, graph: Graph, row_of: Mapping[str, int], beside: Executor) -> None:
         self.row_of = row_of
+        self._rows = list(row_of.values())
         self._place_of = {name: place for place, name in enumerate(row_of)}
         constants = [(graph, name) for name in row_of]
         self._found: Future[Summaries] = beside.submit(summarize_constants, constants)
 
     def fill(self, seen: Summaries) -> None:
         """Put them in their rows, in place."""
-        seen[list(self.row_of.values())] = self._found.result()
+        seen[self._rows] = self._found.result()
 
     def find_largest(self, name: str) -> float:
         """The largest magnitude of a constant; NaN where it is not observed."""

@@ -55,7 +55,6 @@ class Walk:
         self._is_taken = np.array([name in small for name in live], np.bool_)
         self._blank = no_summaries(len(names) + len(inside.products))
         self._product_count = len(inside.products)
-        self._is_blank = True
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._tensors = tensors
         looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
@@ -107,11 +106,9 @@ class Walk:
 
     def _begin(self) -> Summaries:
         """Summaries [row] of nothing, but for the constants'."""
-        if self._is_blank:
-            self._constants.fill(self._blank)
-            self._is_blank = False
-        blank: Summaries = self._blank.copy()
-        return blank
+        seen: Summaries = self._blank.copy()
+        self._constants.fill(seen)
+        return seen
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""

@@ -200,13 +200,18 @@ def test_shapes_that_the_model_tells_wrongly_do_no_harm(tmp_path: Path, count_ru
     assert count_runs == {"run_session": 1, "open_session": 1}
 
 
-def test_a_tensor_derived_from_one_over_the_limit_is_still_told_wholly(tmp_path: Path) -> None:
+def _derive(path: Path) -> Graph:
+    """What follows from x: n, r and y."""
     nodes = [
         helper.make_node("Neg", ["x"], ["n"]),
         helper.make_node("Relu", ["n"], ["r"]),
         helper.make_node("Concat", ["r", "x"], ["y"], axis=0),
     ]
-    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=["n"])], [value_info("y")])
+    return save_model(path, nodes, [value_info("x", dims=["n"])], [value_info("y")])
+
+
+def test_a_tensor_derived_from_one_over_the_limit_is_still_told_wholly(tmp_path: Path) -> None:
+    graph = _derive(tmp_path / "m.onnx")
     tensors = ["x", "n", "r", "y"]
     for values in ([1, 2], [], [-7e4, np.nan, 3], [np.inf], [5, -0.0]):
         found = [
@@ -225,12 +230,7 @@ def test_counts_that_follow_from_others_do_not_run_a_batch_again(
     tmp_path: Path, count_runs: dict[str, int], probes: Probes
 ) -> None:
     """But for those of a Relu, of values that are far below 0; and where only quick probes are there."""
-    nodes = [
-        helper.make_node("Neg", ["x"], ["n"]),
-        helper.make_node("Relu", ["n"], ["r"]),
-        helper.make_node("Concat", ["r", "x"], ["y"], axis=0),
-    ]
-    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=["n"])], [value_info("y")])
+    graph = _derive(tmp_path / "m.onnx")
     tensors = ["x", "n", "r", "y"]
     observer, marked = (kind(graph, Wanted(tensors)) for kind in (ReductionObserver, OutputObserver))
     count_runs.update(run_session=0, open_session=1)
