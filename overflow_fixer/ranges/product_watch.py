@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.summaries import Summaries
+from overflow_fixer.ranges.unraisable import catch_unraisable
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import make_run_options
@@ -78,7 +77,7 @@ class ProductWatch:
         """Around a run of a batch. Raises what was raised in the midst of it, in place of what came of that."""
         self._begin(batch)
         try:
-            with _catch_unraisable(self._fail):
+            with catch_unraisable(self._fail):
                 yield
         finally:
             self._batch, self.run_options.terminate = _NO_BATCH, False
@@ -171,8 +170,10 @@ class ProductWatch:
     def _measure(self, row: int, tensors: Sequence[Any]) -> None:
         product = self._products[row]
         watch = self.watches[row]
-        given = (_view(*tensors[i : i + 3]) for i in (0, 3))
-        values = {name: value for (name, _), value in zip(watch.factors, given, strict=False)}
+        values = {
+            name: self._view(name, *tensors[i : i + 3])
+            for (name, _), i in zip(watch.factors, (0, 3), strict=False)
+        }
         if any(value.min() < -FP16_MAX for value in values.values()):  # what is told need not tell
             return
         counts = {name: value.size for name, value in values.items()}
@@ -184,38 +185,13 @@ class ProductWatch:
         piecewise = PiecewiseSum(self._graph, product, place, self._sessions)
         self.found[row] = piecewise.measure(self._batch, {**values, **bias})
 
-
-def _view(address: int, dimensions: Any, rank: int) -> Array:
-    """A tensor of the run, as long as that does not go on."""
-    if rank > _MOST_DIMENSIONS:
-        raise ModelError(
-            f"A tensor has {rank} dimensions. Expected at most {_MOST_DIMENSIONS}, as numpy has, of what is multiplied. "
-            "Flatten it in the model, or scan with OVERFLOW_FIXER_NATIVE=0 in the environment."
-        )
-    shape = dimensions[:rank]
-    flat = (ctypes.c_float * math.prod(shape)).from_address(address)
-    return np.asarray(np.ctypeslib.as_array(flat).reshape(shape))
-
-
-@contextmanager
-def _catch_unraisable(take: Callable[[BaseException], None]) -> Iterator[None]:
-    """`take` what a signal handler raises where native code calls Python, before the function has begun: ctypes drops it.
-
-    Handlers run in the main thread alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = sys.unraisablehook
-
-    def catch(told: Any) -> None:
-        if "ctypes callback" in (told.err_msg or "") and told.exc_value is not None:
-            take(told.exc_value)
-        else:
-            before(told)
-
-    sys.unraisablehook = catch
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+    def _view(self, name: str, address: int, dimensions: Any, rank: int) -> Array:
+        """A tensor of the run, as long as that does not go on."""
+        if rank > _MOST_DIMENSIONS:
+            raise ModelError(
+                f"Tensor {name} has {rank} dimensions in batch {self._batch.name}. Expected at most {_MOST_DIMENSIONS}, as "
+                "numpy has, of what is multiplied. Flatten it in the model."
+            )
+        shape = dimensions[:rank]
+        flat = (ctypes.c_float * math.prod(shape)).from_address(address)
+        return np.asarray(np.ctypeslib.as_array(flat).reshape(shape))

@@ -264,7 +264,7 @@ def test_a_tensor_of_many_dimensions_is_looked_at_or_refused(rank: int, tmp_path
     if rank <= 64:
         assert _sums(scan({"x": floats(40000, 40000)})) == [80000]
         return
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match=f"Tensor r has {rank} dimensions in batch batch_0"):
         scan({"x": floats(40000, 40000)})
 
 
