@@ -14,22 +14,33 @@ from overflow_fixer.inner.quantities import Found
 
 
 def find_in_average_pool(expression: Expression) -> Iterator[Found]:
-    """The sum of a window, where it is no fixed multiple of the output, and that of the magnitudes in it.
-
-    A window is added up by a convolution with ones, for which each channel is an image of its own.
-    """
-    kernel = expression.attribute("kernel_shape", [])
-    if math.prod(kernel) < 2:
+    """The sum of a window, where it is no fixed multiple of the output, and that of the magnitudes in it."""
+    if math.prod(expression.attribute("kernel_shape", [])) < 2:
         return
-    dims = expression.apply("Shape", expression.source)
+    add_up = _convolve if expression.attribute("ceil_mode", 0) else _pool
+    if _divides_by_several(expression):
+        yield "sum", add_up(expression, expression.source)
+    yield "sum of magnitudes", add_up(expression, expression.apply("Abs", expression.source))
+
+
+def _pool(expression: Expression, source: str) -> str:
+    """By the mean of all places of a window, those beyond the edge too."""
+    kernel = expression.attribute("kernel_shape", [])
+    means = expression.apply(
+        "AveragePool", source, kernel_shape=kernel, count_include_pad=1, **_find_windows(expression)
+    )
+    return expression.apply("Mul", means, expression.number(float(math.prod(kernel))))
+
+
+def _convolve(expression: Expression, source: str) -> str:
+    """By a convolution with ones, for which each channel is an image of its own: windows may end behind the edge."""
+    kernel = expression.attribute("kernel_shape", [])
+    dims = expression.apply("Shape", source)
     image = expression.apply("Gather", dims, expression.integers(*range(2, 2 + len(kernel))))
     shape = expression.apply("Concat", expression.integers(-1, 1), image, axis=0)
-    images = expression.apply("Reshape", expression.source, shape)
+    images = expression.apply("Reshape", source, shape)
     ones = expression.apply("Constant", value=numpy_helper.from_array(np.ones([1, 1, *kernel], np.float32)))
-    if _divides_by_several(expression):
-        yield "sum", expression.apply("Conv", images, ones, **_convolution(expression))
-    magnitudes = expression.apply("Abs", images)
-    yield "sum of magnitudes", expression.apply("Conv", magnitudes, ones, **_convolution(expression))
+    return expression.apply("Conv", images, ones, **_find_ceiled_windows(expression))
 
 
 def _divides_by_several(expression: Expression) -> bool:
@@ -42,12 +53,16 @@ def _divides_by_several(expression: Expression) -> bool:
     return bool(expression.attribute("ceil_mode", 0) or (is_padded and not counts_edge))
 
 
-def _convolution(expression: Expression) -> dict[str, Any]:
-    """The attributes of the convolution with the pool's windows; with ceil_mode those that begin before the end."""
-    kernel = expression.attribute("kernel_shape", [])
+def _find_windows(expression: Expression) -> dict[str, Any]:
+    """The attributes that say where the pool's windows are."""
     found = {name: expression.attribute(name, None) for name in ("strides", "dilations", "auto_pad", "pads")}
-    given = {name: value for name, value in found.items() if value is not None}
-    if expression.attribute("ceil_mode", 0) and given.get("auto_pad", b"NOTSET") == b"NOTSET":
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _find_ceiled_windows(expression: Expression) -> dict[str, Any]:
+    """The same with those that begin before the end."""
+    kernel, given = expression.attribute("kernel_shape", []), _find_windows(expression)
+    if given.get("auto_pad", b"NOTSET") == b"NOTSET":
         pads = given.get("pads") or [0] * (2 * len(kernel))
         steps = given.get("strides") or [1] * len(kernel)
         ends = (pad + step - 1 for pad, step in zip(pads[len(kernel) :], steps, strict=True))
