@@ -197,6 +197,17 @@ class Graph:
             **{name: tensor for name, tensor in values.items() if tensor is not None},
         }
 
+    @cached_property
+    def copied_constants(self) -> Mapping[str, str]:
+        """The tensors that are a constant's by an Identity, or several, with that constant: exporters share equal weights so."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            if node.standard_op == "Identity":
+                read = found.get(node.inputs[0], node.inputs[0])
+                if read in self.constants:
+                    found[node.outputs[0]] = read
+        return found
+
     def read_constant(self, tensor: str) -> Array | None:
         """The value of a constant, read from external data if it is there; None for another tensor.
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.operator_types import is_constant, tell_outputs
+from overflow_fixer.operator_types import STANDARD_DOMAINS, is_constant, tell_outputs
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import infer_types
 
@@ -219,8 +219,22 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
             kept.append(node)
         else:
             skeleton.graph.input.append(_value_info(node.output[0], value))
-    skeleton.graph.node.extend(kept)
+    skeleton.graph.node.extend(_replace_copies(skeleton.graph, kept))
     return skeleton
+
+
+def _replace_copies(skeleton: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes but for an Identity of an initializer, which becomes another: inference does not see values through it."""
+    given = {info.name for info in skeleton.input}
+    held = {tensor.name: tensor for tensor in skeleton.initializer if tensor.name not in given}
+    for node in nodes:
+        found = held.get(node.input[0]) if node.op_type == "Identity" else None
+        if found is None or node.domain not in STANDARD_DOMAINS:
+            yield node
+        else:
+            copy = held[node.output[0]] = skeleton.initializer.add()
+            copy.CopyFrom(found)
+            copy.name = node.output[0]
 
 
 def _is_small(tensor: TensorProto) -> bool:

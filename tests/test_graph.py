@@ -84,6 +84,22 @@ def test_tensors_producers_and_consumers(tmp_path: Path) -> None:
     assert [spec.name for spec in graph.inputs] == ["x"]
 
 
+def test_copies_of_constants_are_told_with_what_they_copy(tmp_path: Path) -> None:
+    """Whatever holds it, and however often it is copied."""
+    held = numpy_helper.from_array(np.ones(4, np.float32), "")
+    nodes = [
+        helper.make_node("Constant", [], ["k"], value=held),
+        helper.make_node("Identity", ["w"], ["a"]),
+        helper.make_node("Identity", ["a"], ["b"]),
+        helper.make_node("Identity", ["k"], ["c"]),
+        helper.make_node("Identity", ["x"], ["d"]),
+        helper.make_node("Identity", ["d"], ["e"]),
+        helper.make_node("Sum", ["b", "c", "e"], ["y"]),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    assert graph.copied_constants == {"a": "w", "b": "w", "c": "k"}
+
+
 def test_what_bodies_capture_is_read_by_their_node(tmp_path: Path) -> None:
     inner = helper.make_graph([helper.make_node("Mul", ["deep", "w"], ["i"])], "inner", [], [_info("i")])
     other = helper.make_graph([helper.make_node("Neg", ["x"], ["j"])], "other", [], [_info("j")])

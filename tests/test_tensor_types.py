@@ -90,6 +90,26 @@ def test_shapes_follow_what_is_fed() -> None:
     assert infer_shapes(_model([4, 9]), {"x": (2, 4)}) == {"x": (2, 4), "a": (2, 4), "y": (4, 2)}
 
 
+@pytest.mark.parametrize("may_be_fed", [False, True])
+def test_a_shape_that_is_copied_is_seen(may_be_fed: bool) -> None:
+    """As exporters share equal constants by an Identity, which inference does not see through."""
+    nodes = [
+        helper.make_node("Identity", ["shape"], ["copy"]),
+        helper.make_node("Identity", ["copy"], ["other"]),
+        helper.make_node("Reshape", ["x", "other"], ["y"]),
+    ]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [2, 6])
+    inputs = [_info("x", ["n", 4])]
+    if may_be_fed:
+        inputs.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [2]))
+    graph = helper.make_graph(nodes, "g", inputs, [_info("y", None)], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = infer_shapes(model, {})["y"]
+    assert (found == (2, 6)) is not may_be_fed
+    assert len(found) == 2
+    assert [node.op_type for node in model.graph.node] == ["Identity", "Identity", "Reshape"]
+
+
 def test_what_onnx_cannot_infer_is_asked_of_onnx_runtime() -> None:
     model = _model(None)
     del model.graph.output[1:]

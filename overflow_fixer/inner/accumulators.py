@@ -34,7 +34,10 @@ _OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
 
 @dataclass(frozen=True)
 class Product:
-    """A node that adds up products of its `factors`: two, of an Einsum any number; `bias` is added too, "" where none is."""
+    """A node that adds up products of its `factors`: two, of an Einsum any number; `bias` is added too, "" where none is.
+
+    Where it reads a copy of a constant, that constant is named (see Graph.copied_constants).
+    """
 
     node: Node
     factors: tuple[str, ...]
@@ -43,13 +46,12 @@ class Product:
 
 def find_products(graph: Graph) -> tuple[Product, ...]:
     """The nodes that add up products in FP32, in the order of the graph."""
-    return tuple(
-        Product(node, node.inputs)
-        if node.op_type == "Einsum"
-        else Product(node, node.inputs[:2], "".join(node.inputs[2:3]))
-        for node in graph.nodes
-        if _adds_products(graph, node)
-    )
+    return tuple(_make_product(graph, node) for node in graph.nodes if _adds_products(graph, node))
+
+
+def _make_product(graph: Graph, node: Node) -> Product:
+    read = tuple(graph.copied_constants.get(name, name) for name in node.inputs)
+    return Product(node, read) if node.op_type == "Einsum" else Product(node, read[:2], "".join(read[2:3]))
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def find_room(product: Product, max_bias: float) -> float:
 
 
 def summed_axis(node: Node, is_right: bool) -> int:
-    """The axis of that factor, which is not an Einsum's nor a convolution's weights, along which products are added up.
+    """The axis of that factor, which is not an Einsum's nor a ConvTranspose's weights, along which products are added up.
 
     A kernel's places aside. From the end where it is negative; of one dimension it is that one.
     """

@@ -42,9 +42,8 @@ class ProductSessions:
 
     def measure(self, product: Product, batch: Batch, values: Values) -> Summaries:
         """The summary, of shape (), of a batch in which the tensors that no constant is have these values."""
-        read = {name: self._read(name, batch, values) for name in filter(None, product.node.inputs)}
-        places = enumerate(product.node.proto.input)
-        feeds = {f"input_{slot}": read[name] for slot, name in places if name}
+        read = enumerate((*product.factors, product.bias))
+        feeds = {f"input_{slot}": self._read(name, batch, values) for slot, name in read if name}
         sums = self.run(product.node, Batch(batch.name, feeds))
         if not has_native_probes():
             return summarize(sums)

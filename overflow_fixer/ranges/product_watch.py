@@ -144,9 +144,8 @@ class ProductWatch:
         Everything, where FP16 cannot hold a constant: the node runs in FP32 anyway.
         """
         product, allowed = self._products[row], self._allowed[row]
-        largest = {
-            name: self._find_largest_in_batch(name) for name in product.node.inputs if name in self._constants
-        }
+        names = (*product.factors, product.bias)
+        largest = {name: self._find_largest_in_batch(name) for name in names if name in self._constants}
         room = np.float64(find_room(product, largest.get(product.bias, 0.0)))
         constant = next((name for name in product.factors if name in self._constants), None)
         with np.errstate(all="ignore"):

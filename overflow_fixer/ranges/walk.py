@@ -49,10 +49,15 @@ class Walk:
         names = [*tensors, *(value.tensor for value in inside.values)]
         constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
         self._constants = Constants(graph, constant_rows, beside)
-        live = {name: row for row, name in enumerate(names) if name not in graph.constants}
+        computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
+        self._computed_rows = np.array(list(computed.values()), np.int64)
+        copies = {name: graph.copied_constants[name] for name in computed if name in graph.copied_constants}
+        self._copy_rows = np.array([computed[name] for name in copies], np.int64)
+        self._copied_rows = np.array([constant_rows[name] for name in copies.values()], np.int64)
+        live = {name: row for name, row in computed.items() if name not in copies}
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
-        self._is_taken = np.array([name in small for name in live], np.bool_)
+        self._is_taken = np.array([name in small for name in computed], np.bool_)
         self._blank = no_summaries(len(names) + len(inside.products))
         self._product_count = len(inside.products)
         self._accumulation = Accumulation(graph, tensors, inside.products)
@@ -86,12 +91,14 @@ class Walk:
         defaults = self._constants.row_of.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         observed = self._observer.observe(batch)
-        found = observed.summaries[: len(self._live_rows)].copy()
-        hide_small(found, self._is_taken)
         seen = self._begin()
         for name, summary in fed.items():
             seen[self._constants.row_of[name]] = summary
-        seen[self._live_rows] = found
+        seen[self._copy_rows] = seen[self._copied_rows]
+        seen[self._live_rows] = observed.summaries[: len(self._live_rows)]
+        computed = seen[self._computed_rows]
+        hide_small(computed, self._is_taken)
+        seen[self._computed_rows] = computed
         own, inner = seen[: len(self._tensors)], seen[len(self._tensors) : len(seen) - self._product_count]
         is_empty = own["element_count"][self._sources] == 0
         if is_empty.any():  # the largest of no elements is -inf, and tells nothing

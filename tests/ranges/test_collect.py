@@ -25,7 +25,7 @@ from ways_to_observe import assert_same_inner, scan_each_way
 
 from overflow_fixer.errors import CalibrationError, ModelError
 from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
@@ -223,6 +223,54 @@ def test_an_opset_9_model_with_overridden_defaults(tmp_path: Path) -> None:
     ranges = scan_both_small_values(graph, [{"x": one}, {"x": one, "w": np.float32([-7e4])}]).by_tensor
     assert_same([ranges["w"]], [reckon("w", [np.float32([2]), np.float32([-7e4])])])
     assert ranges["y"].min == -7e4
+
+
+@pytest.mark.parametrize("default", [None, "w"])
+def test_copies_of_constants_are_looked_at_with_them(
+    default: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the run: exporters share equal weights by an Identity. One that may be fed is copied as it is fed."""
+    probed: list[str] = []
+
+    def adding(graph: Graph, tensors: Sequence[str], *others: Any) -> Any:
+        probed.extend(tensors)
+        return add_probes(graph, tensors, *others)
+
+    add_probes = observers.add_probes
+    monkeypatch.setattr(observers, "add_probes", adding)
+    weights = {
+        "w": np.float32([2, -3e-7, 7e4]),
+        "bad": np.float32([np.nan, np.inf, 1]),
+        "half": np.float16([6e-8, -1, 2]),
+        "none": np.zeros(0, np.float32),
+    }
+    nodes = [
+        helper.make_node("Identity", [read], [written])
+        for read, written in (("w", "v"), ("v", "u"), ("bad", "b"), ("half", "h"), ("none", "n"), ("x", "i"))
+    ]
+    nodes += [
+        helper.make_node("Mul", ["x", "u"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["y"]),
+        helper.make_node("Abs", ["h"], ["z"]),
+        helper.make_node("Abs", ["i"], ["j"]),
+        helper.make_node("Abs", ["n"], ["o"]),
+    ]
+    inputs = [value_info("x", dims=[3]), *([value_info(default, dims=[3])] if default else [])]
+    held = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    outputs = [value_info(name) for name in "yjo"] + [value_info("z", TensorProto.FLOAT16)]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, outputs, held)
+    feeds: list[dict[str, Any]] = [{"x": normal(3)}, {"x": normal(3, seed=1)}]
+    if default is None:
+        table = assert_right(graph, feeds)
+    else:
+        feeds[1][default] = np.float32([8e4, 0, 0])
+        table = scan_both_small_values(graph, feeds)
+        both = [weights["w"], feeds[1]["w"]]
+        assert_same([table.by_tensor["w"]], [reckon("w", both)])
+    assert [table.by_tensor[name].max_abs for name in "wvu"] == [8e4 if default else 7e4] * 3
+    assert table.by_tensor["b"].nan_count == table.by_tensor["b"].inf_count == 2
+    assert {"v", "u", "b", "h", "n"}.isdisjoint(probed)
+    assert "m" in probed
 
 
 def test_a_node_that_writes_into_its_inputs(tmp_path: Path) -> None:
