@@ -182,25 +182,37 @@ class Expression:
         return Rows(self.apply("Reshape", self.source, shape), (last, last + 1), (length // block, block))
 
     def moments(self, rows: Rows) -> Moments | None:
-        """All that the native operator tells of `rows`; None without it, and where they do not lie side by side."""
+        """All that the native operator tells of `rows`; None without it, and where the elements of one do not lie side by side."""
         return self._tell(Moments, rows)
 
     def sums(self, rows: Rows) -> Sums | None:
-        """The same, but for what is about the mean."""
+        """The same, but for what is about the mean; elements that lie apart will do."""
         return self._tell(Sums, rows)
 
     def _tell(self, operator: type[_ReadRows], rows: Rows) -> _ReadRows | None:
         """The outputs of one native node for the same rows, but for the last, which is of use to the probes alone."""
-        if not self._is_native or not rows.are_last:
+        where = self._locate(rows) if self._is_native else ()
+        if not where or (operator is Moments and not rows.are_last):
             return None
         key: tuple[str, Rows] = operator.__name__, rows
         if key not in self._told:
             prefix = f"{self._prefix}{len(self.nodes)}_"
             self._told[key] = tuple(prefix + word for word in operator._fields)
             outputs = (*self._told[key], prefix + "statistics")
-            inputs = [rows.tensor, self.integers(-len(rows.axes))]
-            self.nodes.append(onnx.helper.make_node(operator.__name__, inputs, outputs, domain=DOMAIN))
+            inputs = [rows.tensor, self.integers(*where)]
+            op_type = operator.__name__ if rows.are_last else "SumsApart"
+            self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, domain=DOMAIN))
         return operator(*self._told[key])
+
+    def _locate(self, rows: Rows) -> tuple[int, ...]:
+        """How a native operator is told of `rows`: see probes.cpp; nothing where their axes are not side by side."""
+        if rows.are_last:
+            return (-len(rows.axes),)
+        if self.rank is None or rows.tensor != self.source:
+            return ()
+        places = sorted(axis % self.rank for axis in rows.axes)
+        is_block = places == list(range(places[0], places[0] + len(places)))
+        return (places[0], len(places)) if is_block else ()
 
     def count(self, rows: Rows) -> str:
         """The number of elements of one of the `rows`, as a float."""

@@ -16,14 +16,17 @@
  *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
  *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[42]
  *     the same, but for what is about the mean.
+ *   SumsApart(x: float, axes: int64[2]) -> the same
+ *     of rows whose elements lie apart: along so many axes, the second of `axes`, from the first of them on.
  *   Watch(written: double[7], told: double[7], x: float) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
  *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
  *     while x and the output are not, it calls a function, which may look at x. Attributes: that `function`, the `number`
  *     it is called with, the `allowance`, which is an address as well, the `axis` of x that is summed (from the end, where
- *     it is negative), and in how many `groups`.
+ *     it is negative), in how many `groups`, and the `scale` by which what is told is to be multiplied, as a double's bits.
  *   WatchPair(written: double[7], told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
- *     the same for the products of x and y, of which `axis_y` is summed.
+ *     the same for the products of x and y, of which `axis_y` is summed and `scale_y` is the scale. Where y `is_kernel`, the
+ *     axes behind that are summed as well, of x as many elements near one another.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -454,12 +457,12 @@ void add_up_part(void *state, size_t task) {
 }
 
 /* The last output holds what Probe tells of each of the others, and of x. */
-template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
+template <size_t OUTPUTS, typename Cut, void (*ADD_UP_PART)(void *, size_t)>
 void compute_rows(void *, Context *context) {
-  Adding a;
+  Cut a;
   a.cut(context);
   for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
-  if (a.rows) in_parallel(context, add_up_part<TELL_ROW>, a.tasks, &a);
+  if (a.rows) in_parallel(context, ADD_UP_PART, a.tasks, &a);
   double *told = output<double>(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
   for (size_t k = 0; k < OUTPUTS; k++) {
     Statistics s;
@@ -467,6 +470,79 @@ void compute_rows(void *, Context *context) {
     tell(s, a.rows, told + k * STATISTICS);
   }
   tell(merge(a), a.count, told + OUTPUTS * STATISTICS);
+}
+
+/* ---- SumsApart ---- */
+
+constexpr size_t COLUMNS = 128, FEW = 64;
+
+/* x as [outer, length, inner], of which `length` is summed. */
+struct AddingApart : Adding {
+  size_t outer = 1, inner = 1, strips = 1;
+
+  /* Where x has no such axes, it is one row. */
+  void cut(Context *context) {
+    int64_t dimensions[MOST_DIMENSIONS];
+    size_t rank = 0, two = 0;
+    read(context, dimensions, MOST_DIMENSIONS, &rank);
+    const int64_t *axes = input<int64_t>(context, 1, &two);
+    bool is_there = two == 2 && rank <= MOST_DIMENSIONS && axes[0] >= 0 && axes[1] > 0 && size_t(axes[0] + axes[1]) <= rank;
+    size_t first = is_there ? size_t(axes[0]) : 0, end = is_there ? first + size_t(axes[1]) : 0;
+    length = is_there ? 1 : count;
+    for (size_t i = 0; is_there && i < rank; i++) (i < first ? outer : i < end ? length : inner) *= size_t(dimensions[i]);
+    rows = count ? outer * inner : 0;
+    strips = (inner + COLUMNS - 1) / COLUMNS;
+    size_t most = rows ? outer * strips : 0;
+    if (tasks > most) tasks = most;
+  }
+};
+
+struct Columns {
+  float sum[COLUMNS], magnitudes[COLUMNS], squares[COLUMNS], most[COLUMNS], least[COLUMNS];
+  double sums[3][COLUMNS];
+};
+
+/* A few terms in float and the rest in double, of `n` columns side by side. */
+FOR_EACH_CPU void add_columns(Columns &c, const float *x, size_t n, size_t length, size_t step) {
+  for (size_t j = 0; j < n; j++) c.most[j] = -INFINITY, c.least[j] = INFINITY;
+  for (size_t j = 0; j < n; j++) c.sums[0][j] = c.sums[1][j] = c.sums[2][j] = 0;
+  for (size_t start = 0; start < length; start += FEW) {
+    size_t end = start + FEW < length ? start + FEW : length;
+    for (size_t j = 0; j < n; j++) c.sum[j] = c.magnitudes[j] = c.squares[j] = 0;
+    for (size_t i = start; i < end; i++)
+      for (size_t j = 0; j < n; j++) {
+        float d = x[i * step + j];
+        c.sum[j] += d, c.magnitudes[j] += fabsf(d), c.squares[j] += d * d;
+        raise(c.most[j], d), lower(c.least[j], d);
+      }
+    for (size_t j = 0; j < n; j++)
+      c.sums[0][j] += c.sum[j], c.sums[1][j] += c.magnitudes[j], c.sums[2][j] += c.squares[j];
+  }
+}
+
+void add_up_apart(void *state, size_t task) {
+  AddingApart &a = *static_cast<AddingApart *>(state);
+  Statistics all;
+  size_t strips = a.outer * a.strips, end = strips * (task + 1) / a.tasks;
+  for (size_t strip = strips * task / a.tasks; strip < end; strip++) {
+    size_t o = strip / a.strips, first = strip % a.strips * COLUMNS, n = a.inner - first < COLUMNS ? a.inner - first : COLUMNS;
+    const float *x = a.x + o * a.length * a.inner + first;
+    Columns c;
+    add_columns(c, x, n, a.length, a.inner);
+    bool is_held = true;
+    for (size_t j = 0; j < n; j++) {
+      size_t row = o * a.inner + first + j;
+      a.to[0][row] = c.most[j], a.to[1][row] = c.least[j];
+      for (size_t k = 0; k < 3; k++) a.to[2 + k][row] = float(c.sums[k][j]);
+      raise(all.most, c.most[j]), lower(all.least, c.least[j]);
+      is_held &= !isnan(c.sums[2][j]) & (magnitude_of(c.most[j]) < LIMIT) & (magnitude_of(c.least[j]) < LIMIT);
+    }
+    if (is_held)
+      all.small += n * a.length, all.finite += n * a.length;
+    else
+      for (size_t i = 0; i < a.length; i++) count(all, x + i * a.inner, n, WHOLE);
+  }
+  a.found[task] = all;
 }
 
 /* ---- Watch and WatchPair ---- */
@@ -544,15 +620,29 @@ double find_largest_length(Context *context, Lengths &l, double magnitude) {
 
 double magnitude_in(const double *told) { return told[0] > -told[1] ? told[0] : -told[1]; }
 
+/* Of a tensor: what Probe tells of it, or of one whose elements, times the scale, reach as high. */
+struct Told {
+  const double *told;
+  double scale = 1, slack = 0;
+
+  Told(const double *given, int64_t bits) : told(given) {
+    memcpy(&scale, &bits, sizeof scale);
+    if (scale != 1) slack = 1e-6; /* more than is lost to rounding */
+  }
+  bool is_over() const { return told[0] * scale * (1 - slack) > HELD; }
+  double magnitude() const { return magnitude_in(told) * scale * (1 + slack); }
+};
+
 struct Watch {
-  int64_t function, number, allowance, axis, groups, axis_y;
+  int64_t function, number, allowance, axis, groups, axis_y, scale, scale_y, is_kernel;
 
   Status *read(const void *info) {
     struct {
       const char *name;
       int64_t *value;
     } attributes[] = {{"function", &function}, {"number", &number}, {"allowance", &allowance},
-                      {"axis", &axis},         {"groups", &groups}, {"axis_y", &axis_y}};
+                      {"axis", &axis},         {"groups", &groups}, {"axis_y", &axis_y},
+                      {"scale", &scale},       {"scale_y", &scale_y}, {"is_kernel", &is_kernel}};
     for (auto &one : attributes)
       if (Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, one.name, one.value)) return status;
     return nullptr;
@@ -570,20 +660,22 @@ void compute_watch(void *state, Context *context) {
   size_t count;
   const Watch none{}, &watch = state ? *static_cast<const Watch *>(state) : none;
   const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch.allowance);
-  const double *written = input<double>(context, 0, &count), *told = input<double>(context, 1, &count);
-  const double *told_y = IS_PAIR ? input<double>(context, 3, &count) : nullptr;
+  const double *written = input<double>(context, 0, &count);
+  const Told told(input<double>(context, 1, &count), watch.scale);
+  const Told told_y(IS_PAIR ? input<double>(context, 3, &count) : nullptr, watch.scale_y);
   output<double>(context, 0, 0);
   if (!watch.function) return;
-  if (magnitude_in(written) > HELD || told[0] > HELD || (IS_PAIR && told_y[0] > HELD)) return;
+  if (magnitude_in(written) > HELD || told.is_over() || (IS_PAIR && told_y.is_over())) return;
   Lengths x, y;
   x.read(context, 2, watch.axis, size_t(watch.groups));
   if (IS_PAIR) y.read(context, 4, watch.axis_y, 1);
   if (!x.count || !y.count) return;
-  double magnitude = magnitude_in(told) * (IS_PAIR ? magnitude_in(told_y) * double(x.length) : 1);
+  double places = watch.is_kernel ? double(y.inner) : 1;
+  double magnitude = told.magnitude() * (IS_PAIR ? told_y.magnitude() * double(x.length) * places : 1);
   while (!(magnitude <= allowed->magnitude) && allowed->can_grow) watch.ask();
   if (magnitude <= allowed->magnitude) return;
-  double length = find_largest_length(context, x, magnitude_in(told));
-  if (IS_PAIR) length *= find_largest_length(context, y, magnitude_in(told_y));
+  double length = find_largest_length(context, x, told.magnitude());
+  if (IS_PAIR) length *= find_largest_length(context, y, told_y.magnitude()) * places;
   if (!(length <= allowed->length)) watch.show(x, y);
 }
 
@@ -620,7 +712,7 @@ Description describe_block_probe() {
   return found;
 }
 
-template <size_t OUTPUTS, void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
+template <size_t OUTPUTS, typename Cut, void (*ADD_UP_PART)(void *, size_t)>
 Description describe_rows(const char *(*name)(const Description *)) {
   Description rows = PROBE;
   rows.name = name;
@@ -628,7 +720,7 @@ Description describe_rows(const char *(*name)(const Description *)) {
   rows.input_count = [](const Description *) { return size_t{2}; };
   rows.output_type = [](const Description *, size_t index) { return index < OUTPUTS ? FLOAT : DOUBLE; };
   rows.output_count = [](const Description *) { return OUTPUTS + 1; };
-  rows.compute = compute_rows<OUTPUTS, TELL_ROW>;
+  rows.compute = compute_rows<OUTPUTS, Cut, ADD_UP_PART>;
   return rows;
 }
 
@@ -651,15 +743,16 @@ Description describe_watch(const char *(*name)(const Description *)) {
 
 const Description SMALL_PROBE = describe_small_probe();
 const Description BLOCK_PROBE = describe_block_probe();
-const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, tell_moments>([](const Description *) { return "Moments"; });
-const Description SUMS_OF_ROWS = describe_rows<SUMS, tell_sums>([](const Description *) { return "Sums"; });
+const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, Adding, add_up_part<tell_moments>>([](const Description *) { return "Moments"; });
+const Description SUMS_OF_ROWS = describe_rows<SUMS, Adding, add_up_part<tell_sums>>([](const Description *) { return "Sums"; });
+const Description SUMS_APART = describe_rows<SUMS, AddingApart, add_up_apart>([](const Description *) { return "SumsApart"; });
 const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &WATCH, &WATCH_PAIR})
+       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &WATCH, &WATCH_PAIR})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -93,6 +93,15 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
                 break
 
 
+def find_factor(graph: Graph, node: Node) -> tuple[str, float] | None:
+    """The tensor that the node multiplies by a positive number, and that number; None where it does something else."""
+    given = {info.name for info in graph.model.graph.input}
+    for read, step, number in _find_steps(graph, node, given) if _is_plain(graph, node) else ():
+        if step in (_multiply, _divide) and number > 0:
+            return read[0], number if step is _multiply else 1 / number
+    return None
+
+
 def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int) -> Derivation:
     """From tensors that hold, of each row, the largest and the smallest, which hide a NaN, and one that shows it."""
     return Derivation(tensor, rows[:2], _keep, guard=rows[2], element_count=element_count)

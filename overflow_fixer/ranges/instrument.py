@@ -21,7 +21,7 @@ from overflow_fixer.native import DOMAIN, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.ranges.watches import Watch, find_told, make_unknown
+from overflow_fixer.ranges.watches import Told, Watch, find_told, make_unknown
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -124,7 +124,7 @@ def add_probes(
 
 def _find_told(
     graph: Graph, how: Probing, looks: Iterable[_Look], watches: Iterable[Watch]
-) -> dict[str, str]:
+) -> dict[str, Told]:
     """The statistics of what is watched, as far as native probes tell them."""
     probed = {
         look.tensor: look.prefix + "all" for look in looks if isinstance(look, Probe) and look.is_native

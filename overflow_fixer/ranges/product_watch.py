@@ -37,6 +37,9 @@ _LOOK = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
 _LARGE_BYTES = 1 << 24
 """Of a constant that is read in pieces: in one piece, it is the faster to multiply with."""
 _MOST_DIMENSIONS = 64
+_EITHER: tuple[list[int], ...] = ([0], [1], [0, 1])
+_WATCHED = {"Conv": ([0], [0, 1]), "ConvTranspose": ([0],), "MatMul": _EITHER, "Gemm": _EITHER}
+"""Of operators, the places of factors of which none is constant."""
 _NO_BATCH = Batch("", {})
 _UNKNOWN, _EVERYTHING = (0.0, 0.0, 2.0), (math.inf, math.inf, 0.0)
 """What the native operators call an Allowance: the largest magnitude, the largest length, and how often it can grow."""
@@ -105,20 +108,23 @@ class ProductWatch:
             if slots := self._find_watched(product):
                 axes = (summed_axis(node, is_right=slot == 1) for slot in slots)
                 factors = tuple(zip((product.factors[slot] for slot in slots), axes, strict=True))
-                groups = count_groups(node) if node.op_type.startswith("Conv") else 1
-                yield row, Watch(node.outputs[0], factors, groups, function, row, start + row * step)
+                is_convolution = node.op_type.startswith("Conv")
+                groups = count_groups(node) if is_convolution else 1
+                place = start + row * step
+                has_kernel = is_convolution and len(slots) == 2
+                yield row, Watch(node.outputs[0], factors, groups, function, row, place, has_kernel)
 
     def _find_watched(self, product: Product) -> list[int]:
         """The places of the factors that are computed or fed.
 
-        None where a bias, or the weights of a convolution, are computed, and of products of any number of factors.
+        None where a bias is computed, or only the weights of a convolution, or those of a ConvTranspose, and of products of
+        any number of factors.
         """
         live = [slot for slot, name in enumerate(product.factors) if name not in self._constants]
         is_known = all(product.factors[slot] in self._live for slot in live)
         has_plain_bias = not product.bias or product.bias in self._constants
-        is_whole = product.node.op_type.startswith("Conv") and live != [0]
-        is_watched = is_known and has_plain_bias and not is_whole and product.node.op_type != "Einsum"
-        return live if is_watched else []
+        is_watched = live in _WATCHED.get(product.node.op_type, ())
+        return live if is_known and has_plain_bias and is_watched else []
 
     def _look(self, row: int, *tensors: Any) -> None:
         """What a native node calls in the midst of a run, from which nothing can be raised."""

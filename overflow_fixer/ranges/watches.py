@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph import Graph, Node
 from overflow_fixer.native import DOMAIN
+from overflow_fixer.ranges.derivations import find_factor
 from overflow_fixer.ranges.probes import DETAILED
 
 
@@ -18,7 +21,7 @@ from overflow_fixer.ranges.probes import DETAILED
 class Watch:
     """Behind the node that writes `output`: of one or two `factors`, each with the axis along which it is summed, in `groups`.
 
-    It calls a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
+    The second may be a convolution's weights (`has_kernel`). It calls a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
     """
 
     output: str
@@ -27,17 +30,20 @@ class Watch:
     function: int
     number: int
     allowance: int
+    has_kernel: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The tensors of which it wants to know how far they reach."""
         return (self.output, *(name for name, _ in self.factors))
 
-    def make_node(self, prefix: str, told: Mapping[str, str], unknown: str) -> NodeProto:
+    def make_node(self, prefix: str, told: Mapping[str, Told], unknown: str) -> NodeProto:
         """`told` has the statistics of tensors by a native probe; `unknown` are those of others."""
-        inputs = [told.get(self.output, unknown)]
+        of_unknown = Told(unknown, 1.0)
+        inputs = [told.get(self.output, of_unknown).statistics]
         for name, _ in self.factors:
-            inputs += [told.get(name, unknown), name]
+            inputs += [told.get(name, of_unknown).statistics, name]
+        scales = [told.get(name, of_unknown).scale for name, _ in self.factors]
         return onnx.helper.make_node(
             "WatchPair" if len(self.factors) == 2 else "Watch",
             inputs,
@@ -49,7 +55,22 @@ class Watch:
             axis=self.factors[0][1],
             groups=self.groups,
             axis_y=self.factors[-1][1],
+            scale=_bits_of(scales[0]),
+            scale_y=_bits_of(scales[-1]),
+            is_kernel=self.has_kernel,
         )
+
+
+class Told(NamedTuple):
+    """The `statistics` of a tensor, or of one whose values times `scale` reach as high and are no smaller in magnitude."""
+
+    statistics: str
+    scale: float
+
+
+def _bits_of(number: float) -> int:
+    """As an attribute: ONNX has no doubles."""
+    return int(np.float64(number).view(np.int64))
 
 
 def make_unknown(name: str) -> NodeProto:
@@ -59,16 +80,23 @@ def make_unknown(name: str) -> NodeProto:
     return onnx.helper.make_node("Constant", [], [name], value=tensor)
 
 
-def find_told(graph: Graph, sources: Mapping[str, str], probed: Mapping[str, str], tensor: str) -> str | None:
-    """The statistics of a tensor, or of one that reaches as high and of which no magnitude is smaller.
-
-    `probed` are those of tensors with a native probe, `sources` those of sources.find_sources.
-    """
-    name: str | None = tensor
-    while name is not None:
-        name = sources.get(name, name)
-        if name in probed:
-            return probed[name]
+def find_told(
+    graph: Graph, sources: Mapping[str, str], probed: Mapping[str, str], tensor: str
+) -> Told | None:
+    """What native probes tell of a tensor. `probed` are the statistics of those with one, `sources` those of sources.find_sources."""
+    scale = 1.0
+    name = sources.get(tensor, tensor)
+    while name not in probed:
         node = graph.producers.get(name)
-        name = node.inputs[0] if node is not None and node.is_standard and node.op_type == "Relu" else None
-    return None
+        read = None if node is None else _find_larger(graph, node)
+        if read is None:
+            return None
+        name, scale = sources.get(read[0], read[0]), scale * read[1]
+    return Told(probed[name], scale)
+
+
+def _find_larger(graph: Graph, node: Node) -> tuple[str, float] | None:
+    """A tensor of which the node's is a part, in magnitude, when multiplied by that number."""
+    if node.standard_op == "Relu":
+        return node.inputs[0], 1.0
+    return find_factor(graph, node)

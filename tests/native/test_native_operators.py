@@ -71,12 +71,14 @@ def test_a_library_of_another_source_is_none(tmp_path: Path, monkeypatch: pytest
 
 _ROWS = {"Moments": 7, "Sums": 5}
 """The operators that read rows, and how many numbers they tell of each."""
-_SECOND_INPUT = {**dict.fromkeys(_ROWS, "length"), "BlockProbe": "layout"}
+_APART = "SumsApart"
+_OUTPUTS = {**_ROWS, _APART: 5}
+_SECOND_INPUT = {**dict.fromkeys(_OUTPUTS, "length"), "BlockProbe": "layout"}
 
 
 @cache
 def _session(op_type: str) -> Any:
-    values = [f"y{i}" for i in range(_ROWS.get(op_type, 0))]
+    values = [f"y{i}" for i in range(_OUTPUTS.get(op_type, 0))]
     outputs = {**dict.fromkeys(values, TensorProto.FLOAT), "statistics": TensorProto.DOUBLE}
     given = {"x": TensorProto.FLOAT}
     if op_type in _SECOND_INPUT:
@@ -96,9 +98,9 @@ def probe(x: Array, op_type: str = "SmallProbe") -> list[float]:
     return list(found)
 
 
-def read_rows(op_type: str, x: Array, length: int) -> list[Array]:
+def read_rows(op_type: str, x: Array, *length: int) -> list[Array]:
     """What the operator tells of the rows; what it tells of that, and of all, is what Probe would."""
-    batch = Batch("b", {"x": x, "length": np.array([length])})
+    batch = Batch("b", {"x": x, "length": np.array(length, np.int64)})
     *found, statistics = run_session(_session(op_type), None, batch)
     expected = [leave_out_small(reckon(values)) for values in (*found, x)]
     assert statistics.reshape(-1, 7).tolist() == expected
@@ -249,6 +251,73 @@ def test_sums_of_rows(rows: int, length: int, values: str) -> None:
     assert (np.abs(total - wide.sum(1)) <= 2e-6 * np.abs(wide).sum(1)).all()
     np.testing.assert_allclose(magnitudes, np.abs(wide).sum(1), rtol=2e-6, atol=0)
     np.testing.assert_allclose(squares, (wide**2).sum(1), rtol=2e-6, atol=0)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("shape", "first", "end"),
+    [
+        ((3, 5, 7), 1, 2),
+        ((3, 5, 7), 0, 1),
+        ((3, 5, 7), 0, 2),
+        ((3, 5, 7), 1, 3),  # to the last axis
+        ((3, 5, 7), 0, 3),
+        ((2, 3, 4, 130), 1, 3),
+        ((1, 70_000, 2), 1, 2),
+        ((5, 300, 1000), 1, 2),  # by several threads
+        ((4000, 3, 40), 1, 2),
+        ((1, 1, 1), 1, 2),
+    ],
+)
+@pytest.mark.parametrize("values", ["alike", "any", "far"])
+def test_sums_of_rows_whose_elements_lie_apart(
+    shape: tuple[int, ...], first: int, end: int, values: str
+) -> None:
+    noise = np.random.default_rng(first).standard_normal(shape)
+    x = {"alike": np.full(shape, 0.1), "any": noise, "far": noise - 1e5}[values].astype(np.float32)
+    wide, axes = x.astype(np.float64), tuple(range(first, end))
+    largest, smallest, total, magnitudes, squares = read_rows(_APART, x, first, end - first)
+    np.testing.assert_array_equal(largest, x.max(axes).reshape(-1))
+    np.testing.assert_array_equal(smallest, x.min(axes).reshape(-1))
+    exact = np.abs(wide).sum(axes).reshape(-1)
+    assert (np.abs(total - wide.sum(axes).reshape(-1)) <= 4e-6 * exact).all()
+    np.testing.assert_allclose(magnitudes, exact, rtol=4e-6, atol=0)
+    np.testing.assert_allclose(squares, (wide**2).sum(axes).reshape(-1), rtol=4e-6, atol=0)
+
+
+@needs_library
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 65504, 65519, 65520, -1e9, 3e38])
+@pytest.mark.parametrize("shape", [(3, 200, 5), (2, 400, 700)])
+def test_elements_that_lie_apart_are_counted_as_a_probe_does(shape: tuple[int, ...], bad: float) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x[1, shape[1] // 2, 3] = bad
+    found = read_rows(_APART, x, 1, 1)  # which looks at what it tells of all
+    for values in found[2:] if not np.isfinite(bad) else ():
+        is_bad = np.zeros((shape[0], shape[2]), bool)
+        is_bad[1, 3] = True
+        assert (~np.isfinite(values)).tolist() == is_bad.reshape(-1).tolist()
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("shape", "axes", "rows"),
+    [
+        ((0, 3), (0, 1), 0),
+        ((3, 0), (0, 1), 0),
+        ((6, 2), (), 1),
+        ((6, 2), (0,), 1),
+        ((6, 2), (1, 2), 1),
+        ((6, 2), (-1, 1), 1),
+        ((6, 2), (0, 0), 1),
+        ((), (0, 1), 1),
+    ],
+)
+def test_what_has_no_such_axes_is_one_row(shape: tuple[int, ...], axes: tuple[int, ...], rows: int) -> None:
+    x = np.ones(shape, np.float32)
+    found = read_rows(_APART, x, *axes)
+    assert [len(values) for values in found] == [rows] * 5
+    if rows:
+        assert [float(values[0]) for values in found] == [1, 1, x.size, x.size, x.size]
 
 
 @needs_library

@@ -61,6 +61,11 @@ def watch(
     grown: tuple[float, ...] = (0, 0, 0),
     written: Array | None = None,
     told: Array | None = None,
+    told_y: Array | None = None,
+    scale: float = 1,
+    scale_y: float = 1,
+    is_kernel: bool = False,
+    axis_y: int = -2,
 ) -> list[Any]:
     """What it calls with: the arrays, or None where it asks for a larger allowance, which is `grown` then."""
     calls: list[Any] = []
@@ -82,17 +87,24 @@ def watch(
         allowance=allowance.ctypes.data,
         axis=axis,
         groups=groups,
-        axis_y=-2,
+        axis_y=axis_y,
+        scale=_bits_of(scale),
+        scale_y=_bits_of(scale_y),
+        is_kernel=is_kernel,
     )
     feeds = {
         "written": tell(0) if written is None else written,
         "told": tell_of(x) if told is None else told,
         "x": x,
-        **({} if y is None else {"told_y": tell_of(y), "y": y}),
+        **({} if y is None else {"told_y": tell_of(y) if told_y is None else told_y, "y": y}),
     }
     (nothing,) = run_session(session, None, Batch("b", feeds))
     assert nothing.shape == (0,)
     return calls
+
+
+def _bits_of(number: float) -> int:
+    return int(np.float64(number).view(np.int64))
 
 
 def _copy(address: int, dimensions: Any, rank: int) -> Array:
@@ -177,6 +189,53 @@ def test_of_a_pair_magnitudes_are_multiplied_with_the_number_of_terms() -> None:
 def test_of_a_pair_lengths_are_multiplied() -> None:
     assert watch(X, -1, Y, allowed=(0, 250.1, 0)) == []
     assert len(watch(X, -1, Y, allowed=(0, 249.9, 0))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({"told": tell(160), "scale": 0.25, "allowed": (40.1, 0, 0)}, 0),
+        ({"told": tell(160), "scale": 0.25, "allowed": (39.9, 49.9, 0)}, 1),
+        ({"told": tell(10), "scale": 4, "allowed": (40.1, 0, 0)}, 0),
+        ({"told": tell(7e4), "scale": 0.5, "allowed": (35001, 0, 0)}, 0),
+        ({"told": tell(7e4), "scale": 0.5, "allowed": (34999, 0, 0)}, 1),
+        ({"told": tell(4e4), "scale": 2, "allowed": (0, 0, 0)}, 0),  # x is over what FP16 can hold
+        ({"told": tell(math.nan, math.nan), "scale": 2, "allowed": (math.inf, 0, 0)}, 1),
+    ],
+)
+def test_what_is_told_is_multiplied_by_the_scale(settings: dict[str, Any], calls: int) -> None:
+    assert len(watch(X, -1, **settings)) == calls
+
+
+def test_a_product_that_is_rounded_up_is_not_taken_for_less() -> None:
+    """0.1 x 0.7 in float32 is more than it is in float64."""
+    told, scale = np.float32(0.1), np.float32(0.7)
+    x = np.float32([[told * scale]])
+    assert float(x[0, 0]) > float(told) * float(scale)
+    exactly = (float(told) * float(scale), 0, 0)
+    assert len(watch(x, -1, told=tell(float(told)), scale=float(scale), allowed=exactly)) == 1
+
+
+def test_of_a_pair_each_has_a_scale() -> None:
+    """Terms, and what is told of x and of y, times their scales: 2 x (20 x 2) x (40 x 0.1)."""
+    settings: dict[str, Any] = {"told": tell(20), "scale": 2, "told_y": tell(40), "scale_y": 0.1}
+    assert watch(X, -1, Y, **settings, allowed=(320.01, 0, 0)) == []
+    assert len(watch(X, -1, Y, **settings, allowed=(319.9, 0, 0))) == 1
+    over = {**settings, "scale_y": 65505 / 40}
+    assert watch(X, -1, Y, **over) == []
+
+
+def test_of_a_kernel_all_places_are_summed() -> None:
+    """Weights [out, in of a group, height, width] of 3 x 2 places, of two groups."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 8, 5, 5)).astype(np.float32)
+    w = rng.standard_normal((6, 4, 3, 2)).astype(np.float32)
+    kernel: dict[str, Any] = {"y": w, "is_kernel": True, "axis_y": 1, "groups": 2}
+    most = float(np.abs(x).max()) * float(np.abs(w).max()) * 4 * 6
+    assert watch(x, 1, **kernel, allowed=(most * 1.0001, 0, 0)) == []
+    length = length_of(x, 1, 2) * length_of(w, 1) * 6
+    assert watch(x, 1, **kernel, allowed=(most * 0.9999, length * 1.0001, 0)) == []
+    assert len(watch(x, 1, **kernel, allowed=(most * 0.9999, length * 0.9999, 0))) == 1
 
 
 def test_a_nan_leaves_its_row_out_and_an_infinity_calls() -> None:
