@@ -18,10 +18,10 @@
  *     the same, but for what is about the mean.
  *   SumsApart(x: float, axes: int64[2]) -> the same
  *     of rows whose elements lie apart: along so many axes, the second of `axes`, from the first of them on.
- *   Watch(written: double[7], told: double[7], x: float) -> nothing: double[0]
+ *   Watch(written: double[7], told: double[7], x: float, constant: float, optional) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
  *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
- *     while x and the output are not, it calls a function, which may look at x. Attributes: that `function`, the `number`
+ *     while x and the output are not, it calls a function, which may look at x and at the constant. Attributes: that `function`, the `number`
  *     it is called with, the `allowance`, which is an address as well, the `axis` of x that is summed (from the end, where
  *     it is negative), in how many `groups`, and the `scale` by which what is told is to be multiplied, as a double's bits.
  *   WatchPair(written: double[7], told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
@@ -123,6 +123,13 @@ const Element *input(Context *context, size_t index, size_t *count, int64_t *dim
   if (room) call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, room);
   call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
   return data_of<Element>(value);
+}
+
+bool is_given(Context *context, size_t index) {
+  const Value *value = nullptr;
+  Status *status = call(api, KERNEL_CONTEXT_GET_INPUT, context, index, &value);
+  if (status) call<void>(api, RELEASE_STATUS, status);
+  return value;
 }
 
 template <typename Element>
@@ -675,6 +682,7 @@ void compute_watch(void *state, Context *context) {
   while (!(magnitude <= allowed->magnitude) && allowed->can_grow) watch.ask();
   if (magnitude <= allowed->magnitude) return;
   double length = find_largest_length(context, x, told.magnitude());
+  if (!IS_PAIR && is_given(context, 3)) y.x = input<float>(context, 3, &count, y.dimensions, MOST_DIMENSIONS, &y.rank);
   if (IS_PAIR) length *= find_largest_length(context, y, told_y.magnitude()) * places;
   if (!(length <= allowed->length)) watch.show(x, y);
 }
@@ -735,8 +743,11 @@ Description describe_watch(const char *(*name)(const Description *)) {
     return found;
   };
   watch.destroy = [](void *state) { free(state); };
-  watch.input_type = [](const Description *, size_t index) { return index == 2 || index == 4 ? FLOAT : DOUBLE; };
-  watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 5 : 3}; };
+  watch.input_type = [](const Description *, size_t index) {
+    return index == 2 || index == (IS_PAIR ? 4 : 3) ? FLOAT : DOUBLE;
+  };
+  watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 5 : 4}; };
+  watch.input_characteristic = [](const Description *, size_t index) { return int(!IS_PAIR && index == 3); };
   watch.compute = compute_watch<IS_PAIR>;
   return watch;
 }

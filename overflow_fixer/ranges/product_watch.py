@@ -112,7 +112,8 @@ class ProductWatch:
                 groups = count_groups(node) if is_convolution else 1
                 place = start + row * step
                 has_kernel = is_convolution and len(slots) == 2
-                yield row, Watch(node.outputs[0], factors, groups, function, row, place, has_kernel)
+                shown = product.factors[1] if is_convolution and not has_kernel else ""
+                yield row, Watch(node.outputs[0], factors, groups, function, row, place, has_kernel, shown)
 
     def _find_watched(self, product: Product) -> list[int]:
         """The places of the factors that are computed or fed.
@@ -175,11 +176,10 @@ class ProductWatch:
     def _measure(self, row: int, tensors: Sequence[Any]) -> None:
         product = self._products[row]
         watch = self.watches[row]
-        values = {
-            name: self._view(name, *tensors[i : i + 3])
-            for (name, _), i in zip(watch.factors, (0, 3), strict=False)
-        }
-        if any(value.min() < -FP16_MAX for value in values.values()):  # what is told need not tell
+        live = [name for name, _ in watch.factors]
+        shown = [*live, watch.constant] if watch.constant else live
+        values = {name: self._view(name, *tensors[3 * i : 3 * i + 3]) for i, name in enumerate(shown)}
+        if any(values[name].min() < -FP16_MAX for name in live):  # what is told need not tell
             return
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)

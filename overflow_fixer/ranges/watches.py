@@ -21,7 +21,7 @@ from overflow_fixer.ranges.probes import DETAILED
 class Watch:
     """Behind the node that writes `output`: of one or two `factors`, each with the axis along which it is summed, in `groups`.
 
-    The second may be a convolution's weights (`has_kernel`). It calls a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
+    The second may be a convolution's weights (`has_kernel`); one factor alone may have a `constant` shown with it. It calls a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
     """
 
     output: str
@@ -31,6 +31,7 @@ class Watch:
     number: int
     allowance: int
     has_kernel: bool = False
+    constant: str = ""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -43,6 +44,7 @@ class Watch:
         inputs = [told.get(self.output, of_unknown).statistics]
         for name, _ in self.factors:
             inputs += [told.get(name, of_unknown).statistics, name]
+        inputs += [self.constant] if self.constant else []
         scales = [told.get(name, of_unknown).scale for name, _ in self.factors]
         return onnx.helper.make_node(
             "WatchPair" if len(self.factors) == 2 else "Watch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,12 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
 NUMBER = 7
 
 
-def _open(is_pair: bool, **attributes: int) -> Any:
-    types = {
-        "written": TensorProto.DOUBLE,
-        "told": TensorProto.DOUBLE,
-        "x": TensorProto.FLOAT,
-        **({"told_y": TensorProto.DOUBLE, "y": TensorProto.FLOAT} if is_pair else {}),
-    }
-    op_type = "WatchPair" if is_pair else "Watch"
+_TYPES = {**dict.fromkeys(["written", "told", "told_y"], TensorProto.DOUBLE), "x": TensorProto.FLOAT}
+
+
+def _open(inputs: Collection[str], **attributes: int) -> Any:
+    types = {name: _TYPES.get(name, TensorProto.FLOAT) for name in inputs}
+    op_type = "WatchPair" if "y" in inputs else "Watch"
     graph = helper.make_graph(
         [helper.make_node(op_type, list(types), ["nothing"], domain=DOMAIN, **attributes)],
         "g",
@@ -66,6 +65,7 @@ def watch(
     scale_y: float = 1,
     is_kernel: bool = False,
     axis_y: int = -2,
+    constant: Array | None = None,
 ) -> list[Any]:
     """What it calls with: the arrays, or None where it asks for a larger allowance, which is `grown` then."""
     calls: list[Any] = []
@@ -80,8 +80,15 @@ def watch(
             calls.append([_copy(*one) for one in (tensors[:3], tensors[3:]) if one[0] is not None])
 
     function = _FUNCTION(look)
+    feeds = {
+        "written": tell(0) if written is None else written,
+        "told": tell_of(x) if told is None else told,
+        "x": x,
+        **({} if constant is None else {"constant": constant}),
+        **({} if y is None else {"told_y": tell_of(y) if told_y is None else told_y, "y": y}),
+    }
     session = _open(
-        y is not None,
+        feeds.keys(),
         function=ctypes.cast(function, ctypes.c_void_p).value or 0,
         number=NUMBER,
         allowance=allowance.ctypes.data,
@@ -92,12 +99,6 @@ def watch(
         scale_y=_bits_of(scale_y),
         is_kernel=is_kernel,
     )
-    feeds = {
-        "written": tell(0) if written is None else written,
-        "told": tell_of(x) if told is None else told,
-        "x": x,
-        **({} if y is None else {"told_y": tell_of(y) if told_y is None else told_y, "y": y}),
-    }
     (nothing,) = run_session(session, None, Batch("b", feeds))
     assert nothing.shape == (0,)
     return calls
@@ -177,6 +178,15 @@ Y = np.array([[3.0, 0], [4, 1]], np.float32)  # of 5
 )
 def test_when_it_calls(settings: dict[str, Any], calls: int) -> None:
     assert len(watch(X, -1, **settings)) == calls
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 1, 2, 2), (), (0, 2)])
+def test_a_constant_is_shown_as_well(shape: tuple[int, ...]) -> None:
+    constant = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    left, right = watch(X, -1, constant=constant)[0]
+    np.testing.assert_array_equal(left, X)
+    np.testing.assert_array_equal(right, constant, strict=True)
+    assert watch(X, -1, constant=constant, allowed=(40, 0, 0)) == []
 
 
 def test_of_a_pair_magnitudes_are_multiplied_with_the_number_of_terms() -> None:

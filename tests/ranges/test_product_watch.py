@@ -18,6 +18,7 @@ from in_memory_calibration import InMemoryCalibration, floats, make_model, node,
 from product_cases import Case, draw_values
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import find_channel_norm, find_products
 from overflow_fixer.ranges import collect_ranges, observers, product_sessions, product_watch
 from overflow_fixer.ranges.product_sessions import ProductSessions
@@ -332,6 +333,28 @@ def test_copies_of_constants_are_taken_for_them(
     assert _sums(scan({"x": floats(40000, 40000)[None]})) == [80008]
     assert measured == [0]
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_a_convolution_is_measured_with_its_weights_where_they_lie(
+    op_type: str, measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not read for it; those that a batch feeds are the ones."""
+    read: list[str] = []
+    read_constant = Graph.read_constant
+    monkeypatch.setattr(
+        Graph, "read_constant", lambda graph, name: read.append(name) or read_constant(graph, name)
+    )
+    weights = (
+        np.float32([1, -1]).reshape(2, 1, 1, 1) if op_type == "ConvTranspose" else SIGNS[None, :, :, None]
+    )
+    scan = _scan(
+        tmp_path, [node(op_type, "x w", "y")], {"x": [1, 2, 1, 1], "w": [*weights.shape]}, "y", w=weights
+    )
+    x = np.full((1, 2, 1, 1), 20000, np.float32)
+    assert _sums(scan({"x": 2 * x}, {"x": 2 * x}, {"x": x, "w": 3 * weights})) == [120000]
+    assert measured == [0] * 3
+    assert "w" not in read
 
 
 def test_weights_that_cannot_be_bounded_are_asked_for_no_more_than_twice(tmp_path: Path) -> None:
