@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,20 +13,16 @@ import onnx.inliner
 from onnx import TensorProto
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.external_data import check_external_data, external_tensors, read_referring
 from overflow_fixer.files import FileStamp, sha256_of
-from overflow_fixer.model_file import read_model
-from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
+from overflow_fixer.operator_types import STANDARD_DOMAINS
 from overflow_fixer.records import Array, Dim, InputSpec
+from overflow_fixer.subgraphs import all_names, bodies, captured_by
 from overflow_fixer.tensor_types import LateShapes, constant_tensor, dims_of, infer_shapes, tell_types
 from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-"""ONNX's operators that have subgraphs; those of other domains may have some."""
-_HOLDS_NO_TENSOR = frozenset(
-    getattr(onnx.AttributeProto, kind)
-    for kind in "FLOAT INT STRING FLOATS INTS STRINGS GRAPH GRAPHS TYPE_PROTO TYPE_PROTOS".split()
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +45,7 @@ class Node:
 
     @staticmethod
     def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
-        names = tuple(proto.input), tuple(proto.output), tuple(_captured(proto))
+        names = tuple(proto.input), tuple(proto.output), tuple(captured_by(proto))
         return Node(index, label, proto.op_type, proto.domain, *names, proto)
 
     def at(self, index: int) -> Node:
@@ -237,7 +232,7 @@ def load_graph(path: Path | str) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
     path = Path(path)
     stamp = FileStamp.of(path)
-    model, home = _read(path)
+    model, home = read_referring(path)
     opset = _checked_opset(path, model)
     data_files = tuple(sorted(check_external_data(home, model) - {path.resolve()}))
     stamps = (stamp, *map(FileStamp.of, data_files))
@@ -247,32 +242,6 @@ def load_graph(path: Path | str) -> Graph:
     nodes = tuple(_number_nodes(model.graph))
     _check_order(path, model.graph, nodes)
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
-
-
-def _read(path: Path) -> tuple[onnx.ModelProto, Path]:
-    """The model, and the file from whose folder its external data is told.
-
-    External data must not pass a symbolic link. Behind one, weights are left in the file itself; where others lie beside
-    the link, all of the model is read. So it is where the file has a second hard link and bodies hold large weights: ONNX
-    Runtime refuses those there, and takes all others.
-    """
-    model, home = read_model(path), _follow(path)
-    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
-    if home != path and any(item.key == "location" and item.value != home.name for item in entries):
-        return read_model(path, in_place=False), path
-    if os.stat(home).st_nlink > 1 and any(_external_in_bodies(model)):
-        return read_model(path, in_place=False), home
-    return model, home
-
-
-def _external_in_bodies(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    held = (tensor for node in model.graph.node for body in bodies(node) for tensor in _graph_tensors(body))
-    return (tensor for tensor in held if tensor.data_location == TensorProto.EXTERNAL)
-
-
-def _follow(path: Path) -> Path:
-    """The file behind a symbolic link; any other path as it is."""
-    return path.resolve() if path.is_symlink() else path
 
 
 def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
@@ -290,81 +259,6 @@ def _with_types(graph: Graph) -> Graph:
     if sure_shapes is not None:
         typed.__dict__["sure_shapes"] = sure_shapes
     return typed
-
-
-def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of the model, at any depth, whose data lies in another file."""
-    for tensor in _all_tensors(model):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            yield tensor
-
-
-def list_data_files(path: Path) -> tuple[Path, ...]:
-    """The files below the model's folder that it names for its weights, as far as they are there; nothing is checked.
-
-    None for a file that is no model: `load_graph` says why.
-    """
-    try:
-        model, home = _read(path)
-    except ModelError:
-        return ()
-    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
-    locations = sorted({item.value for item in entries if item.key == "location"})
-    folder = home.parent.resolve()
-    found = (home.parent / location for location in locations if location)
-    return tuple(
-        file for file in found if file.is_file() and file.resolve().is_relative_to(folder) and file != home
-    )
-
-
-def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
-    """The model's external data files, each inside the model's folder, there, and long enough.
-
-    Raises ModelError otherwise: a model file is untrusted, and a path that leaves its folder would
-    read any file of this machine into a tensor.
-    """
-    files: dict[str, Path] = {}
-    sizes: dict[str, int] = {}
-    for tensor in external_tensors(model):
-        entry = {item.key: item.value for item in tensor.external_data}
-        location = entry.get("location", "")
-        if location not in files:
-            files[location] = _find_data_file(path, tensor, location)
-            sizes[location] = files[location].stat().st_size
-        offset, length = _find_extent(path, tensor, entry)
-        if offset < 0 or length < 0 or offset + length > sizes[location]:
-            raise ModelError(
-                f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {files[location]}, which "
-                f"has {sizes[location]}. Expected the whole external data file. It is probably truncated: copy it again."
-            )
-    return set(files.values())
-
-
-def _find_extent(path: Path, tensor: TensorProto, entry: Mapping[str, str]) -> tuple[int, int]:
-    try:
-        return int(entry.get("offset") or 0), int(entry.get("length") or 0)
-    except ValueError as error:
-        raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} have the offset {entry.get('offset')!r} and the length "
-            f"{entry.get('length')!r}. Expected whole numbers of bytes. The file is damaged, or was not made by an exporter."
-        ) from error
-
-
-def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
-    folder = path.parent.resolve()
-    file = folder if "\0" in location else (folder / location).resolve()
-    if file == folder or Path(location).is_absolute() or not file.is_relative_to(folder):
-        raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
-            "Expected a file beside the model. Such a path is refused, since it could read any file of "
-            "this machine; save the model again with its data beside it if you trust it."
-        )
-    if not file.is_file():
-        raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} is missing: {file} is not there. Expected the external "
-            "data file beside the model. Copy it there, under that name."
-        )
-    return file
 
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
@@ -419,44 +313,6 @@ def _free_label(label: str, taken: set[str]) -> str:
     return label
 
 
-def _captured(proto: onnx.NodeProto) -> list[str]:
-    """Tensors of the outer graph that the node's bodies read."""
-    found = [name for body in bodies(proto) for name in captures(body)]
-    return list(dict.fromkeys(found)) if found else found
-
-
-def captures(body: onnx.GraphProto) -> list[str]:
-    """Tensors of the outer graph that the body, or one inside it, reads; each once."""
-    own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
-    own |= {name for node in body.node for name in node.output}
-    reads = [name for node in body.node for name in (*node.input, *_captured(node))]
-    reads += [info.name for info in body.output]
-    return list(dict.fromkeys(name for name in reads if name and name not in own))
-
-
-def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The subgraphs of a control-flow node, one level deep."""
-    if proto.op_type not in CONTROL_FLOW and proto.domain in STANDARD_DOMAINS:
-        return
-    for attribute in proto.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name in use in a graph and its bodies: tensors and nodes, repeats and "" kept."""
-    yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
-        for body in bodies(node):
-            yield from all_names(body)
-
-
 def free_prefix(graph: Graph, wanted: str) -> str:
     """`wanted`, with underscores before it until no name in the model begins with it, bodies included."""
     if wanted.encode() not in graph.model.graph.SerializeToString():
@@ -490,31 +346,3 @@ def infer_shapes_for(graph: Graph, fed: Mapping[str, tuple[int, ...]]) -> dict[s
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:
     return InputSpec(info.name, info.type.tensor_type.elem_type, dims_of(info.type))
-
-
-def _all_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        yield from _node_tensors(node)
-
-
-def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
-    for attribute in node.attribute:
-        if attribute.type in _HOLDS_NO_TENSOR:
-            continue
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        if attribute.HasField("sparse_tensor"):
-            yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-    for body in bodies(node):
-        yield from _graph_tensors(body)

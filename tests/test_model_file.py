@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models_with_weights import COUNT, FORMS, VALUES, branch, held, model_of, model_with_bodies, typed
 from onnx import TensorProto, helper, numpy_helper
 
 from overflow_fixer.copies import copy_model, embed_weights
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import external_tensors, list_data_files, load_graph
+from overflow_fixer.external_data import external_tensors
+from overflow_fixer.graph import load_graph
 from overflow_fixer.model_file import LEAST_BYTES, _message, read_model
 from overflow_fixer.sessions import open_session
 from overflow_fixer.weights import read_pieces, read_values
 
-COUNT = LEAST_BYTES // 4
-VALUES = np.random.default_rng(0).normal(size=COUNT).astype(np.float32)
-
-
-def typed(name: str, elem_type: int, values: np.ndarray) -> TensorProto:
-    """A tensor with its values in a list of their type, not in raw_data."""
-    return helper.make_tensor(name, elem_type, values.shape, values.ravel())
-
-
-def model_of(initializers: list[TensorProto]) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node("Neg", ["x"], ["y"], name="n")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
-        initializers,
-        doc_string="kept",
-    )
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 13)], producer_name="test", ir_version=8
-    )
-    helper.set_model_props(model, {"key": "value"})
-    return model
-
-
-FORMS = {
-    "raw": numpy_helper.from_array(VALUES, "w"),
-    "floats": typed("w", TensorProto.FLOAT, VALUES),
-    "doubles": typed("w", TensorProto.DOUBLE, VALUES.astype(np.float64)),
-    "raw FP16": numpy_helper.from_array(np.tile(VALUES, 2).astype(np.float16), "w"),
-    "raw int64": numpy_helper.from_array(np.arange(COUNT), "w"),
-    "matrix": numpy_helper.from_array(VALUES.reshape(64, -1), "w"),
-    "documented": TensorProto(
-        name="w",
-        data_type=TensorProto.FLOAT,
-        dims=[COUNT],
-        raw_data=VALUES.tobytes(),
-        doc_string="of the tensor",
-    ),
-}
 IN_THE_MESSAGE = {
     "small": numpy_helper.from_array(VALUES[1:], "w"),
     "int64 list": typed("w", TensorProto.INT64, np.arange(COUNT)),
@@ -94,46 +55,6 @@ def test_all_else_is_what_protobuf_reads(tmp_path: Path, form: str) -> None:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.CopyFrom(whole)
     assert read == expected
-
-
-def held(name: str, values: np.ndarray, **attributes: Any) -> onnx.NodeProto:
-    tensor = numpy_helper.from_array(values, name + "_value")
-    return helper.make_node("Constant", [], [name], value=tensor, **attributes)
-
-
-def branch(output: str, nodes: list[onnx.NodeProto], *weights: TensorProto) -> onnx.GraphProto:
-    info = helper.make_tensor_value_info(output, TensorProto.FLOAT, [COUNT])
-    return helper.make_graph(nodes, output + "_branch", [], [info], weights)
-
-
-def model_with_bodies() -> onnx.ModelProto:
-    """Weights in Constant nodes, in bodies, and in Constant nodes of a body of a body."""
-    inner = helper.make_node(
-        "If",
-        ["flag"],
-        ["i"],
-        then_branch=branch("t2", [held("c2", 4 * VALUES), helper.make_node("Add", ["h", "c2"], ["t2"])]),
-        else_branch=branch("e2", [helper.make_node("Identity", ["h"], ["e2"])]),
-    )
-    weight = numpy_helper.from_array(2 * VALUES, "w1")
-    outer = helper.make_node(
-        "If",
-        ["flag"],
-        ["y"],
-        then_branch=branch("t1", [inner, helper.make_node("Add", ["i", "w1"], ["t1"])], weight),
-        else_branch=branch("e1", [held("c1", 3 * VALUES), helper.make_node("Sub", ["h", "c1"], ["e1"])]),
-    )
-    model = model_of([])
-    del model.graph.node[:]
-    nodes = [
-        held("c0", VALUES),
-        held("small", VALUES[:2]),
-        helper.make_node("Add", ["x", "c0"], ["h"]),
-        outer,
-    ]
-    model.graph.node.extend(nodes)
-    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
-    return model
 
 
 @pytest.mark.parametrize("optimize", [True, False])
@@ -199,46 +120,6 @@ def test_data_in_two_forms_is_left_to_protobuf(tmp_path: Path) -> None:
     assert read_model(path) == onnx.load(path)
 
 
-def link_to(blob: Path, model: onnx.ModelProto, **saving: Any) -> Path:
-    """The model in `blob`, behind a link to it in another folder."""
-    blob.parent.mkdir()
-    onnx.save(model, blob, **saving)
-    link = blob.parent.parent / "snapshot" / "model.onnx"
-    link.parent.mkdir()
-    link.symlink_to(blob)
-    return link
-
-
-def test_a_model_behind_a_symbolic_link_is_left_in_its_file(tmp_path: Path) -> None:
-    model = model_of([FORMS["raw"]])
-    model.graph.node[0].op_type = "Add"
-    model.graph.node[0].input.append("w")
-    link = link_to(tmp_path / "blobs" / "0123", model)
-    graph = load_graph(link)
-    assert graph.model.ByteSize() < 1000
-    assert (graph.path, graph.data_files, list_data_files(link)) == (link, (), ())
-    assert list(graph.external_tensors()) == []
-    np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
-    session = open_session(copy_model(graph), graph.folder)
-    x = np.ones(COUNT, np.float32)
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x + VALUES)
-    whole = copy_model(graph)
-    embed_weights(whole, graph)
-    assert whole.graph.initializer == model.graph.initializer
-
-
-def test_a_link_beside_which_other_data_lie_is_read_whole(tmp_path: Path) -> None:
-    saving = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 5 * COUNT}
-    large, larger = FORMS["raw"], numpy_helper.from_array(np.tile(VALUES, 2), "v")
-    link = link_to(tmp_path / "blobs" / "0123", model_of([large, larger]), **saving)
-    (link.parent / "w.bin").write_bytes((tmp_path / "blobs" / "w.bin").read_bytes())
-    graph = load_graph(link)
-    assert graph.data_files == list_data_files(link) == (link.parent / "w.bin",)
-    assert graph.initializers["w"].data_location == TensorProto.DEFAULT
-    np.testing.assert_array_equal(graph.read_constant("v"), np.tile(VALUES, 2))
-    open_session(copy_model(graph), graph.folder)
-
-
 def test_pieces_of_a_weight_larger_than_one(tmp_path: Path) -> None:
     values = np.arange(2 * (1 << 16) + 17, dtype=np.float32)
     onnx.save(model_of([numpy_helper.from_array(values, "w")]), tmp_path / "m.onnx")
@@ -294,36 +175,6 @@ def test_a_truncated_or_damaged_model_never_crashes(
     assert isinstance(read, onnx.ModelProto)
 
 
-def test_a_file_with_a_second_hard_link_is_read_like_any(tmp_path: Path) -> None:
-    """Caches and copies make them; the library's own reader of external data refuses such a file."""
-    model = model_of([FORMS["raw"]])
-    model.graph.node.insert(0, held("c", 2 * VALUES))
-    onnx.save(model, tmp_path / "blob")
-    (tmp_path / "m.onnx").hardlink_to(tmp_path / "blob")
-    graph = load_graph(tmp_path / "m.onnx")
-    np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
-    np.testing.assert_array_equal(graph.read_constant("c"), 2 * VALUES)
-    assert graph.model.ByteSize() < 1000
-    open_session(copy_model(graph), graph.folder)
-    whole = copy_model(graph)
-    embed_weights(whole, graph)
-    there = onnx.load(tmp_path / "blob").graph
-    assert (whole.graph.node, whole.graph.initializer) == (there.node, there.initializer)
-
-
-@pytest.mark.parametrize("optimize", [True, False])
-def test_bodies_of_a_file_with_a_second_hard_link_run_too(optimize: bool, tmp_path: Path) -> None:
-    """ONNX Runtime refuses references of bodies to such a file, and of nothing else."""
-    onnx.save(model_with_bodies(), tmp_path / "blob")
-    (tmp_path / "m.onnx").hardlink_to(tmp_path / "blob")
-    graph = load_graph(tmp_path / "m.onnx")
-    assert not any(graph.external_tensors())
-    session = open_session(copy_model(graph), graph.folder, optimize=optimize)
-    x = np.ones(COUNT, np.float32)
-    (found,) = session.run(None, {"x": x, "flag": np.array(False)})
-    np.testing.assert_array_equal(found, x + VALUES - 3 * VALUES)
-
-
 @pytest.mark.parametrize("depth", [20, 60, 200, 3000])
 def test_bodies_in_bodies_are_read_or_refused(depth: int, tmp_path: Path) -> None:
     message = branch("o", [helper.make_node("Add", ["x", "w"], ["o"])], FORMS["raw"]).SerializeToString()
@@ -342,35 +193,3 @@ def test_a_number_without_an_end_is_none(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\x3a" + b"\xff" * 200_000 + b"\x01")
     with pytest.raises(ModelError, match="not a whole ONNX model"):
         read_model(tmp_path / "m.onnx")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("offset", "abc", "whole numbers of bytes"),
-        ("length", "1e3", "whole numbers of bytes"),
-        ("location", "w\0.bin", "outside the model's folder"),
-        ("location", ".", "outside the model's folder"),
-    ],
-)
-def test_references_that_nobody_wrote_are_refused(key: str, value: str, message: str, tmp_path: Path) -> None:
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    for name, told in {"location": "w.bin", "offset": "0", "length": "8", key: value}.items():
-        tensor.external_data.add(key=name, value=told)
-    (tmp_path / "w.bin").write_bytes(b"12345678")
-    (tmp_path / "m.onnx").write_bytes(model_of([tensor]).SerializeToString())
-    with pytest.raises(ModelError, match=message):
-        load_graph(tmp_path / "m.onnx")
-
-
-def test_data_that_lie_in_a_file_of_the_links_name_are_looked_up_beside_it(tmp_path: Path) -> None:
-    """And nowhere else, though the file behind the link has a folder of its own."""
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value="model.onnx")
-    tensor.external_data.add(key="length", value="8")
-    link, file = tmp_path / "model.onnx", tmp_path / "blobs" / "0123"
-    file.parent.mkdir()
-    file.write_bytes(model_of([tensor]).SerializeToString())
-    link.symlink_to(file)
-    graph = load_graph(link)
-    assert (graph.home, graph.folder) == (link, tmp_path)

@@ -13,7 +13,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, external_tensors
+from overflow_fixer.external_data import external_tensors
+from overflow_fixer.graph import Graph
 
 _READ_AS_THEY_ARE = frozenset({"MatMul", "Gemm"})
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import onnx
 
-from overflow_fixer.graph import Graph, Node, bodies
+from overflow_fixer.graph import Graph, Node
+from overflow_fixer.subgraphs import bodies
 
 _RANDOM_OPS = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Sampling "

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, Node, bodies
+from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Finding, PlanPolicy
+from overflow_fixer.subgraphs import bodies
 
 _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
 """Rules whose findings a backend answers that computes the operator in FP32 by itself."""

@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from overflow_fixer.errors import ConfigError
+from overflow_fixer.external_data import list_data_files
 from overflow_fixer.files import make_folder, refuse_os_errors
-from overflow_fixer.graph import list_data_files
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.errands import Board, Delivery, Errand, Report, run_errand
 from overflow_fixer.zoo.machine import describe_machine

@@ -15,7 +15,8 @@ from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.errors import BackendError, FixError
-from overflow_fixer.graph import Graph, external_tensors, load_graph
+from overflow_fixer.external_data import external_tensors
+from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
 from overflow_fixer.sessions import SessionRunner, open_session
 from overflow_fixer.simulation import simulate

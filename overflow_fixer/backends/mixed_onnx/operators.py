@@ -12,7 +12,8 @@ from functools import cache
 import onnx
 from onnx.defs import OpSchema
 
-from overflow_fixer.graph import Node, bodies
+from overflow_fixer.graph import Node
+from overflow_fixer.subgraphs import bodies
 
 _FP16 = "tensor(float16)"
 

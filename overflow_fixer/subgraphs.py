@@ -1,0 +1,83 @@
+"""A model's graphs at any depth: the bodies of its nodes, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
+
+_HOLDS_NO_TENSOR = frozenset(
+    getattr(onnx.AttributeProto, kind)
+    for kind in "FLOAT INT STRING FLOATS INTS STRINGS GRAPH GRAPHS TYPE_PROTO TYPE_PROTOS".split()
+)
+
+
+def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The subgraphs of a control-flow node, one level deep."""
+    if proto.op_type not in CONTROL_FLOW and proto.domain in STANDARD_DOMAINS:
+        return
+    for attribute in proto.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def captures(body: onnx.GraphProto) -> list[str]:
+    """Tensors of the outer graph that the body, or one inside it, reads; each once."""
+    own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+    own |= {tensor.values.name for tensor in body.sparse_initializer}
+    own |= {name for node in body.node for name in node.output}
+    reads = [name for node in body.node for name in (*node.input, *captured_by(node))]
+    reads += [info.name for info in body.output]
+    return list(dict.fromkeys(name for name in reads if name and name not in own))
+
+
+def captured_by(proto: onnx.NodeProto) -> list[str]:
+    """Tensors of the outer graph that the node's bodies read."""
+    found = [name for body in bodies(proto) for name in captures(body)]
+    return list(dict.fromkeys(found)) if found else found
+
+
+def all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name in use in a graph and its bodies: tensors and nodes, repeats and "" kept."""
+    yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (node.name, *node.input, *node.output)
+        for body in bodies(node):
+            yield from all_names(body)
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every tensor that the model holds, at any depth, local functions included."""
+    yield from graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+
+
+def graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Every tensor that the graph holds, at any depth."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        if attribute.type in _HOLDS_NO_TENSOR:
+            continue
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("sparse_tensor"):
+            yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
+    for body in bodies(node):
+        yield from graph_tensors(body)
