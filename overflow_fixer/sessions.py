@@ -33,6 +33,7 @@ _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
 _DISABLE_PREPACKING = "session.disable_prepacking"
+_DISABLE_QUANTIZED = "session.disable_quant_qdq"
 _STOP_SPINNING = "session.force_spinning_stop"
 _SPIN_MICROSECONDS = "session.intra_op.spin_duration_us", "500"
 """Idle threads would spin on the cores that another session, or what runs beside one that opens, needs."""
@@ -234,6 +235,8 @@ def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> A
     options.enable_mem_reuse = provider != "cpu"  # planning it takes the square of the number of nodes
     options.intra_op_num_threads = _threads[0] or count_threads()
     options.log_severity_level = 4
+    if not optimize:  # even so, each reader of a DequantizeLinear, a probe too, would get one of its own
+        options.add_session_config_entry(_DISABLE_QUANTIZED, "1")
     options.add_session_config_entry(_STOP_SPINNING, "1")
     options.add_session_config_entry(*_SPIN_MICROSECONDS)
     for library in _custom_ops:

@@ -18,6 +18,7 @@ from overflow_fixer.providers import PLUGIN_DOMAIN, Provider, find_lack
 from overflow_fixer.records import Batch
 from overflow_fixer.sessions import (
     SessionRunner,
+    _session_options,
     count_on_cpu,
     infer_types,
     mark_outputs,
@@ -80,6 +81,30 @@ def test_weights_are_packed_unless_told_not_to(tmp_path: Path) -> None:
     assert unpacked.get_session_config_entry("session.disable_prepacking") == "1"
     with pytest.raises(RuntimeError, match="does not have configuration"):
         packed.get_session_config_entry("session.disable_prepacking")
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_what_several_nodes_read_is_dequantized_once(optimize: bool, tmp_path: Path) -> None:
+    """ONNX Runtime has each of them read a DequantizeLinear of its own, unless it is told not to."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("ReduceMax", ["w"], ["b"], keepdims=0),
+    ]
+    held = [
+        numpy_helper.from_array(np.ones((2, 2), np.int8), "q"),
+        numpy_helper.from_array(np.float32(1), "s"),
+    ]
+    x, *outputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xab")
+    graph = helper.make_graph(nodes, "g", [x], outputs, held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = _session_options(optimize, by_priority=False, provider="cpu")
+    if optimize:  # but for constant folding, which leaves none
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "run.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    run = onnx.load(tmp_path / "run.onnx").graph.node
+    assert sum(node.op_type == "DequantizeLinear" for node in run) == (2 if optimize else 1)
 
 
 def test_fp16_inputs_take_rounded_fp32_feeds(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 import numpy as np
@@ -45,17 +45,25 @@ class Accumulation:
         self._slopes: Array | None = None
         self._shifts = np.zeros(len(products))
 
-    def find_suspects(self, batch: Batch, max_abs: Array, counts: Array) -> list[int]:
+    def find_suspects(
+        self, batch: Batch, max_abs: Array, counts: Array, watched: Collection[int] = ()
+    ) -> list[int]:
         """Their numbers; none where FP16 cannot hold what is added up, or the output: such a node has to run in FP32 anyway.
 
-        `max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes.
+        `max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes. Of products
+        that are `watched` no shape is inferred: the run itself has looked at theirs.
         """
         bounds, is_in_range = self._bound(max_abs)
         suspects = np.flatnonzero(is_in_range & ~(bounds <= FP16_MAX)).tolist()
         if not suspects:
             return []
         largest, sizes = (dict(zip(self._tensors, of.tolist(), strict=True)) for of in (max_abs, counts))
-        return [row for row in suspects if self._is_suspect(row, float(bounds[row]), batch, largest, sizes)]
+        return [
+            row
+            for row in suspects
+            if (row in watched and math.isnan(bounds[row]))
+            or self._is_suspect(row, float(bounds[row]), batch, largest, sizes)
+        ]
 
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
         """What inner.accumulators.Bound.at gives [product], and whether FP16 can hold all that the node reads and writes."""

@@ -42,7 +42,7 @@ class ProductObserver:
         in_pieces: bool,
         watch: ProductWatch | None = None,
     ) -> None:
-        self._watch, self._watched = watch, () if watch is None else watch.watches.keys()
+        self._watch, self.watched = watch, () if watch is None else watch.watches.keys()
         if watch is not None:
             watches = tuple(watch.watches.values())
             wanted = replace(wanted, watches=watches, run_options=watch.run_options)
@@ -52,7 +52,7 @@ class ProductObserver:
         self._pieces: dict[int, PiecewiseSum] = {}
         self._sessions = ProductSessions(graph)
         self._observer: Observer | None = None
-        others = [number for number in range(len(products)) if number not in self._watched]
+        others = [number for number in range(len(products)) if number not in self.watched]
         self._open(() if is_repeatable(graph) else others)
 
     def observe(self, batch: Batch) -> Observed:
@@ -67,14 +67,14 @@ class ProductObserver:
         self, batch: Batch, products: Sequence[int], observed: Observed, counts: Mapping[str, int]
     ) -> Summaries:
         """The summaries of these sums, of a batch that was `observed`; `counts` are its tensors' numbers of elements."""
-        new = set(products) - self._place_of.keys() - self._pieces.keys() - set(self._watched)
+        new = set(products) - self._place_of.keys() - self._pieces.keys() - set(self.watched)
         if new:
             self._take(new, counts, self._find_detailed(observed))
             observed = self.observe(batch)
         values = self._read.complete(batch, observed.values)
         found = no_summaries(len(products))
         for row, number in enumerate(products):
-            if self._watch is not None and number in self._watched:
+            if self._watch is not None and number in self.watched:
                 found[row] = self._watch.found.get(number, no_summaries(1)[0])
             elif number in self._pieces:
                 found[row] = self._pieces[number].measure(batch, values)

@@ -103,7 +103,9 @@ class Walk:
         is_empty = own["element_count"][self._sources] == 0
         if is_empty.any():  # the largest of no elements is -inf, and tells nothing
             inner[is_empty] = no_summaries(1)
-        suspects = self._accumulation.find_suspects(batch, own["max_abs"], own["element_count"])
+        suspects = self._accumulation.find_suspects(
+            batch, own["max_abs"], own["element_count"], self._observer.watched
+        )
         if suspects:
             sums = seen[len(seen) - self._product_count :]
             counts = dict(zip(self._tensors, own["element_count"].tolist(), strict=True))

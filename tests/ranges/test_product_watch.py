@@ -21,6 +21,7 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import find_channel_norm, find_products
 from overflow_fixer.ranges import collect_ranges, observers, product_sessions, product_watch
+from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.records import RangeTable
@@ -315,6 +316,21 @@ def test_which_convolutions_are_watched(made: Any, is_watched: bool, tmp_path: P
     shapes = {"x": [1, 2, 4, 4], "v": [2, 2, 1, 1], "b": [2]}
     constants = {"w": np.ones((2, 2, 1, 1), np.float32), "c": np.ones((1, 2, 4, 4), np.float32)}
     assert bool(_watch(tmp_path, [made], shapes, **constants).watches) is is_watched
+
+
+def test_no_shape_is_inferred_for_what_is_watched(
+    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that a model computes tell no number of terms, but the run does."""
+    monkeypatch.setattr(Accumulation, "_infer_shapes", lambda *_: pytest.fail("inferred"))
+    nodes = [node("DequantizeLinear", "q s", "w"), node("Conv", "x w", "y")]
+    constants = {"q": np.int8([1, -1]).reshape(1, 2, 1, 1), "s": np.float32(1)}
+    scan = _scan(tmp_path, nodes, {"x": [1, 2, 1, 1]}, "y", **constants)
+    x = np.full((1, 2, 1, 1), 40000, np.float32)
+    assert np.isnan(_sums(scan({"x": x / 2}))).all()
+    assert measured == []
+    assert _sums(scan({"x": x / 2}, {"x": x})) == [80000]
+    assert measured == [0]
 
 
 def test_copies_of_constants_are_taken_for_them(
