@@ -44,8 +44,10 @@ FIXED_TYPES: Mapping[str, int] = {
 }
 OTHER_OUTPUTS: Mapping[str, int] = {"Split": TensorProto.UNDEFINED, "TopK": TensorProto.INT64}
 """The type of the outputs behind the first; undefined: that of the first. Of no other operator there may be any."""
+QUANTIZING: Mapping[str, int] = {"DequantizeLinear": 1, "QuantizeLinear": 2}
+"""Of operators whose output has the type that an attribute names: the input that has it where there is none."""
 RANKED_INPUTS: Mapping[str, int | None] = {
-    **dict.fromkeys([*_OF_ONE_RANK, "Cast", "IsInf", "IsNaN", "Not"], 1),
+    **dict.fromkeys([*_OF_ONE_RANK, *QUANTIZING, "Cast", "IsInf", "IsNaN", "Not"], 1),
     **dict.fromkeys([*_BROADCAST, "Where"], None),
 }
 """Of operators whose outputs have the greatest rank of their first inputs: how many of those; None: all."""
@@ -86,6 +88,8 @@ def _find_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
     if node.op_type in TYPED_INPUT:
         slot = TYPED_INPUT[node.op_type]
         return dtypes.get(node.input[slot]) if slot < len(node.input) else None
+    if node.op_type in QUANTIZING:
+        return _find_quantized_type(node, dtypes)
     if node.op_type == "Cast":
         to = _attribute(node, "to")
         return None if to is None else to.i
@@ -93,6 +97,15 @@ def _find_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
         value = _attribute(node, "value")
         return TensorProto.FLOAT if value is None else value.t.data_type
     return FIXED_TYPES.get(node.op_type)
+
+
+def _find_quantized_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
+    told, slot = _attribute(node, "output_dtype"), QUANTIZING[node.op_type]
+    if told is not None and told.i:
+        return told.i
+    if any(node.input[slot:]):
+        return dtypes.get(node.input[slot])
+    return TensorProto.UINT8 if node.op_type == "QuantizeLinear" else None
 
 
 def _find_rank(node: NodeProto, constants: Mapping[str, TensorProto], ranks: Mapping[str, int]) -> int | None:

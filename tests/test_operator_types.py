@@ -143,6 +143,32 @@ def test_what_the_table_does_not_tell_is_not_told(op_type: str, outputs: list[st
     assert _tell(_node(op_type, outputs, domain)) is None
 
 
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes", "told"),
+    [
+        ("QuantizeLinear", ["x", "s"], {}, TensorProto.UINT8),
+        ("QuantizeLinear", ["x", "s", ""], {}, TensorProto.UINT8),
+        ("QuantizeLinear", ["x", "s", "zero"], {}, TensorProto.INT8),
+        ("QuantizeLinear", ["x", "s", "zero"], {"output_dtype": 0}, TensorProto.INT8),
+        ("QuantizeLinear", ["x", "s"], {"output_dtype": TensorProto.INT16}, TensorProto.INT16),
+        ("QuantizeLinear", ["x", "s", "unknown"], {}, None),
+        ("DequantizeLinear", ["zero", "s"], {}, TensorProto.FLOAT16),
+        ("DequantizeLinear", ["zero", "s", "zero"], {}, TensorProto.FLOAT16),
+        ("DequantizeLinear", ["zero", "s"], {"output_dtype": TensorProto.FLOAT}, TensorProto.FLOAT),
+        ("DequantizeLinear", ["zero", "unknown"], {}, None),
+        ("DequantizeLinear", ["zero"], {}, None),
+    ],
+)
+def test_what_is_quantized_has_the_type_that_it_is_told(
+    op_type: str, inputs: list[str], attributes: dict[str, int], told: int | None
+) -> None:
+    dtypes = {"x": TensorProto.FLOAT, "s": TensorProto.FLOAT16, "zero": TensorProto.INT8}
+    ranks = {"x": 3, "zero": 3}
+    is_told = tell_outputs([helper.make_node(op_type, inputs, ["y"], **attributes)], {}, dtypes, ranks)
+    assert is_told is (told is not None)
+    assert (dtypes.get("y"), ranks.get("y")) == (told, None if told is None else 3)
+
+
 def test_outputs_that_are_left_out_are_none() -> None:
     """Of a LayerNormalization the output has the type of the scale, which below opset 17 may be another."""
     model = _node("LayerNormalization", ["y", "", ""])
