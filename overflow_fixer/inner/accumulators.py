@@ -74,18 +74,21 @@ def bound_by_ranges(product: Product, shapes: Shapes) -> Bound:
 
 
 def bound_by_sizes(product: Product, counts: Mapping[str, int]) -> Bound:
-    """The same by the numbers of elements, for a MatMul or Gemm of which no shape tells K.
+    """The same by the numbers of elements, where no shape tells K. NaN of an Einsum, and of a convolution without a bias.
 
-    [.., m, K] has as many as K m and [.., K, n] as K n, each as often as it has matrices, and the output as m n; that
-    has no more matrices than the two multiplied, so that K^2 is at most |a| |b| / |output|.
+    Of matrices, [.., m, K] has as many as K m and [.., K, n] as K n, each as often as it has matrices, and the output as
+    m n; that has no more matrices than the two multiplied, so that K^2 is at most |a| |b| / |output|. A convolution has
+    K weights for each output channel, and one number of the bias.
     """
-    scale, shift = _gemm_factors(product.node)
-    if product.node.op_type not in ("MatMul", "Gemm"):
-        return Bound(product, math.nan, shift)
-    left, right, out = (counts.get(name) for name in (*product.factors, product.node.outputs[0]))
-    if left is None or right is None or not out:
-        return Bound(product, math.nan, shift)
-    return Bound(product, math.sqrt(left * right / out) * scale, shift)
+    node, (scale, shift) = product.node, _gemm_factors(product.node)
+    names = (*product.factors, product.bias, node.outputs[0])
+    *factors, bias, out = (float(counts.get(name, math.nan)) for name in names)
+    terms = math.nan
+    if node.op_type in ("MatMul", "Gemm") and out:
+        terms = math.sqrt(math.prod(factors) / out)
+    elif node.op_type.startswith("Conv") and bias:
+        terms = factors[1] / bias
+    return Bound(product, terms * scale, shift)
 
 
 class ChannelNorm(NamedTuple):

@@ -151,6 +151,24 @@ def test_only_sums_in_fp32_are_looked_at(tmp_path: Path) -> None:
 _SIDES = st.integers(1, 5)
 
 
+@given(channels=_SIDES, outputs=_SIDES, groups=_SIDES, places=_SIDES)
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_a_bias_tells_how_many_weights_a_channel_has(
+    op_type: str, channels: int, outputs: int, groups: int, places: int
+) -> None:
+    """Weights are [outputs, channels of a group, place], of a ConvTranspose [channels, outputs of a group, place]."""
+    proto = onnx.helper.make_node(op_type, ["x", "w", "b"], ["y"], group=groups)
+    product = Product(Node.of(0, "y", proto), ("x", "w"), "b")
+    shape = (groups * outputs, channels, places)
+    if op_type == "ConvTranspose":
+        shape = (groups * channels, outputs, places)
+    counts = {"x": 1, "w": math.prod(shape), "b": groups * outputs, "y": 1}
+    slope = bound_by_sizes(product, counts).slope
+    assert slope == channels * places == bound_by_ranges(product, {"x": (), "w": shape}).slope
+    for unknown in ({"w": 1}, {"b": 1}, {**counts, "b": 0}):
+        assert math.isnan(bound_by_sizes(product, unknown).slope)
+
+
 @given(
     batch=st.lists(st.tuples(_SIDES, st.sampled_from(["both", "left", "right"])), max_size=3),
     rows=_SIDES,
