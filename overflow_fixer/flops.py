@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from overflow_fixer.graph import Graph, Node, infer_shapes_for
+from overflow_fixer.graph import Graph, Node
 from overflow_fixer.records import Artifact, Batch, Dim, Share
 from overflow_fixer.sessions import mark_outputs, open_session, run_session
+from overflow_fixer.tensor_types import infer_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -78,7 +79,7 @@ def _count(node: Node, shapes: Shapes) -> int | None:
 def _shapes(graph: Graph, batch: Batch) -> Shapes:
     """The shape of every tensor that a counter reads."""
     fed = {name: array.shape for name, array in batch.feeds.items()}
-    inferred = infer_shapes_for(graph, fed)
+    inferred = infer_shapes(graph.model, fed)
     shapes = {name: fixed for name, dims in inferred.items() if (fixed := _fixed(dims)) is not None}
     counted = [node for node in graph.nodes if node.op_type in COUNTERS]
     needed = dict.fromkeys(name for node in counted for name in (*node.inputs[:2], node.outputs[0]))

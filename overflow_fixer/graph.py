@@ -142,8 +142,8 @@ class Graph:
 
     @cached_property
     def sure_shapes(self) -> Mapping[str, tuple[Dim, ...]]:
-        """Shapes that can be relied on, whatever is fed: see infer_shapes_for. Inferred once the first is asked for."""
-        return LateShapes(lambda: infer_shapes_for(self, {}))
+        """Shapes that can be relied on, whatever is fed: see tensor_types.infer_shapes. Inferred once the first is asked for."""
+        return LateShapes(lambda: infer_shapes(self.model, {}))
 
     @cached_property
     def inputs(self) -> tuple[InputSpec, ...]:
@@ -334,14 +334,6 @@ def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> N
                 "topological order, as ONNX demands. Sort them, for example with onnx-graphsurgeon's toposort()."
             )
         seen.update(node.writes)
-
-
-def infer_shapes_for(graph: Graph, fed: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Dim, ...]]:
-    """The shapes that the main graph's tensors take when inputs of the shapes `fed` are given.
-
-    A dimension that cannot be told without running the model stays symbolic or None.
-    """
-    return infer_shapes(graph.model, fed)
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:

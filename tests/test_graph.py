@@ -10,7 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from overflow_fixer import graph as graph_module
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import infer_shapes_for, load_graph
+from overflow_fixer.graph import load_graph
+from overflow_fixer.tensor_types import infer_shapes
 
 FLOAT = TensorProto.FLOAT
 
@@ -167,7 +168,7 @@ def test_large_weights_do_not_hinder_shapes(tmp_path: Path) -> None:
     graph = load_graph(_save(tmp_path, nodes, weights))
     assert graph.shapes["m"] == ("n", 600)
     assert graph.shapes["y"][1:] == (2, 300)
-    assert infer_shapes_for(graph, {"x": (6, 4)})["y"] == (6, 2, 300)
+    assert infer_shapes(graph.model, {"x": (6, 4)})["y"] == (6, 2, 300)
 
 
 def test_nodes_out_of_order_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import numpy as np
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph, infer_shapes_for
+from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import (
     ChannelNorm,
     Product,
@@ -20,6 +20,7 @@ from overflow_fixer.inner.accumulators import (
     find_channel_norm,
 )
 from overflow_fixer.records import Array, Batch
+from overflow_fixer.tensor_types import infer_shapes
 
 _ONE, _UNKNOWN = -2, -1
 """Rows behind those of the tensors: of 1, and of NaN."""
@@ -123,5 +124,5 @@ class Accumulation:
         if key not in self._shapes:
             if key:
                 self._shapes = {(): self._infer_shapes({})}  # of one batch at a time
-            self._shapes[key] = infer_shapes_for(self._graph, fed) if key else self._graph.sure_shapes
+            self._shapes[key] = infer_shapes(self._graph.model, fed) if key else self._graph.sure_shapes
         return self._shapes[key]
