@@ -186,7 +186,7 @@ def _infer_once(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The type of every tensor of the main graph but initializers, as recorded or inferred."""
+    """The type of every tensor of the main graph, as recorded or inferred, but of large weights."""
     graph = skeleton.graph
     for data_prop in (True, False):
         try:
@@ -194,7 +194,10 @@ def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
             break
         except Exception:  # inference stumbles over valid models; ONNX Runtime is asked instead
             continue
-    return {info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}
+    held = {
+        one.name: onnx.helper.make_tensor_type_proto(one.data_type, one.dims) for one in graph.initializer
+    }
+    return {**held, **{info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}}
 
 
 def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -224,12 +227,15 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _replace_copies(skeleton: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes but for an Identity of an initializer, which becomes another: inference does not see values through it."""
-    given = {info.name for info in skeleton.input}
+    """The nodes but for an Identity of an initializer, which becomes another: inference does not see values through it.
+
+    One whose output the graph gives stays: behind an output that is an initializer nothing would be inferred.
+    """
+    given = {info.name for info in (*skeleton.input, *skeleton.output)}
     held = {tensor.name: tensor for tensor in skeleton.initializer if tensor.name not in given}
     for node in nodes:
         found = held.get(node.input[0]) if node.op_type == "Identity" else None
-        if found is None or node.domain not in STANDARD_DOMAINS:
+        if found is None or node.domain not in STANDARD_DOMAINS or node.output[0] in given:
             yield node
         else:
             copy = held[node.output[0]] = skeleton.initializer.add()

@@ -110,6 +110,25 @@ def test_a_shape_that_is_copied_is_seen(may_be_fed: bool) -> None:
     assert [node.op_type for node in model.graph.node] == ["Identity", "Identity", "Reshape"]
 
 
+@pytest.mark.parametrize("outputs", ["y", "v y"])
+def test_copies_have_shapes_and_so_has_what_is_behind_them(outputs: str) -> None:
+    """One that is an output of the graph, too."""
+    nodes = [
+        helper.make_node("Identity", ["w"], ["v"]),
+        helper.make_node("Mul", ["w", "v"], ["s"]),
+        helper.make_node("Mul", ["x", "s"], ["y"]),
+    ]
+    weights = helper.make_tensor("w", FLOAT, [3], [1, 2, 3])
+    infos = [_info(name, None) for name in outputs.split()]
+    graph = helper.make_graph(nodes, "g", [_info("x", [2, 3])], infos, [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = infer_shapes(model, {})
+    assert {name: found[name] for name in "vsy"} == {"v": (3,), "s": (3,), "y": (2, 3)}
+    graph.node.append(helper.make_node("NonZero", ["y"], ["n"]))
+    with patch.object(tensor_types, "infer_types", lambda *_: pytest.fail("a session was opened")):
+        assert tell_types(model, Path(), ["v", "s", "y", "n"]).dtypes["v"] == FLOAT
+
+
 def test_what_onnx_cannot_infer_is_asked_of_onnx_runtime() -> None:
     model = _model(None)
     del model.graph.output[1:]

@@ -22,7 +22,9 @@ _AXES_ARE_INPUTS = {
 """The opset from which on a reduction's axes are an input."""
 _THEN = {"ReduceL1": "ReduceSum", "ReduceSumSquare": "ReduceSum"}
 """What adds up the results of a reduction."""
-_FEW = 512
+_SUMMED = {"ReduceSum": "sum", "ReduceL1": "magnitudes", "ReduceSumSquare": "squares"}
+"""What of Sums a reduction gives."""
+FEW = 512
 """ONNX Runtime adds up so many elements in FP32 to 1e-5 even where all are alike, and rounding goes one way."""
 
 
@@ -172,10 +174,10 @@ class Expression:
         As they are where the length is not known, has no divisor of such a size, or is none to cut.
         """
         length = self.lengths(rows)[0] if len(rows.axes) == 1 else None
-        if rows.tensor != self.source or self.dims is None or not isinstance(length, int) or length <= _FEW:
+        if rows.tensor != self.source or self.dims is None or not isinstance(length, int) or length <= FEW:
             return rows
         last = len(self.dims) - 1
-        block = next((size for size in range(_FEW, _LEAST_BLOCK - 1, -1) if length % size == 0), None)
+        block = next((size for size in range(FEW, _LEAST_BLOCK - 1, -1) if length % size == 0), None)
         if block is None or rows.axes[0] % len(self.dims) != last:
             return rows
         shape = self.integers(*[0] * last, length // block, block)
@@ -228,16 +230,14 @@ class Expression:
         Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes the last is
         taken for that of an image where it is not known, since FP64 costs as much as the rest of a scan.
         """
-        sums = self.sums(rows)
+        sums = self.sums(rows) if op_type in _SUMMED else None
         if sums is not None:
-            return {"ReduceSum": sums.sum, "ReduceL1": sums.magnitudes, "ReduceSumSquare": sums.squares}[
-                op_type
-            ]
+            return str(getattr(sums, _SUMMED[op_type]))
         rows = self.cut_last(rows)
         found = rows.tensor
         for axes, length in _cut(rows.axes, self.lengths(rows)):
             is_image = found == rows.tensor and len(rows.axes) > 1
-            is_long = length > _FEW and not (math.isinf(length) and is_image)
+            is_long = length > FEW and not (math.isinf(length) and is_image)
             found = (self._reduce_wide if is_long else self.reduce)(op_type, found, axes)
             op_type = _THEN.get(op_type, op_type)
         return found
@@ -252,7 +252,7 @@ class Expression:
     def are_long(self, rows: Rows) -> bool:
         """Whether the rows have, or may have, more elements than one FP32 sum adds up to 1e-5."""
         known = [dim for dim in self.lengths(rows) if isinstance(dim, int)]
-        return len(known) < max(len(rows.axes), 1) or math.prod(known) > _FEW
+        return len(known) < max(len(rows.axes), 1) or math.prod(known) > FEW
 
     def _reduce_wide(self, op_type: str, source: str, axes: Sequence[int]) -> str:
         """The same as `reduce`, in FP64, in which ONNX Runtime has no ReduceL1."""
@@ -276,7 +276,7 @@ def _cut(axes: Sequence[int], lengths: Sequence[Dim]) -> Iterator[tuple[Sequence
     held = 1.0
     for axis, dim in zip(reversed(axes), reversed(lengths), strict=True):
         length = float(dim) if isinstance(dim, int) else math.inf
-        if group and held * length > _FEW:
+        if group and held * length > FEW:
             yield group, held
             group, held = [], 1.0
         group.insert(0, axis)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from onnx import numpy_helper
 
-from overflow_fixer.inner.expression import Expression
+from overflow_fixer.inner.expression import FEW, Expression
 from overflow_fixer.inner.quantities import Found
 
 
@@ -17,30 +17,47 @@ def find_in_average_pool(expression: Expression) -> Iterator[Found]:
     """The sum of a window, where it is no fixed multiple of the output, and that of the magnitudes in it."""
     if math.prod(expression.attribute("kernel_shape", [])) < 2:
         return
-    add_up = _convolve if expression.attribute("ceil_mode", 0) else _pool
     if _divides_by_several(expression):
-        yield "sum", add_up(expression, expression.source)
-    yield "sum of magnitudes", add_up(expression, expression.apply("Abs", expression.source))
+        yield "sum", _add_up(expression, expression.source)
+    yield "sum of magnitudes", _add_up(expression, expression.apply("Abs", expression.source))
 
 
-def _pool(expression: Expression, source: str) -> str:
+def _add_up(expression: Expression, source: str) -> str:
+    """Large windows along one axis after the other: ONNX Runtime adds them up one by one, in FP32."""
+    windows = _find_windows(expression)
+    add_up = _convolve if expression.attribute("ceil_mode", 0) else _pool
+    is_small = math.prod(windows["kernel_shape"]) <= FEW
+    for one in [windows] if is_small else _take_apart(windows):
+        source = add_up(expression, source, one)
+    return source
+
+
+def _pool(expression: Expression, source: str, windows: Mapping[str, Any]) -> str:
     """By the mean of all places of a window, those beyond the edge too."""
-    kernel = expression.attribute("kernel_shape", [])
-    means = expression.apply(
-        "AveragePool", source, kernel_shape=kernel, count_include_pad=1, **_find_windows(expression)
-    )
-    return expression.apply("Mul", means, expression.number(float(math.prod(kernel))))
+    means = expression.apply("AveragePool", source, count_include_pad=1, **windows)
+    return expression.apply("Mul", means, expression.number(float(math.prod(windows["kernel_shape"]))))
 
 
-def _convolve(expression: Expression, source: str) -> str:
+def _convolve(expression: Expression, source: str, windows: Mapping[str, Any]) -> str:
     """By a convolution with ones, for which each channel is an image of its own: windows may end behind the edge."""
-    kernel = expression.attribute("kernel_shape", [])
+    kernel = windows["kernel_shape"]
     dims = expression.apply("Shape", source)
     image = expression.apply("Gather", dims, expression.integers(*range(2, 2 + len(kernel))))
     shape = expression.apply("Concat", expression.integers(-1, 1), image, axis=0)
     images = expression.apply("Reshape", source, shape)
     ones = expression.apply("Constant", value=numpy_helper.from_array(np.ones([1, 1, *kernel], np.float32)))
-    return expression.apply("Conv", images, ones, **_find_ceiled_windows(expression))
+    return expression.apply("Conv", images, ones, **windows)
+
+
+def _take_apart(windows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Windows along each axis which together reach over these."""
+    rank = len(windows["kernel_shape"])
+    for axis in range(rank):
+        one = {"auto_pad": windows.get("auto_pad", b"NOTSET")}
+        for name, plain in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("pads", 0)):
+            if name in windows:
+                one[name] = [n if i % rank == axis else plain for i, n in enumerate(windows[name])]
+        yield one
 
 
 def _divides_by_several(expression: Expression) -> bool:
@@ -54,17 +71,13 @@ def _divides_by_several(expression: Expression) -> bool:
 
 
 def _find_windows(expression: Expression) -> dict[str, Any]:
-    """The attributes that say where the pool's windows are."""
-    found = {name: expression.attribute(name, None) for name in ("strides", "dilations", "auto_pad", "pads")}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _find_ceiled_windows(expression: Expression) -> dict[str, Any]:
-    """The same with those that begin before the end."""
-    kernel, given = expression.attribute("kernel_shape", []), _find_windows(expression)
-    if given.get("auto_pad", b"NOTSET") == b"NOTSET":
-        pads = given.get("pads") or [0] * (2 * len(kernel))
-        steps = given.get("strides") or [1] * len(kernel)
-        ends = (pad + step - 1 for pad, step in zip(pads[len(kernel) :], steps, strict=True))
-        given["pads"] = [*pads[: len(kernel)], *ends]
+    """The attributes that say where the pool's windows are; with ceil_mode those that begin before the end, too."""
+    names = ("kernel_shape", "strides", "dilations", "auto_pad", "pads")
+    found = {name: expression.attribute(name, None) for name in names}
+    given = {name: value for name, value in found.items() if value is not None}
+    if expression.attribute("ceil_mode", 0) and given.get("auto_pad", b"NOTSET") == b"NOTSET":
+        rank = len(given["kernel_shape"])
+        pads, steps = given.get("pads") or [0] * (2 * rank), given.get("strides") or [1] * rank
+        ends = (pad + step - 1 for pad, step in zip(pads[rank:], steps, strict=True))
+        given["pads"] = [*pads[:rank], *ends]
     return given

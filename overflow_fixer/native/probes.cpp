@@ -493,7 +493,8 @@ struct AddingApart : Adding {
     size_t rank = 0, two = 0;
     read(context, dimensions, MOST_DIMENSIONS, &rank);
     const int64_t *axes = input<int64_t>(context, 1, &two);
-    bool is_there = two == 2 && rank <= MOST_DIMENSIONS && axes[0] >= 0 && axes[1] > 0 && size_t(axes[0] + axes[1]) <= rank;
+    bool is_there = two == 2 && rank <= MOST_DIMENSIONS && axes[0] >= 0 && axes[1] > 0 && size_t(axes[1]) <= rank &&
+                    size_t(axes[0]) <= rank - size_t(axes[1]);
     size_t first = is_there ? size_t(axes[0]) : 0, end = is_there ? first + size_t(axes[1]) : 0;
     length = is_there ? 1 : count;
     for (size_t i = 0; is_there && i < rank; i++) (i < first ? outer : i < end ? length : inner) *= size_t(dimensions[i]);

@@ -52,6 +52,8 @@ class Walk:
         computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._computed_rows = np.array(list(computed.values()), np.int64)
         copies = {name: graph.copied_constants[name] for name in computed if name in graph.copied_constants}
+        if not any(name in graph.producers for name in computed.keys() - copies.keys()):
+            copies = {}  # a run must give something
         self._copy_rows = np.array([computed[name] for name in copies], np.int64)
         self._copied_rows = np.array([constant_rows[name] for name in copies.values()], np.int64)
         live = {name: row for name, row in computed.items() if name not in copies}

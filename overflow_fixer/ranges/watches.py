@@ -63,6 +63,10 @@ class Watch:
         )
 
 
+_MOST_SCALE = 2.0**30
+"""What numbers near the least lose to rounding stays small beside FP16's limit when it is multiplied by that."""
+
+
 class Told(NamedTuple):
     """The `statistics` of a tensor, or of one whose values times `scale` reach as high and are no smaller in magnitude."""
 
@@ -91,7 +95,7 @@ def find_told(
     while name not in probed:
         node = graph.producers.get(name)
         read = None if node is None else _find_larger(graph, node)
-        if read is None:
+        if read is None or not 1 / _MOST_SCALE <= scale * read[1] <= _MOST_SCALE:
             return None
         name, scale = sources.get(read[0], read[0]), scale * read[1]
     return Told(probed[name], scale)

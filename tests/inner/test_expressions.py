@@ -213,7 +213,14 @@ CASES = [
     *(Case("MeanVarianceNormalization", opset, IMAGE, moments, (0, 2, 3)) for opset in (9, 13, 17, 18, 21)),
     *(
         Case("MeanVarianceNormalization", 13, IMAGE, moments, axes, {"axes": axes}, dims=dims)
-        for axes, dims in (((2, 3), None), ((0, 1, 2, 3), None), ((-1,), None), ((0, 2, 3), ANY4))
+        for axes, dims in (
+            ((2, 3), None),
+            ((0, 1, 2, 3), None),
+            ((-1,), None),
+            ((0, 2, 3), ANY4),
+            ((1,), None),
+            ((0, 1), ANY4),
+        )
     ),
     *(
         Case(
@@ -330,6 +337,26 @@ LONG = [
     Case("LpNormalization", 17, (2, 50176), squares, (1,), {"axis": 1, "p": 2}, dims=("n", "length")),
     Case("InstanceNormalization", 17, (1, 4, 80000), moments, (2,), {}, ONES, dims=("n", 4, "length")),
     _layer_norm(17, (3, 5000), -1),
+    *(
+        Case("AveragePool", opset, shape, windows(is_measured, **attributes), None, attributes)
+        for opset, shape, is_measured, attributes in (
+            (17, (1, 2, 224, 224), False, {"kernel_shape": [224, 224]}),
+            (
+                17,
+                (1, 1, 90, 80),
+                True,
+                {"kernel_shape": [61, 40], "strides": [9, 7], "pads": [30, 0, 20, 10]},
+            ),
+            (
+                13,
+                (1, 1, 90, 80),
+                True,
+                {"kernel_shape": [61, 40], "strides": [9, 7], "auto_pad": "SAME_LOWER"},
+            ),
+            (17, (1, 1, 90, 80), True, {"kernel_shape": [61, 40], "strides": [9, 7], "ceil_mode": 1}),
+            (19, (1, 1, 90, 80), False, {"kernel_shape": [31, 20], "dilations": [2, 3]}),
+        )
+    ),
 ]
 CASES += [
     Case("AveragePool", opset, shape, windows(is_measured, **attributes), None, attributes, dims=dims)

@@ -273,6 +273,18 @@ def test_copies_of_constants_are_looked_at_with_them(
     assert "m" in probed
 
 
+@pytest.mark.parametrize("elem_type", [TensorProto.INT64, TensorProto.FLOAT])
+def test_a_model_that_only_copies_constants(elem_type: int, tmp_path: Path) -> None:
+    """A run has to give something, and numpy has no BF16."""
+    held = helper.make_tensor("w", TensorProto.BFLOAT16, [2], [1, 7e4])
+    nodes = [helper.make_node("Identity", ["w"], ["v"])]
+    inputs, outputs = [value_info("x", elem_type, [2])], [value_info("v", TensorProto.BFLOAT16)]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, outputs, [held])
+    x = np.ones(2, helper.tensor_dtype_to_np_dtype(elem_type))
+    table = scan_both_small_values(graph, [{"x": x}])
+    assert table.by_tensor["v"].max_abs == table.by_tensor["w"].max_abs == 70144
+
+
 def test_a_node_that_writes_into_its_inputs(tmp_path: Path) -> None:
     """BatchNormalization in training updates its running statistics in place."""
     outputs = ["y", "new_mean", "new_variance"]

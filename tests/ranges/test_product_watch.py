@@ -137,6 +137,20 @@ def test_where_nothing_is_told_of_a_factor_it_is_looked_at(measured: list[int], 
     assert measured == [0]
 
 
+@pytest.mark.parametrize(("x", "last"), [(0.6, 40000), (1.45, 50000)])
+def test_what_is_rounded_to_the_least_number_hides_no_sum(x: float, last: float, tmp_path: Path) -> None:
+    """It becomes 1.4e-45, of 0.6 and of 1.45, and is multiplied to be `last`."""
+    least = 2.0**-149
+    factors = {"a": floats(least), "b": floats(2.0**60), "c": floats(2.0**60), "d": floats(last * 2.0**29)}
+    names = ["h", *factors]
+    nodes = [node("Elu", "x", "h"), node("MatMul", "hd w", "y")]
+    for i, factor in enumerate(factors):
+        written = f"h{factor}"
+        nodes.insert(-1, node("Mul", f"{'h' if not i else 'h' + names[i]} {factor}", written))
+    scan = _scan(tmp_path, nodes, {"x": [1, 2]}, "y", w=SIGNS, **factors)
+    assert _sums(scan({"x": np.float32([[x, x]])})) == [2 * last]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), ModelError("told")])
 def test_what_is_raised_in_the_midst_of_a_run_ends_it(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -51,3 +51,27 @@ def test_statistics_are_taken_of_what_reaches_as_high(
     sources = find_sources(graph, list(graph.tensors))
     expected = None if told is None else Told("of e", told)
     assert find_told(graph, sources, {"e": "of e"}, tensor) == expected
+
+
+@pytest.mark.parametrize(
+    ("factors", "is_told"),
+    [
+        ([2.0**30], True),
+        ([2.0**-30], True),
+        ([2.0**31], False),
+        ([2.0**-31], False),
+        ([2.0**-40, 2.0**40], False),  # what the first leaves of a number may be rounded away
+        ([2.0**40, 2.0**-20], True),  # nothing is lost on the way
+        ([1e-45, 2.0**60], False),
+    ],
+)
+def test_nothing_is_told_of_what_rounding_may_have_changed(
+    factors: list[float], is_told: bool, tmp_path: Path
+) -> None:
+    """Numbers near the least that FP32 has, multiplied by large ones."""
+    nodes = [node("Mul", f"t{i} f{i}", f"t{i + 1}") for i in range(len(factors))]
+    constants = {f"f{i}": floats(factor) for i, factor in enumerate(factors)}
+    graph = save(make_model(nodes, {"t0": [2]}, f"t{len(factors)}", constants), tmp_path)
+    sources = find_sources(graph, list(graph.tensors))
+    found = find_told(graph, sources, {"t0": "of t0"}, f"t{len(factors)}")
+    assert (found is not None) is is_told
