@@ -228,17 +228,20 @@ def tally(steps: Iterable[Steps], seen: Summaries, is_counted: npt.NDArray[np.bo
     """Fill in what is counted in derived tensors [tensor], in place, where the sources' counts tell it.
 
     `steps` come in order, and ends are filled in. `is_counted` [tensor] says in which all is counted. A tensor
-    joined from others, or with other signs, holds what they hold; one without what is below 0 only what is above.
+    joined from others, or with other signs, holds what they hold; one without what is below 0 only what is above, which
+    is all of that or nothing where but one side is out of range.
     """
     for one in steps:
         if one.step not in (_keep, _negate, _rectify):
             continue
         can_tell = one.counts < 0  # of rows, a NaN is shown elsewhere
         can_tell &= one.join(np.logical_and, is_counted[one.sources])
+        keeps = np.full(len(one.rows), True)
         if one.step is _rectify:
             sources = seen[one.sources]
-            can_tell &= (sources["nan_count"] == 0) & (sources["min"] > -FP16_OVERFLOW)
+            keeps = sources["max"] >= FP16_OVERFLOW
+            can_tell &= (sources["nan_count"] == 0) & ~(keeps & (sources["min"] <= -FP16_OVERFLOW))
         for name in ("nan_count", "inf_count", "over_fp16_count"):
-            found = one.join(np.add, seen[name][one.sources])
+            found = one.join(np.add, seen[name][one.sources]) * keeps
             seen[name][one.rows] = np.where(can_tell, found, seen[name][one.rows])
         is_counted[one.rows] |= can_tell
