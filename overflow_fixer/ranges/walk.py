@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -51,9 +51,7 @@ class Walk:
         self._constants = Constants(graph, constant_rows, beside)
         computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._computed_rows = np.array(list(computed.values()), np.int64)
-        copies = {name: graph.copied_constants[name] for name in computed if name in graph.copied_constants}
-        if not any(name in graph.producers for name in computed.keys() - copies.keys()):
-            copies = {}  # a run must give something
+        copies = _find_copies(graph, computed)
         self._copy_rows = np.array([computed[name] for name in copies], np.int64)
         self._copied_rows = np.array([constant_rows[name] for name in copies.values()], np.int64)
         live = {name: row for name, row in computed.items() if name not in copies}
@@ -125,6 +123,13 @@ class Walk:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
         inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
         inner["min"][self._are_unsigned] = np.nan
+
+
+def _find_copies(graph: Graph, computed: Collection[str]) -> dict[str, str]:
+    """The tensors that are not looked at in the run, with the constants that they copy; a run has to give something."""
+    found = {name: graph.copied_constants[name] for name in computed if name in graph.copied_constants}
+    is_anything_left = any(name in graph.producers for name in computed if name not in found)
+    return found if is_anything_left else {}
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:

@@ -21,7 +21,8 @@ from overflow_fixer.ranges.probes import DETAILED
 class Watch:
     """Behind the node that writes `output`: of one or two `factors`, each with the axis along which it is summed, in `groups`.
 
-    The second may be a convolution's weights (`has_kernel`); one factor alone may have a `constant` shown with it. It calls a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
+    The second may be a convolution's weights (`has_kernel`); one factor alone may have a `constant` shown with it. It calls
+    a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
     """
 
     output: str
