@@ -20,18 +20,27 @@ _PIECE_BYTES = 1 << 19
 
 
 class Constants:
-    """The statistics of a graph's constants, found by another thread; `row_of` says where they stand among others."""
+    """The statistics of a graph's constants, found by another thread; `row_of` says where they stand among others.
 
-    def __init__(self, graph: Graph, row_of: Mapping[str, int], beside: Executor) -> None:
+    `copies` are rows of what copies them, each with the constant.
+    """
+
+    def __init__(
+        self, graph: Graph, row_of: Mapping[str, int], copies: Mapping[int, str], beside: Executor
+    ) -> None:
         self.row_of = row_of
         self._rows = list(row_of.values())
+        self._copies, self._copied = list(copies), [row_of[name] for name in copies.values()]
         self._place_of = {name: place for place, name in enumerate(row_of)}
         constants = [(graph, name) for name in row_of]
         self._found: Future[Summaries] = beside.submit(summarize_constants, constants)
 
-    def fill(self, seen: Summaries) -> None:
-        """Put them in their rows, in place."""
+    def fill(self, seen: Summaries, fed: Mapping[str, Summaries]) -> None:
+        """Put them in their rows, in place; those that are `fed` as they are in the batch."""
         seen[self._rows] = self._found.result()
+        for name, summary in fed.items():
+            seen[self.row_of[name]] = summary
+        seen[self._copies] = seen[self._copied]
 
     def find_largest(self, name: str) -> float:
         """The largest magnitude of a constant; NaN where it is not observed."""

@@ -48,12 +48,11 @@ class Walk:
     ) -> None:
         names = [*tensors, *(value.tensor for value in inside.values)]
         constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
-        self._constants = Constants(graph, constant_rows, beside)
         computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._computed_rows = np.array(list(computed.values()), np.int64)
         copies = _find_copies(graph, computed)
-        self._copy_rows = np.array([computed[name] for name in copies], np.int64)
-        self._copied_rows = np.array([constant_rows[name] for name in copies.values()], np.int64)
+        copied = {computed[name]: constant for name, constant in copies.items()}
+        self._constants = Constants(graph, constant_rows, copied, beside)
         live = {name: row for name, row in computed.items() if name not in copies}
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, small_values)
@@ -91,10 +90,8 @@ class Walk:
         defaults = self._constants.row_of.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         observed = self._observer.observe(batch)
-        seen = self._begin()
-        for name, summary in fed.items():
-            seen[self._constants.row_of[name]] = summary
-        seen[self._copy_rows] = seen[self._copied_rows]
+        seen: Summaries = self._blank.copy()
+        self._constants.fill(seen, fed)
         seen[self._live_rows] = observed.summaries[: len(self._live_rows)]
         computed = seen[self._computed_rows]
         hide_small(computed, self._is_taken)
@@ -112,12 +109,6 @@ class Walk:
             sums[suspects] = self._observer.measure(batch, suspects, observed, counts)
         self._hide_untold(seen[len(own) :])
         return seen, self._carried.complete(batch, observed.values)
-
-    def _begin(self) -> Summaries:
-        """Summaries [row] of nothing, but for the constants'."""
-        seen: Summaries = self._blank.copy()
-        self._constants.fill(seen)
-        return seen
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
