@@ -21,9 +21,10 @@
  *   Watch(written: double[7], told: double[7], x: float, constant: float, optional) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
  *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
- *     while x and the output are not, it calls a function, which may look at x and at the constant. Attributes: that `function`, the `number`
- *     it is called with, the `allowance`, which is an address as well, the `axis` of x that is summed (from the end, where
- *     it is negative), in how many `groups`, and the `scale` by which what is told is to be multiplied, as a double's bits.
+ *     while x and the output are not, it calls a function, which may look at x and at the constant. Attributes: that
+ *     `function`, the `number` it is called with, the `allowance`, which is an address as well, the `axis` of x that is
+ *     summed (from the end, where it is negative), in how many `groups`, and the `scale` by which what is told is to be
+ *     multiplied, as a double's bits.
  *   WatchPair(written: double[7], told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
  *     the same for the products of x and y, of which `axis_y` is summed and `scale_y` is the scale. Where y `is_kernel`, the
  *     axes behind that are summed as well, of x as many elements near one another.

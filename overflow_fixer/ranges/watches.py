@@ -16,6 +16,16 @@ from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.derivations import find_factor
 from overflow_fixer.ranges.probes import DETAILED
 
+_MOST_SCALE = 2.0**30
+"""What numbers near the least lose to rounding stays small beside FP16's limit when it is multiplied by that."""
+
+
+class Told(NamedTuple):
+    """The `statistics` of a tensor, or of one whose values times `scale` reach as high and are no smaller in magnitude."""
+
+    statistics: str
+    scale: float
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -62,17 +72,6 @@ class Watch:
             scale_y=_bits_of(scales[-1]),
             is_kernel=self.has_kernel,
         )
-
-
-_MOST_SCALE = 2.0**30
-"""What numbers near the least lose to rounding stays small beside FP16's limit when it is multiplied by that."""
-
-
-class Told(NamedTuple):
-    """The `statistics` of a tensor, or of one whose values times `scale` reach as high and are no smaller in magnitude."""
-
-    statistics: str
-    scale: float
 
 
 def _bits_of(number: float) -> int:
