@@ -111,7 +111,7 @@ def _read(graph: Graph, node: Node, attribute: AttributeProto, prefix: str) -> B
     proto = attribute.g
     captured = tuple(captures(proto))
     try:
-        inner = derive_graph(graph, _make_model(graph, node, proto, captured))
+        inner = derive_graph(graph, _make_model(graph, node, proto, captured), prefix)
     except ModelError as error:
         raise ModelError(f"the body cannot stand alone: {error}") from error
     return Body(node, attribute.name, prefix, proto, captured, inner)

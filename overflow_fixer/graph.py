@@ -103,6 +103,8 @@ class Graph:
     """The types of sequences and optionals, as far as they could be told."""
     ranks: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Of some tensors, how many dimensions they have, so that `sure_shapes`, which may take long, need not be asked."""
+    place: str = ""
+    """Of a body, what begins the names that are made for what is put into it: ONNX has no name twice, but in two bodies side by side."""
 
     @property
     def folder(self) -> Path:
@@ -244,12 +246,13 @@ def load_graph(path: Path | str) -> Graph:
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
 
 
-def derive_graph(graph: Graph, model: onnx.ModelProto) -> Graph:
-    """The graph of another model whose weights lie where `graph`'s do, such as a body's; the files stay `graph`'s.
+def derive_graph(graph: Graph, model: onnx.ModelProto, place: str = "") -> Graph:
+    """The graph of another model whose weights lie where `graph`'s do, such as that of a body in `place`; the files stay `graph`'s.
 
     Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
-    return _with_types(replace(graph, model=model, nodes=tuple(_number_nodes(model.graph))))
+    nodes = tuple(_number_nodes(model.graph))
+    return _with_types(replace(graph, model=model, nodes=nodes, place=graph.place + place))
 
 
 def _with_types(graph: Graph) -> Graph:
@@ -314,7 +317,8 @@ def _free_label(label: str, taken: set[str]) -> str:
 
 
 def free_prefix(graph: Graph, wanted: str) -> str:
-    """`wanted`, with underscores before it until no name in the model begins with it, bodies included."""
+    """`wanted` in the graph's place, with underscores before it until no name in the model begins with it, bodies included."""
+    wanted = graph.place + wanted
     if wanted.encode() not in graph.model.graph.SerializeToString():
         return wanted
     taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(wanted.lstrip("_"))]

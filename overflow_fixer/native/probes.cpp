@@ -28,6 +28,12 @@
  *   WatchPair(written: double[7], told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
  *     the same for the products of x and y, of which `axis_y` is summed and `scale_y` is the scale. Where y `is_kernel`, the
  *     axes behind that are summed as well, of x as many elements near one another.
+ *   Tally(told: double[7 n]) -> nothing: double[0]
+ *     adds what is told of n tensors to what was told of them in earlier runs, in memory at the address `totals`, an
+ *     attribute: doubles [1 + n, 8], first the number of runs, then of each tensor a row: which of the n must hold something
+ *     for it to be taken, and what Probe tells of all its values.
+ *   FirstProbe(x: float) -> statistics: double[7]
+ *     what SmallProbe tells in the first of the runs that are counted at the address `totals`, in all of them: x is the same.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -689,6 +695,42 @@ void compute_watch(void *state, Context *context) {
   if (!(length <= allowed->length)) watch.show(x, y);
 }
 
+/* ---- Tally ---- */
+
+struct Tally {
+  int64_t totals;
+  double first[STATISTICS];
+  double *runs() const { return reinterpret_cast<double *>(totals); }
+};
+
+void compute_tally(void *state, Context *context) {
+  size_t count;
+  const double *told = input<double>(context, 0, &count);
+  double *totals = state ? static_cast<Tally *>(state)->runs() : nullptr;
+  output<double>(context, 0, 0);
+  if (!totals) return;
+  *totals += 1;
+  for (const double *one = told; one + STATISTICS <= told + count; one += STATISTICS) {
+    totals += 1 + STATISTICS;
+    if (told[size_t(totals[0]) * STATISTICS + 3] == 0) continue;
+    raise(totals[1], one[0]), lower(totals[2], one[1]), lower(totals[3], one[2]);
+    for (size_t k = 3; k < STATISTICS; k++) totals[1 + k] += one[k];
+  }
+}
+
+void compute_first_probe(void *state, Context *context) {
+  Tally *tally = static_cast<Tally *>(state);
+  double *to = output<double>(context, 0, STATISTICS);
+  bool is_known = tally && tally->runs() && *tally->runs() > 0;
+  if (!is_known) {
+    Probing p;
+    p.read(context);
+    in_parallel(context, probe_part<look_for_small>, p.tasks, &p);
+    tell(merge(p), p.count, to);
+  }
+  if (tally) is_known ? memcpy(to, tally->first, sizeof tally->first) : memcpy(tally->first, to, sizeof tally->first);
+}
+
 /* ---- What ONNX Runtime is told of them ---- */
 
 const Description PROBE = {
@@ -754,6 +796,20 @@ Description describe_watch(const char *(*name)(const Description *)) {
   return watch;
 }
 
+Description describe_tally(const char *(*name)(const Description *), ElementType (*type)(const Description *, size_t),
+                           void (*compute)(void *, Context *)) {
+  Description tally = PROBE;
+  tally.name = name, tally.input_type = type, tally.compute = compute;
+  tally.create = [](const Description *, Api, const void *info) -> void * {
+    Tally *found = static_cast<Tally *>(calloc(1, sizeof(Tally)));
+    Status *status = found ? call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "totals", &found->totals) : nullptr;
+    if (status) call<void>(api, RELEASE_STATUS, status), found->totals = 0;
+    return found;
+  };
+  tally.destroy = [](void *state) { free(state); };
+  return tally;
+}
+
 const Description SMALL_PROBE = describe_small_probe();
 const Description BLOCK_PROBE = describe_block_probe();
 const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, Adding, add_up_part<tell_moments>>([](const Description *) { return "Moments"; });
@@ -761,11 +817,13 @@ const Description SUMS_OF_ROWS = describe_rows<SUMS, Adding, add_up_part<tell_su
 const Description SUMS_APART = describe_rows<SUMS, AddingApart, add_up_apart>([](const Description *) { return "SumsApart"; });
 const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
+const Description TALLY = describe_tally([](const Description *) { return "Tally"; }, [](const Description *, size_t) { return DOUBLE; }, compute_tally);
+const Description FIRST_PROBE = describe_tally([](const Description *) { return "FirstProbe"; }, [](const Description *, size_t) { return FLOAT; }, compute_first_probe);
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &WATCH, &WATCH_PAIR})
+       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &WATCH, &WATCH_PAIR, &TALLY, &FIRST_PROBE})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

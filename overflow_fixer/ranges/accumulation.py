@@ -47,12 +47,12 @@ class Accumulation:
         self._shifts = np.zeros(len(products))
 
     def find_suspects(
-        self, batch: Batch, max_abs: Array, counts: Array, watched: Collection[int] = ()
+        self, batch: Batch, max_abs: Array, counts: Array, looked_at: Collection[int] = ()
     ) -> list[int]:
         """Their numbers; none where FP16 cannot hold what is added up, or the output: such a node has to run in FP32 anyway.
 
         `max_abs` [tensor] are the largest magnitudes, NaN where there is none, `counts` [tensor] the sizes. Of products
-        that are `watched` no shape is inferred: the run itself has looked at theirs.
+        `looked_at` no shape is inferred: the run itself has looked at theirs.
         """
         bounds, is_in_range = self._bound(max_abs)
         suspects = np.flatnonzero(is_in_range & ~(bounds <= FP16_MAX)).tolist()
@@ -62,7 +62,7 @@ class Accumulation:
         return [
             row
             for row in suspects
-            if (row in watched and math.isnan(bounds[row]))
+            if (row in looked_at and math.isnan(bounds[row]))
             or self._is_suspect(row, float(bounds[row]), batch, largest, sizes)
         ]
 

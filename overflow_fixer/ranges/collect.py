@@ -14,9 +14,11 @@ from pathlib import Path
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
-from overflow_fixer.ranges.bodies import Level, ModelWalk, Settings, find_level
+from overflow_fixer.ranges.bodies import ModelWalk
 from overflow_fixer.ranges.coverage import not_observed
+from overflow_fixer.ranges.levels import Level, find_level
 from overflow_fixer.ranges.observers import Observe, choose_observe, is_native
+from overflow_fixer.ranges.openings import Settings
 from overflow_fixer.ranges.over_limit import OnOver, OverLimit, ignore_over
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, no_batches
 from overflow_fixer.ranges.resumption import Existing, find_begun

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +32,21 @@ _EACH_A_QUICK_ONE = Probing()
 _Look = Probe | Statistics
 Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
+Instead = Mapping[tuple[str, ...], NodeProto]
+"""Nodes that stand for those of the graph, by what these write."""
 
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """The nodes of all probes: constants, what stands directly behind each tensor, and what joins the vectors."""
+    """The nodes of all probes: constants, what stands directly behind each tensor, and what joins the vectors.
+
+    And `instead` of nodes of the graph others.
+    """
 
     first: Sequence[NodeProto]
     behind: Behind
     last: Sequence[NodeProto]
+    instead: Instead
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +76,19 @@ class Probed:
         """The model with the probes in it."""
         model = copy_shell(self.graph)
         self.declare(model)
-        nodes = _interleave(self.graph, self.added.behind)
-        model.graph.node.extend(chain(self.added.first, nodes, self.added.last))
+        model.graph.node.extend(self.nodes())
         self.set_outputs(model)
         return model
 
+    def nodes(self) -> Iterator[NodeProto]:
+        """Those of the model, with the probes among them."""
+        nodes = _interleave(self.graph, self.added.behind, self.added.instead)
+        yield from chain(self.added.first, nodes, self.added.last)
+
     def declare(self, model: onnx.ModelProto) -> None:
         """Let it hold the probes' operators."""
-        if any(node.domain == DOMAIN for nodes in self.added.behind.values() for node in nodes):
+        behind = chain.from_iterable(self.added.behind.values())
+        if self.added.instead or any(node.domain == DOMAIN for node in behind):
             declare_operators(model)
 
     def set_outputs(self, model: onnx.ModelProto) -> None:
@@ -93,10 +105,11 @@ def add_probes(
     how: Probing = _EACH_A_QUICK_ONE,
     carried: Sequence[str] = (),
     watches: Sequence[Watch] = (),
+    instead: Instead = MappingProxyType({}),
 ) -> Probed:
     """A probe for each of `tensors`, which are in graph order; those `carried` leave the run as well (BF16 as float).
 
-    `watches` stand behind the probes of what they watch.
+    `watches` stand behind the probes of what they watch, other nodes `instead` of those that write the same.
     """
     prefix = free_prefix(graph, "range_probe_")
     looks = list(_find_looks(graph, tensors, how, prefix))
@@ -119,7 +132,9 @@ def add_probes(
     counts = np.array([how.count(name) for name in quick], np.float64)
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
-    return Probed(graph, prefix, Added(first, behind, last), fetches, leaving, starts, counts, *places)
+    return Probed(
+        graph, prefix, Added(first, behind, last, instead), fetches, leaving, starts, counts, *places
+    )
 
 
 def _find_told(
@@ -183,7 +198,7 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
     behind = _widen_bf16(graph, tensors, free_prefix(graph, "range_probe_")) if is_narrow else {}
     fetches = _name_fetches(tensors, behind)
     model = copy_shell(graph)
-    model.graph.node.extend(_interleave(graph, behind))
+    model.graph.node.extend(_interleave(graph, behind, {}))
     model.graph.output.extend(graph.model.graph.output)
     mark_outputs(model, list(dict.fromkeys((*tensors, *fetches))))
     return model, fetches
@@ -228,12 +243,13 @@ def _locate(
     return starts.astype(np.int64), found
 
 
-def _interleave(graph: Graph, behind: Behind) -> Iterator[NodeProto]:
-    """The graph's nodes, each followed by the nodes that stand behind its outputs; inputs first."""
+def _interleave(graph: Graph, behind: Behind, instead: Instead) -> Iterator[NodeProto]:
+    """The graph's nodes, or those instead, each followed by the nodes that stand behind its outputs; inputs first."""
     for spec in graph.inputs:
         yield from behind.get(spec.name, ())
     for node in graph.nodes:
-        yield _read_rounded(graph, node, behind)
+        other = instead.get(tuple(node.writes)) if instead else None
+        yield _read_rounded(graph, node, behind) if other is None else other
         for name in node.writes:
             yield from behind.get(name, ())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.graph import Graph
@@ -23,7 +24,8 @@ from overflow_fixer.ranges.derivations import (
     tally,
 )
 from overflow_fixer.ranges.guards import find_covers
-from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.instrument import Instead, Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing, count_elements
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
@@ -68,8 +70,9 @@ class Wanted:
     `small` are the `tensors` whose smallest magnitude is taken, `looks` those of which not everything is. `extremes`
     names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
     element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well. `detailed` are
-    tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on. `watches`
-    stand in the run, where there are native probes, and `run_options` may end it.
+    tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on. Where there are
+    native probes, `watches` stand in the run, and `instead` of control-flow nodes others do, by what they write; what these
+    do takes place in the `midst` of it.
     """
 
     tensors: Sequence[str]
@@ -79,7 +82,8 @@ class Wanted:
     carried: Sequence[str] = ()
     detailed: Collection[str] = ()
     watches: Sequence[Watch] = ()
-    run_options: Any = None
+    instead: Instead = field(default_factory=dict)
+    midst: Midst = field(default_factory=Midst)
 
 
 class Observed(NamedTuple):
@@ -93,6 +97,29 @@ class Observer(Protocol):
     """Runs one batch and gives what it was opened for."""
 
     def observe(self, batch: Batch) -> Observed: ...
+
+
+class Held(NamedTuple):
+    """The `tensors` that hold values of their own, and which of them holds those of each tensor: see sources.find_sources.
+
+    `small` are those whose smallest magnitude is taken, `rows` [tensor of Wanted.tensors] say where each stands.
+    """
+
+    sources: Mapping[str, str]
+    tensors: tuple[str, ...]
+    small: frozenset[str]
+    rows: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(graph: Graph, wanted: Wanted, looks: Iterable[str]) -> Held:
+        """`looks` are tensors of which something is taken as well."""
+        sources = find_sources(graph, list(dict.fromkeys((*wanted.tensors, *looks))))
+        tensors = tuple(dict.fromkeys(sources.values()))
+        small = frozenset(sources[name] for name in wanted.tensors if name in wanted.small)
+        row_of = {name: row for row, name in enumerate(tensors)}
+        return Held(
+            sources, tensors, small, np.array([row_of[sources[name]] for name in wanted.tensors], np.int64)
+        )
 
 
 class OutputObserver:
@@ -145,14 +172,10 @@ class ReductionObserver:
         shapes: Mapping[str, Sequence[Dim]] | None = None,
     ) -> None:
         self._graph, self._provider, self._carried = graph, provider, wanted.carried
-        self._watches, self._run_options = wanted.watches, wanted.run_options
-        tensors = wanted.tensors
+        self._watches, self._instead, self._midst = wanted.watches, wanted.instead, wanted.midst
         looks = {**wanted.looks, **dict(_look_at_rows(wanted.looks, wanted.extremes))}
-        self._sources = sources = find_sources(graph, list(dict.fromkeys((*tensors, *looks))))
-        self._tensors = tuple(dict.fromkeys(sources.values()))
-        self._small = frozenset(sources[name] for name in tensors if name in wanted.small)
-        self._row_of = row_of = {name: row for row, name in enumerate(self._tensors)}
-        self._rows = np.array([row_of[sources[name]] for name in tensors], np.int64)
+        self._sources, self._tensors, self._small, self._rows = sources, *_ = Held.of(graph, wanted, looks)
+        row_of = self._row_of = {name: row for row, name in enumerate(self._tensors)}
         self._words = {name: look.words for name, look in looks.items()}
         guards = ((name, sources.get(look.guard or "")) for name, look in looks.items())
         self._guards = [(row_of[name], row_of[guard]) for name, guard in guards if guard is not None]
@@ -214,7 +237,7 @@ class ReductionObserver:
         covers = self._find_covers(frozenset(probed) - detailed)
         places = self._shapes, self._sources, self._in_rows, self._is_native
         how = Probing(detailed, self._small, covers, self._words, *places)
-        self._probed = add_probes(self._graph, probed, how, self._carried, self._watches)
+        self._probed = add_probes(self._graph, probed, how, self._carried, self._watches, self._instead)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
 
@@ -236,7 +259,8 @@ class ReductionObserver:
     def _run(self, batch: Batch) -> tuple[Sequence[Array], Sequence[Any]]:
         """The vectors of the probes, and what is carried."""
         fetches, carried = self._probed.fetches, self._probed.carried
-        found = run_session(self._session, (*fetches, *carried) or None, batch, self._run_options)
+        with self._midst.run(batch):
+            found = run_session(self._session, (*fetches, *carried) or None, batch, self._midst.options)
         return found[: len(fetches)], found[len(fetches) :][: len(carried)]
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:

@@ -47,8 +47,8 @@ class Probe:
     `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
     number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
     takes; a detailed probe takes everything, in one row. One that `is_native` is detailed, and of no double; the smallest
-    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest. What it tells of a tensor that
-    `is_empty` means nothing.
+    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest. One with an address of `totals`
+    (see probes.cpp) looks but once in the runs that are counted there. What it tells of a tensor that `is_empty` means nothing.
     """
 
     tensor: str
@@ -62,6 +62,7 @@ class Probe:
     takes: frozenset[str]
     is_native: bool = False
     is_empty: bool = False
+    totals: int | None = None
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -108,8 +109,7 @@ class Probe:
         if self.is_empty:  # ONNX Runtime 1.23 reduces it to nothing on CUDA, or fails
             source = self._constant("tiny")
         if self.is_native:
-            op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
-            yield NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[self.prefix + "all"])
+            yield self._native(source)
             return
         if self.rank is None:
             yield _node("Reshape", [source, f"{self.shared}rows_{self.rows}"], self.prefix + "flat")
@@ -117,6 +117,13 @@ class Probe:
         if "size" in self.words:
             yield _node("Shape", [source], self.prefix + "size")
         yield from self._detailed(source) if self.is_detailed else self._quick(source)
+
+    def _native(self, source: str) -> NodeProto:
+        output = self.prefix + "all"
+        if self.totals is not None:
+            return onnx.helper.make_node("FirstProbe", [source], [output], domain=DOMAIN, totals=self.totals)
+        op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
+        return NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[output])
 
     def _quick(self, flat: str) -> Iterator[NodeProto]:
         for word, op_type in _REDUCTIONS.items():

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import Product, express_products
 from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.observers import Look, Observed, Observer, Wanted
+from overflow_fixer.ranges.openings import Opening
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.product_watch import ProductWatch
-from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.records import Batch
 
-OpenObserver = Callable[[Graph, Wanted], Observer]
 _LARGE_BYTES = 1 << 20
 """Of a constant that the session would hold twice: packed for the product itself, and as it is for its magnitudes."""
 _LOOK = Look(frozenset({"max", "sum"}))
@@ -28,9 +28,8 @@ class ProductObserver:
     """Observes `wanted` in a graph, and of its `products` those sums that are asked for.
 
     A product is measured from the first batch on in which somebody asks for it: the session is opened anew, the old one
-    let go before, and that batch run again. Where a second run could give other values, all are from the start.
-    `in_pieces`: large constants are read for it piece by piece. Those that `watch` measures in the midst of each run need
-    none of this.
+    let go before, and that batch run again. Where it is run once, all are from the start. Those that `watch` measures in the
+    midst of each run need none of this.
     """
 
     def __init__(
@@ -38,43 +37,45 @@ class ProductObserver:
         graph: Graph,
         products: Sequence[Product],
         wanted: Wanted,
-        open_observer: OpenObserver,
-        in_pieces: bool,
+        opening: Opening,
         watch: ProductWatch | None = None,
     ) -> None:
-        self._watch, self.watched = watch, () if watch is None else watch.watches.keys()
+        self._watch = watch
+        self._watched: Collection[int] = () if watch is None else watch.watches.keys()
+        self.looked_at = range(len(products)) if opening.is_run_once else self._watched
+        """Those of which the run itself tells whether a sum may be over the limit."""
         if watch is not None:
-            watches = tuple(watch.watches.values())
-            wanted = replace(wanted, watches=watches, run_options=watch.run_options)
-        self._graph, self._products, self._wanted = graph, products, wanted
-        self._open_observer, self._in_pieces = open_observer, in_pieces
+            wanted = replace(wanted, watches=tuple(watch.watches.values()))
+        self._graph, self._products, self._wanted, self._opening = graph, products, wanted, opening
         self._place_of: dict[int, int] = {}
         self._pieces: dict[int, PiecewiseSum] = {}
         self._sessions = ProductSessions(graph)
         self._observer: Observer | None = None
-        others = [number for number in range(len(products)) if number not in self.watched]
-        self._open(() if is_repeatable(graph) else others)
+        others = [number for number in range(len(products)) if number not in self._watched]
+        self._open(others if opening.is_run_once else ())
 
     def observe(self, batch: Batch) -> Observed:
         """The summaries of Wanted.tensors come first; `measure` knows what else there is."""
         assert self._observer is not None
-        if self._watch is None:
-            return self._observer.observe(batch)
-        with self._watch.watch(batch):
-            return self._observer.observe(batch)
+        return self._observer.observe(batch)
+
+    def find_over(self) -> list[int]:
+        """Those with a sum over the limit that was measured in one of several runs, of which the others may hide it."""
+        found = self._watch.found if self._watch is not None and self._opening.is_run_once else {}
+        return [number for number, seen in found.items() if seen["max_abs"] > FP16_MAX]
 
     def measure(
         self, batch: Batch, products: Sequence[int], observed: Observed, counts: Mapping[str, int]
     ) -> Summaries:
         """The summaries of these sums, of a batch that was `observed`; `counts` are its tensors' numbers of elements."""
-        new = set(products) - self._place_of.keys() - self._pieces.keys() - set(self.watched)
+        new = set(products) - self._place_of.keys() - self._pieces.keys() - set(self._watched)
         if new:
             self._take(new, counts, self._find_detailed(observed))
             observed = self.observe(batch)
         values = self._read.complete(batch, observed.values)
         found = no_summaries(len(products))
         for row, number in enumerate(products):
-            if self._watch is not None and number in self.watched:
+            if self._watch is not None and number in self._watched:
                 found[row] = self._watch.found.get(number, no_summaries(1)[0])
             elif number in self._pieces:
                 found[row] = self._pieces[number].measure(batch, values)
@@ -87,7 +88,11 @@ class ProductObserver:
         inside = set(self._place_of)
         for number in new:
             product = self._products[number]
-            place = find_large_factor(self._graph, product, counts, _LARGE_BYTES) if self._in_pieces else None
+            place = (
+                find_large_factor(self._graph, product, counts, _LARGE_BYTES)
+                if self._opening.in_pieces
+                else None
+            )
             if place is None:
                 inside.add(number)
             else:
@@ -105,7 +110,7 @@ class ProductObserver:
             graph, sums = express_products(graph, [self._products[number] for number in inside])
             looks = {**wanted.looks, **dict.fromkeys(sums, _LOOK)}
             wanted = replace(wanted, tensors=(*known, *sums), looks=looks)
-        self._observer = self._open_observer(graph, wanted)
+        self._observer = self._opening.open(graph, wanted)
         self._place_of = {number: len(known) + place for place, number in enumerate(inside)}
 
     def _find_detailed(self, observed: Observed) -> Collection[str]:

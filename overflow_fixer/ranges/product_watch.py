@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,12 @@ from overflow_fixer.inner.accumulators import (
     summed_axis,
 )
 from overflow_fixer.ranges.carried import Carried
+from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
 from overflow_fixer.ranges.product_sessions import ProductSessions
-from overflow_fixer.ranges.summaries import Summaries
-from overflow_fixer.ranges.unraisable import catch_unraisable
+from overflow_fixer.ranges.summaries import Summaries, merge_summaries
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import make_run_options
 
 _TENSOR = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _LOOK = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
@@ -48,7 +45,9 @@ _UNKNOWN, _EVERYTHING = (0.0, 0.0, 2.0), (math.inf, math.inf, 0.0)
 class ProductWatch:
     """Measures those of `products` for which there are `watches`, where no bound says that the sums are in range.
 
-    `find_largest` gives the largest magnitude of a constant, `find_norm` what find_channel_norm does of a product.
+    `midst` is that of the runs in which the graph's nodes take part, once or, in a body, any number of times.
+    `find_largest` gives the largest magnitude of a constant, `find_norm` what find_channel_norm does of a product;
+    `select` gives, of a run's batch, what it feeds to the graph.
     """
 
     def __init__(
@@ -57,8 +56,10 @@ class ProductWatch:
         products: Sequence[Product],
         find_largest: Callable[[str], float],
         find_norm: Callable[[int, Batch], ChannelNorm | None],
+        midst: Midst,
+        select: Callable[[Batch], Batch] = lambda batch: batch,
     ) -> None:
-        self._graph, self._products = graph, products
+        self._graph, self._products, self._midst, self._select = graph, products, midst, select
         self._find_largest, self._find_norm = find_largest, find_norm
         self._sessions = ProductSessions(graph)
         self._allowed = np.full((len(products), len(_UNKNOWN)), _UNKNOWN)
@@ -67,30 +68,18 @@ class ProductWatch:
         self._live = graph.producers.keys() | {spec.name for spec in graph.inputs}
         look = weakref.WeakMethod(self._look)  # a function that held this would keep all of it to the end
         self._function = _LOOK(lambda row, *tensors: look()(row, *tensors))  # type: ignore[misc]
-        self._error: BaseException | None = None
+        self._has_failed = False
         self._batch = _NO_BATCH
         self.found: dict[int, Summaries] = {}
-        """Of the last batch, what was measured."""
+        """Of the last run, what was measured."""
         self.watches = dict(self._find_watches())
-        self.run_options = make_run_options()
-        """Those of each run, which ends early where something is raised in the midst of it."""
-
-    @contextmanager
-    def watch(self, batch: Batch) -> Iterator[None]:
-        """Around a run of a batch. Raises what was raised in the midst of it, in place of what came of that."""
-        self._begin(batch)
-        try:
-            with catch_unraisable(self._fail):
-                yield
-        finally:
-            self._batch, self.run_options.terminate = _NO_BATCH, False
-            error, self._error = self._error, None
-            if error is not None:
-                self._allowed[:] = _UNKNOWN
-                raise error
+        midst.before_each(self._begin)
 
     def _begin(self, batch: Batch) -> None:
         """Of weights that it feeds, or the one before it did, nothing is known."""
+        batch = self._select(batch)
+        if self._has_failed:
+            self._allowed[:], self._has_failed = _UNKNOWN, False
         fed = frozenset(batch.feeds.keys() & self._constants)
         changed = fed | self._fed
         for row, product in enumerate(self._products) if changed else ():
@@ -130,20 +119,15 @@ class ProductWatch:
     def _look(self, row: int, *tensors: Any) -> None:
         """What a native node calls in the midst of a run, from which nothing can be raised."""
         try:
-            if self._error is not None:
-                self._allowed[row] = _EVERYTHING
+            if self._midst.error is not None:
+                self._allowed[row], self._has_failed = _EVERYTHING, True
             elif tensors[0] is None:
                 self._allow(row)
             else:
                 self._measure(row, tensors)
         except BaseException as error:
-            self._fail(error)
+            self._midst.fail(error)
             self._allowed[row] = _UNKNOWN
-
-    def _fail(self, error: BaseException) -> None:
-        """Keep it until the run has ended, without what was looked at, which is gone then."""
-        traceback.clear_frames(error.__traceback__)
-        self._error, self.run_options.terminate = error, True
 
     def _allow(self, row: int) -> None:
         """Set what is allowed for a product: first by the constant's largest element, then by its channels.
@@ -184,11 +168,13 @@ class ProductWatch:
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)
         if place is None:
-            self.found[row] = self._sessions.measure(product, self._batch, values)
-            return
-        bias = Carried(self._graph, filter(None, (product.bias,))).complete(self._batch, {})
-        piecewise = PiecewiseSum(self._graph, product, place, self._sessions)
-        self.found[row] = piecewise.measure(self._batch, {**values, **bias})
+            found = self._sessions.measure(product, self._batch, values)
+        else:
+            bias = Carried(self._graph, filter(None, (product.bias,))).complete(self._batch, {})
+            piecewise = PiecewiseSum(self._graph, product, place, self._sessions)
+            found = piecewise.measure(self._batch, {**values, **bias})
+        before = self.found.get(row)
+        self.found[row] = found if before is None else merge_summaries(before, found)
 
     def _view(self, name: str, address: int, dimensions: Any, rank: int) -> Array:
         """A tensor of the run, as long as that does not go on."""

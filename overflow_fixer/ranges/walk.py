@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import Executor
 
 import numpy as np
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import SIGNED, InnerValue, Inside
-from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
-from overflow_fixer.ranges.observers import (
-    Look,
-    Observe,
-    Observer,
-    Wanted,
-    choose_observe,
-    is_native,
-    open_observer,
-)
+from overflow_fixer.ranges.observers import Look, Wanted
+from overflow_fixer.ranges.openings import Opening, Settings
 from overflow_fixer.ranges.product_sums import ProductObserver
 from overflow_fixer.ranges.product_watch import ProductWatch
-from overflow_fixer.ranges.small_values import SmallValues, find_small_valued
+from overflow_fixer.ranges.small_values import find_small_valued
 from overflow_fixer.ranges.summaries import Summaries, hide_small, no_summaries, summarize
 from overflow_fixer.records import Batch
 
@@ -40,22 +31,20 @@ class Walk:
         graph: Graph,
         tensors: Sequence[str],
         inside: Inside,
-        observe: Observe,
-        provider: Provider,
-        small_values: SmallValues,
-        beside: Executor,
+        settings: Settings,
+        opening: Opening,
         carried: Sequence[str] = (),
     ) -> None:
         names = [*tensors, *(value.tensor for value in inside.values)]
         constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
         computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._computed_rows = np.array(list(computed.values()), np.int64)
-        copies = _find_copies(graph, computed)
+        copies = {} if opening.is_run_once else _find_copies(graph, computed)
         copied = {computed[name]: constant for name, constant in copies.items()}
-        self._constants = Constants(graph, constant_rows, copied, beside)
+        self._constants = Constants(graph, constant_rows, copied, settings.beside)
         live = {name: row for name, row in computed.items() if name not in copies}
         self._live_rows = np.array(list(live.values()), np.int64)
-        small = find_small_valued(graph, small_values)
+        small = find_small_valued(graph, settings.small_values)
         self._is_taken = np.array([name in small for name in computed], np.bool_)
         self._blank = no_summaries(len(names) + len(inside.products))
         self._product_count = len(inside.products)
@@ -67,24 +56,16 @@ class Walk:
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._carried = Carried(graph, carried)
-        wanted = Wanted(list(live), small, looks, inside.extremes, self._carried.computed)
-        self._observer = self._open(graph, inside, wanted, observe, provider)
+        told = list(live), small, looks, inside.extremes, self._carried.computed
+        self._observer = self._open(inside, Wanted(*told, midst=opening.midst), opening)
 
-    def _open(
-        self, graph: Graph, inside: Inside, wanted: Wanted, observe: Observe, provider: Provider
-    ) -> ProductObserver:
-        """Observe the graph, with the values inside nodes made tensors, in the way that suits it."""
-        chosen = choose_observe(graph, observe, provider)
-        watch = None
-        if chosen == "reductions" and is_native(chosen, provider):
-            watch = ProductWatch(
-                inside.graph, inside.products, self._constants.find_largest, self._accumulation.find_norm
-            )
-
-        def open_anew(expressed: Graph, wanted: Wanted) -> Observer:
-            return open_observer(expressed, wanted, chosen, provider, graph.sure_shapes)
-
-        return ProductObserver(inside.graph, inside.products, wanted, open_anew, provider == "cpu", watch)
+    def _open(self, inside: Inside, wanted: Wanted, opening: Opening) -> ProductObserver:
+        """Observe the graph, with the values inside nodes made tensors."""
+        graph, products, watch = inside.graph, inside.products, None
+        if opening.has_watches:
+            know = self._constants.find_largest, self._accumulation.find_norm
+            watch = ProductWatch(graph, products, *know, opening.midst, opening.select)
+        return ProductObserver(graph, products, wanted, opening, watch)
 
     def observe(self, batch: Batch) -> tuple[Summaries, Values]:
         defaults = self._constants.row_of.keys() & batch.feeds.keys()
@@ -101,8 +82,9 @@ class Walk:
         if is_empty.any():  # the largest of no elements is -inf, and tells nothing
             inner[is_empty] = no_summaries(1)
         suspects = self._accumulation.find_suspects(
-            batch, own["max_abs"], own["element_count"], self._observer.watched
+            batch, own["max_abs"], own["element_count"], self._observer.looked_at
         )
+        suspects = sorted({*suspects, *self._observer.find_over()})
         if suspects:
             sums = seen[len(seen) - self._product_count :]
             counts = dict(zip(self._tensors, own["element_count"].tolist(), strict=True))

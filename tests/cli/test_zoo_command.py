@@ -202,7 +202,7 @@ def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(tmp_path: Path
     (zoo / "m.npz").unlink()
     (zoo / "m.calib").mkdir()
     for index in range(9):
-        np.savez(zoo / "m.calib" / f"{index}.npz", x=np.ones(4, np.float32), trips=np.array(1000))
+        np.savez(zoo / "m.calib" / f"{index}.npz", x=np.ones(4, np.float32), trips=np.array(50_000))
     process = _start_shard(zoo, tmp_path / "out", [])
     while (read_progress(tmp_path / "out" / "m") or ("", 0, 0))[1] < 1:
         assert process.poll() is None

@@ -19,12 +19,13 @@ from scan_cases import (
     stop_before,
     value_info,
 )
-from ways_to_observe import assert_same_table
+from ways_to_observe import PROBES, Probes, assert_same_table, use_probes
 
 from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges, merge_ranges, observers
 from overflow_fixer.ranges.store import load_recording
+from overflow_fixer.sessions import has_native_probes
 
 TRUE, FALSE = np.array(True), np.array(False)
 
@@ -544,8 +545,9 @@ def test_a_part_that_took_another_branch_is_told_no_more_in_the_merge(tmp_path: 
     assert dict(merge_ranges(parts).not_observed) == {}
 
 
-def test_a_model_is_opened_once_and_run_once_a_batch_and_each_body_likewise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("probes", PROBES)
+def test_a_model_is_opened_once_and_run_once_a_batch_and_each_body_likewise_or_with_it(
+    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"open_session": 0, "run_session": 0}
 
@@ -559,8 +561,10 @@ def test_a_model_is_opened_once_and_run_once_a_batch_and_each_body_likewise(
     for name in counts:
         monkeypatch.setattr(observers, name, count(name, getattr(observers, name)))
     feeds = [{"x": floats(1, 2), "c": c} for c in (TRUE, TRUE, FALSE)]
-    collect_ranges(parse(tmp_path, IF), MemoryBatches(feeds))
-    assert counts == {"open_session": 1 + 2, "run_session": 3 + 3}
+    with use_probes(probes):
+        is_native = has_native_probes()
+        collect_ranges(parse(tmp_path, IF), MemoryBatches(feeds))
+    assert counts == {"open_session": 1 + 2 * (not is_native), "run_session": 3 + 3 * (not is_native)}
 
 
 def test_a_body_that_cannot_be_read_is_told(tmp_path: Path) -> None:

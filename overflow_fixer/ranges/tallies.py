@@ -1,0 +1,98 @@
+"""What is observed of a body in the midst of the run of the model: native nodes in it add what they see to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto
+
+from overflow_fixer.body_graphs import Body
+from overflow_fixer.graph import Graph
+from overflow_fixer.native import DOMAIN
+from overflow_fixer.ranges.instrument import Instead, Probed, add_probes
+from overflow_fixer.ranges.observers import Held, Observed, Wanted
+from overflow_fixer.ranges.probes import DETAILED
+from overflow_fixer.ranges.probing import Probing
+from overflow_fixer.ranges.readings import read_detailed
+from overflow_fixer.records import Batch
+
+_NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0)
+"""DETAILED of no elements."""
+
+
+class Tally:
+    """Observes what is `wanted` of a body, all of it float32, over the runs since the run of the model that it is part of began.
+
+    `graph` is the body's own, `proto` what is to stand in the model: the body with a native probe for each tensor, and with
+    other nodes `instead` of its control flow. Tensors that are `lasting` are the same in all of those runs, and looked at in
+    the first. It has nobody to run, so that it carries nothing.
+    """
+
+    def __init__(
+        self, body: Body, graph: Graph, wanted: Wanted, instead: Instead, lasting: Collection[str]
+    ) -> None:
+        held = Held.of(graph, wanted, wanted.looks)
+        native = (node for node in graph.nodes if node.domain == DOMAIN)
+        room = len(held.tensors) + sum(len(node.outputs) for node in native)
+        self._totals = np.zeros((1 + room, 1 + len(DETAILED)))
+        address = self._totals.ctypes.data
+        how = Probing(
+            frozenset(held.tensors),
+            held.small,
+            sources=held.sources,
+            is_native=True,
+            lasting=lasting,
+            totals=address,
+        )
+        probed = add_probes(graph, held.tensors, how, watches=wanted.watches, instead=instead)
+        places = probed.detailed[:, 0] // len(DETAILED)
+        self._places = places[held.rows]
+        self._totals[1:, 0] = np.arange(room)
+        place_of = dict(zip(held.tensors, places.tolist(), strict=True))
+        for name, look in wanted.looks.items():
+            source = held.sources.get(look.guard or "", name)
+            self._totals[1 + place_of[name], 0] = place_of[source]
+        self.proto = _build_body(body, probed, address)
+        wanted.midst.before_each(self._begin)
+
+    @property
+    def runs(self) -> int:
+        """How often the body ran."""
+        return int(self._totals[0, 0])
+
+    def observe(self, batch: Batch) -> Observed:
+        """Of nothing, where it did not run."""
+        return Observed(read_detailed(self._totals[1 + self._places, 1:].T), {})
+
+    def _begin(self, batch: Batch) -> None:
+        self._totals[0, 0], self._totals[1:, 1:] = 0, _NOTHING
+
+
+def _build_body(body: Body, probed: Probed, address: int) -> GraphProto:
+    """The body with the probes, what they tell added to the totals at the address (see probes.cpp)."""
+    proto = body.proto
+    made = GraphProto(
+        name=proto.name,
+        input=proto.input,
+        output=proto.output,
+        initializer=proto.initializer,
+        sparse_initializer=proto.sparse_initializer,
+        value_info=proto.value_info,
+    )
+    made.node.extend(probed.nodes())
+    made.node.extend(_add_up(probed, address))
+    return made
+
+
+def _add_up(probed: Probed, address: int) -> Iterator[NodeProto]:
+    """A node for all the vectors; where there is none, it counts the runs."""
+    name, fetches = probed.prefix + "told", probed.fetches
+    if fetches:
+        yield onnx.helper.make_node("Concat", fetches, [name], axis=0)
+    else:
+        nothing = onnx.helper.make_tensor(name, TensorProto.DOUBLE, [0], [])
+        yield onnx.helper.make_node("Constant", [], [name], value=nothing)
+    nothing_told = probed.prefix + "tally"
+    yield onnx.helper.make_node("Tally", [name], [nothing_told], domain=DOMAIN, totals=address)

@@ -1,0 +1,88 @@
+"""What native nodes add up over runs, against numpy: real sessions of one node."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from test_native_operators import EDGES, probe, reckon
+
+from overflow_fixer.native import DOMAIN, LIBRARY
+from overflow_fixer.records import Array, Batch
+from overflow_fixer.sessions import open_session, run_session
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0)
+
+
+def _open(op_type: str, elem_type: int, totals: Array) -> Any:
+    made = helper.make_node(op_type, ["x"], ["y"], domain=DOMAIN, totals=totals.ctypes.data)
+    graph = helper.make_graph(
+        [made],
+        "g",
+        [helper.make_tensor_value_info("x", elem_type, None)],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, None)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
+
+
+def _run(session: Any, x: Array) -> list[float]:
+    return list(run_session(session, None, Batch("b", {"x": x}))[0])
+
+
+def _begin(count: int) -> Array:
+    totals = np.zeros((1 + count, 8))
+    totals[1:, 0], totals[1:, 1:] = np.arange(count), NOTHING
+    return totals
+
+
+def _values() -> st.SearchStrategy[Array]:
+    return st.lists(st.sampled_from(EDGES), max_size=4).map(lambda values: np.array(values, np.float32))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(_values(), _values(), _values()), max_size=5))
+def test_what_is_told_in_each_run_is_what_would_be_told_of_all_at_once(
+    runs: list[tuple[Array, Array, Array]],
+) -> None:
+    totals = _begin(3)
+    session = _open("Tally", TensorProto.DOUBLE, totals)
+    for values in runs:
+        assert _run(session, np.concatenate([reckon(x) for x in values])) == []
+    assert totals[0, 0] == len(runs)
+    together = [np.concatenate([np.zeros(0, np.float32), *(run[i] for run in runs)]) for i in range(3)]
+    assert totals[1:, 1:].tolist() == [reckon(x) for x in together]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(_values(), _values()), min_size=1, max_size=5))
+def test_what_is_made_of_a_tensor_is_taken_in_the_runs_in_which_that_holds_something(
+    runs: list[tuple[Array, Array]],
+) -> None:
+    totals = _begin(2)
+    totals[1, 0] = 1
+    session = _open("Tally", TensorProto.DOUBLE, totals)
+    for values in runs:
+        _run(session, np.concatenate([reckon(x) for x in values]))
+    taken = [made for made, source in runs if source.size]
+    assert totals[1, 1:].tolist() == reckon(
+        reduce(lambda x, y: np.append(x, y), taken, np.zeros(0, np.float32))
+    )
+
+
+def test_a_first_probe_looks_once_in_the_runs_that_are_counted() -> None:
+    totals = _begin(0)
+    session = _open("FirstProbe", TensorProto.FLOAT, totals)
+    x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    for first in (x, 2 * x):
+        totals[0, 0] = 0
+        for other in (first, 3 * first, 5 * first):
+            assert _run(session, other) == probe(first) == reckon(first)
+            totals[0, 0] += 1

@@ -1,0 +1,232 @@
+"""Bodies that are observed in the midst of the model's own run, held against those that are interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from body_cases import floats, parse, scan_runs
+from scan_cases import MemoryBatches
+
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.native import LIBRARY
+from overflow_fixer.ranges import collect_ranges, instrument, interpreted_bodies, product_watch
+from overflow_fixer.ranges.levels import find_level
+from overflow_fixer.ranges.openings import Settings
+from overflow_fixer.ranges.tallied_bodies import can_tally
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+
+
+@pytest.fixture
+def not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreted_bodies, "interpret", lambda *_: pytest.fail("it was interpreted"))
+
+
+def _can_tally(graph: Graph, **settings: Any) -> bool:
+    with ThreadPoolExecutor() as beside:
+        ways = {"observe": "reductions", "provider": "cpu", "small_values": "needed", **settings}
+        return can_tally(find_level(graph, is_native=True), Settings(**ways, beside=beside))
+
+
+DOUBLING = """
+g ({elem}[N] x, int64 trips) => ({elem}[N] y) {{
+    [l] y = Loop (trips, , x) <
+        body = b (int64 i, bool c, {elem}[N] s) => (bool c, {elem}[N] t) {{
+            [branch] t = If (c) <
+                then_branch = then () => ({elem}[N] a) {{ a = Add (s, x) }},
+                else_branch = else () => ({elem}[N] b) {{ b = Sub (s, x) }}
+            >
+        }}
+    >
+}}"""
+
+
+@pytest.mark.parametrize("elem", ["float", "double", "float16"])
+def test_only_float32_is_tallied(elem: str, tmp_path: Path) -> None:
+    graph = parse(tmp_path, DOUBLING.format(elem=elem))
+    assert _can_tally(graph) is (elem == "float")
+    dtype = np.dtype("float32" if elem == "float" else elem.replace("double", "float64"))
+    table = scan_runs(graph, [{"x": np.array([1, -3], dtype), "trips": np.array(3)}])
+    assert table.by_tensor["l/body/branch/then_branch/a"].min == -12
+
+
+def test_only_native_probes_that_look_at_the_models_own_tensors_tally(tmp_path: Path) -> None:
+    graph = parse(tmp_path, DOUBLING.format(elem="float"))
+    assert not _can_tally(graph, observe="outputs")
+    assert not _can_tally(graph, observe="optimized")
+    assert not _can_tally(graph, provider="cuda")
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
+
+
+def test_what_a_body_captures_of_the_model_is_looked_at_in_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any depth; what it captures of a body around it may be another in each run."""
+    built: list[onnx.ModelProto] = []
+    build = instrument.Probed.build_model
+
+    def keep(probed: instrument.Probed) -> onnx.ModelProto:
+        built.append(build(probed))
+        return built[-1]
+
+    monkeypatch.setattr(instrument.Probed, "build_model", keep)
+    feeds = [{"x": floats(k, -3), "trips": np.array(k)} for k in (2, 0, 3)]
+    table = collect_ranges(parse(tmp_path, DOUBLING.format(elem="float")), MemoryBatches(feeds))
+    first = [node.input[0] for node in _nodes(built[0].graph) if node.op_type == "FirstProbe"]
+    assert first == ["x"] * 3
+    captured = table.by_tensor["l/body/branch/then_branch/x"]
+    assert (captured.min, captured.max, captured.element_count) == (-3, 3, 2 * (2 + 3))
+    assert table.by_tensor["l/body/branch/then_branch/s"].max == 9
+
+
+def test_a_model_that_draws_random_numbers_is_told_of_the_one_run_there_is(
+    not_interpreted: None, tmp_path: Path
+) -> None:
+    text = """
+    g (float[N] x, int64 trips) => (float[M,N] y) {
+        yes = Constant <value = bool {1}> ()
+        [l] y = Loop (trips, yes) <
+            body = b (int64 i, bool c) => (bool c, float[N] t) { t = RandomNormalLike (x) }
+        >
+    }"""
+    feeds = [{"x": floats(1, 2, 3), "trips": np.array(5)}] * 3
+    table = collect_ranges(parse(tmp_path, text), MemoryBatches(feeds))
+    inside, outside = table.by_tensor["l/body/t"], table.by_tensor["y"]
+    assert (inside.min, inside.max) == (outside.min, outside.max)
+    assert inside.element_count == outside.element_count == 3 * 5 * 3
+
+
+def test_a_batch_that_runs_again_is_counted_once(not_interpreted: None, tmp_path: Path) -> None:
+    """What a Relu leaves of values that are over the limit on both sides is counted in a second run."""
+    text = """
+    g (float[N] x, int64 trips) => (float[N] y) {
+        r = Relu (x)
+        [l] y = Loop (trips, , r) <
+            body = b (int64 i, bool c, float[N] s) => (bool c, float[N] t) { t = Add (s, x) }
+        >
+    }"""
+    feeds = [{"x": floats(7e4, -8e4, 9e4, 1), "trips": np.array(3)}]
+    table = collect_ranges(parse(tmp_path, text), MemoryBatches(feeds))
+    assert table.by_tensor["r"].over_fp16_count == 2
+    added = table.by_tensor["l/body/t"]
+    assert (added.element_count, added.over_fp16_count, added.max) == (3 * 4, 3 * 3, 3.6e5)
+
+
+def test_a_run_in_which_a_tensor_is_empty_tells_nothing_of_what_is_inside_its_reader(tmp_path: Path) -> None:
+    text = """
+    g (float[N] x, int64 trips) => (float[M] y) {
+        yes = Constant <value = bool {1}> ()
+        [l] y = Loop (trips, yes) <
+            body = b (int64 i, bool c) => (bool c, float o) {
+                zero = Constant <value = int64[1] {0}> ()
+                dims = Constant <value = int64[1] {1}> ()
+                end = Reshape (i, dims)
+                part = Slice (x, zero, end)
+                square = Mul (part, part)
+                [sum] s = ReduceSum <keepdims = 0> (square)
+                [soft] p = Softmax (square)
+                [norm] n = ReduceL2 <keepdims = 0> (part)
+                o = Add (s, n)
+            }
+        >
+    }"""
+    graph = parse(tmp_path, text)
+    for trips in ([1, 4], [1, 1], [0], [3]):
+        feeds = [{"x": floats(3, -4, 2, 9), "trips": np.array(count)} for count in trips]
+        table = scan_runs(graph, feeds)
+        assert table.by_tensor["l/body/o"].element_count == sum(trips)
+
+
+def test_bodies_whose_tensors_have_the_same_names_and_those_of_probes(tmp_path: Path) -> None:
+    text = """
+    g (float[N] x, bool c) => (float[M] y) {
+        range_probe_0_all = Mul (x, x)
+        inner_value_ = Sqrt (range_probe_0_all)
+        [i] z = If (c) <
+            then_branch = t () => (float[A] p) {
+                range_probe_1_all = Neg (x)
+                [f] p = LogSoftmax (range_probe_1_all)
+            },
+            else_branch = e () => (float[B] q) {
+                range_probe_1_all = Abs (inner_value_)
+                [f] q = LogSoftmax (range_probe_1_all)
+            }
+        >
+        [f] y = LogSoftmax (z)
+    }"""
+    table = scan_runs(parse(tmp_path, text), [{"x": floats(1, -7), "c": np.array(c)} for c in (True, False)])
+    assert table.by_tensor["i/then_branch/range_probe_1_all"].max == 7
+    assert table.by_tensor["i/else_branch/range_probe_1_all"].max == 7
+
+
+def test_a_body_without_a_float_is_counted(not_interpreted: None, tmp_path: Path) -> None:
+    text = """
+    g (int64[N] x, bool c) => (int64[M] y) {
+        [i] y = If (c) <
+            then_branch = t () => (int64[A] p) { p = Neg (x) },
+            else_branch = e () => (int64[B] q) { q = Abs (x) }
+        >
+    }"""
+    feeds = [{"x": np.array([1, -7]), "c": np.array(True)}]
+    table = collect_ranges(parse(tmp_path, text), MemoryBatches(feeds))
+    assert set(table.not_observed) == {"i/else_branch"}
+
+
+PRODUCTS = """
+g (float[1,2] x, float[2,2] w, int64 trips) => (float[1,2] y) {
+    [l] y = Loop (trips, , x) <
+        body = b (int64 i, bool c, float[1,2] s) => (bool c, float[1,2] t) {
+            hundred = Constant <value_float = 100.0> ()
+            [m] p = MatMul (s, w)
+            t = Mul (s, hundred)
+        }
+    >
+}"""
+
+
+def test_a_sum_over_the_limit_is_told_though_a_later_run_is_out_of_range(tmp_path: Path) -> None:
+    """In the second run 20000 + 20000 - 39000 is small and the sum is not; in the third FP16 cannot hold what is added."""
+    graph = parse(tmp_path, PRODUCTS)
+    feeds = [{"x": floats(400, 400)[None], "w": floats((1, 1), (-1, -1)), "trips": np.array(3)}]
+    table = scan_runs(graph, feeds)
+    assert table.inner_of["l/body/m"]["products"].seen.max_abs == 80000
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_weights_with_a_default_that_a_batch_replaces_are_those_of_the_batch(
+    is_fed: bool, tmp_path: Path
+) -> None:
+    path = parse(tmp_path, PRODUCTS).path
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(floats((1, 1), (-1, -1)), "w"))
+    onnx.save(model, path)
+    feed = {"x": floats(400, 400)[None], "trips": np.array(2)}
+    fed = {"w": floats((1.5, 1), (-1, -1))} if is_fed else {}
+    table = scan_runs(load_graph(path), [{**feed, **fed}, feed])
+    found = table.inner_of["l/body/m"]["products"]
+    assert found.batch_max_abs.tolist() == [100000 if is_fed else 80000, 80000]
+
+
+def test_what_is_raised_in_the_midst_of_a_body_ends_the_scan(
+    not_interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(product_watch.ProductWatch, "_measure", interrupt)
+    feeds = [{"x": floats(40000, 40000)[None], "w": floats((1, 1), (-1, -1)), "trips": np.array(1)}]
+    with pytest.raises(KeyboardInterrupt):
+        collect_ranges(parse(tmp_path, PRODUCTS), MemoryBatches(feeds))
