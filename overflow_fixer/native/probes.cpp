@@ -29,11 +29,12 @@
  *     the same for the products of x and y, of which `axis_y` is summed and `scale_y` is the scale. Where y `is_kernel`, the
  *     axes behind that are summed as well, of x as many elements near one another.
  *   Tally(told: double[7 n]) -> nothing: double[0]
- *     adds what is told of n tensors to what was told of them in earlier runs, in memory at the address `totals`, an
- *     attribute: doubles [1 + n, 8], first the number of runs, then of each tensor a row: which of the n must hold something
- *     for it to be taken, and what Probe tells of all its values.
- *   FirstProbe(x: float) -> statistics: double[7]
- *     what SmallProbe tells in the first of the runs that are counted at the address `totals`, in all of them: x is the same.
+ *     adds what is told of n tensors to what was told of them in earlier runs, in memory at an `address`, an attribute:
+ *     doubles [1 + n, 8], first the number of runs, then of each tensor a row: which of the n must hold something for it to
+ *     be taken, and what Probe tells of all its values.
+ *   LastingProbe(x: float) -> statistics: double[7]
+ *     what SmallProbe tells, of an x that stays the same as long as the number at its `address` does, and for ever where that
+ *     is 0: it is looked at once.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -698,15 +699,15 @@ void compute_watch(void *state, Context *context) {
 /* ---- Tally ---- */
 
 struct Tally {
-  int64_t totals;
-  double first[STATISTICS];
-  double *runs() const { return reinterpret_cast<double *>(totals); }
+  int64_t address;
+  double when; /* a LastingProbe looked last */
+  double told[STATISTICS];
 };
 
 void compute_tally(void *state, Context *context) {
   size_t count;
   const double *told = input<double>(context, 0, &count);
-  double *totals = state ? static_cast<Tally *>(state)->runs() : nullptr;
+  double *totals = state ? reinterpret_cast<double *>(static_cast<Tally *>(state)->address) : nullptr;
   output<double>(context, 0, 0);
   if (!totals) return;
   *totals += 1;
@@ -718,17 +719,17 @@ void compute_tally(void *state, Context *context) {
   }
 }
 
-void compute_first_probe(void *state, Context *context) {
-  Tally *tally = static_cast<Tally *>(state);
-  double *to = output<double>(context, 0, STATISTICS);
-  bool is_known = tally && tally->runs() && *tally->runs() > 0;
-  if (!is_known) {
+void compute_lasting_probe(void *state, Context *context) {
+  Tally none{0, NAN, {}}, &known = state ? *static_cast<Tally *>(state) : none;
+  double now = known.address ? *reinterpret_cast<const double *>(known.address) : 0;
+  if (known.when != now) {
     Probing p;
     p.read(context);
     in_parallel(context, probe_part<look_for_small>, p.tasks, &p);
-    tell(merge(p), p.count, to);
+    tell(merge(p), p.count, known.told);
+    known.when = now;
   }
-  if (tally) is_known ? memcpy(to, tally->first, sizeof tally->first) : memcpy(tally->first, to, sizeof tally->first);
+  memcpy(output<double>(context, 0, STATISTICS), known.told, sizeof known.told);
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
@@ -802,8 +803,9 @@ Description describe_tally(const char *(*name)(const Description *), ElementType
   tally.name = name, tally.input_type = type, tally.compute = compute;
   tally.create = [](const Description *, Api, const void *info) -> void * {
     Tally *found = static_cast<Tally *>(calloc(1, sizeof(Tally)));
-    Status *status = found ? call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "totals", &found->totals) : nullptr;
-    if (status) call<void>(api, RELEASE_STATUS, status), found->totals = 0;
+    Status *status = found ? call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "address", &found->address) : nullptr;
+    if (status) call<void>(api, RELEASE_STATUS, status), found->address = 0;
+    if (found) found->when = NAN;
     return found;
   };
   tally.destroy = [](void *state) { free(state); };
@@ -818,12 +820,12 @@ const Description SUMS_APART = describe_rows<SUMS, AddingApart, add_up_apart>([]
 const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
 const Description TALLY = describe_tally([](const Description *) { return "Tally"; }, [](const Description *, size_t) { return DOUBLE; }, compute_tally);
-const Description FIRST_PROBE = describe_tally([](const Description *) { return "FirstProbe"; }, [](const Description *, size_t) { return FLOAT; }, compute_first_probe);
+const Description LASTING_PROBE = describe_tally([](const Description *) { return "LastingProbe"; }, [](const Description *, size_t) { return FLOAT; }, compute_lasting_probe);
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &WATCH, &WATCH_PAIR, &TALLY, &FIRST_PROBE})
+       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -25,6 +25,7 @@ from overflow_fixer.ranges.derivations import (
 )
 from overflow_fixer.ranges.guards import find_covers
 from overflow_fixer.ranges.instrument import Instead, Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing, count_elements
@@ -188,6 +189,7 @@ class ReductionObserver:
         ]
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
         self._is_native = is_native("reductions", provider)
+        self._lasting = dict.fromkeys(find_lasting(graph), 0) if self._is_native else {}
         if self._is_native:
             self._is_detailed |= self._find_native()
         self._open()
@@ -235,7 +237,7 @@ class ReductionObserver:
         probed = [self._tensors[row] for row in np.flatnonzero(self._is_probed)]
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
-        places = self._shapes, self._sources, self._in_rows, self._is_native
+        places = self._shapes, self._sources, self._in_rows, self._is_native, self._lasting
         how = Probing(detailed, self._small, covers, self._words, *places)
         self._probed = add_probes(self._graph, probed, how, self._carried, self._watches, self._instead)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]

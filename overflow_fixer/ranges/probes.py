@@ -47,8 +47,8 @@ class Probe:
     `rows` must divide the number of elements. `rank` is that of a tensor that can be reduced as it is, to one
     number; None for one that is made a matrix of `rows` rows first. `takes` are those of QUICK that it
     takes; a detailed probe takes everything, in one row. One that `is_native` is detailed, and of no double; the smallest
-    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest. One with an address of `totals`
-    (see probes.cpp) looks but once in the runs that are counted there. What it tells of a tensor that `is_empty` means nothing.
+    magnitude it takes only if that is in `takes`, for it would cost as much as all the rest, or if the tensor is `lasting`:
+    the same while the number at that address is (see LastingProbe in probes.cpp). What it tells of a tensor that `is_empty` means nothing.
     """
 
     tensor: str
@@ -62,7 +62,7 @@ class Probe:
     takes: frozenset[str]
     is_native: bool = False
     is_empty: bool = False
-    totals: int | None = None
+    lasting: int | None = None
 
     @cached_property
     def words(self) -> tuple[str, ...]:
@@ -120,8 +120,8 @@ class Probe:
 
     def _native(self, source: str) -> NodeProto:
         output = self.prefix + "all"
-        if self.totals is not None:
-            return onnx.helper.make_node("FirstProbe", [source], [output], domain=DOMAIN, totals=self.totals)
+        if self.lasting is not None:
+            return onnx.helper.make_node("LastingProbe", [source], [output], domain=DOMAIN, address=self.lasting)
         op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
         return NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[output])
 

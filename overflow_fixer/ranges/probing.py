@@ -24,7 +24,7 @@ class Probing:
     quick one. Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN;
     of those in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on;
     of others the probe tells the size. `sources` are those of sources.find_sources. `in_rows`: reduce large tensors in rows.
-    Those that are `lasting` are the same in all the runs that are counted at the address `totals` (see probes.cpp).
+    Those that are `lasting` stay the same as long as the number at that address does: in each run, where it is 0.
     """
 
     detailed: Collection[str] = ()
@@ -35,8 +35,7 @@ class Probing:
     sources: Mapping[str, str] = field(default_factory=dict)
     in_rows: bool = True
     is_native: bool = False
-    lasting: Collection[str] = ()
-    totals: int = 0
+    lasting: Mapping[str, int] = field(default_factory=dict)
 
     def count(self, tensor: str) -> float:
         """How many elements it has; NaN where the probe tells that."""
@@ -63,7 +62,7 @@ class Probing:
             takes=frozenset((*wanted, "size") if count is None else wanted),
             is_empty=count == 0,
             is_native=self.is_native and is_detailed and graph.dtypes[tensor] != TensorProto.DOUBLE,
-            totals=self.totals if tensor in self.lasting else None,
+            lasting=self.lasting.get(tensor),
         )
 
     def _choose_words(self, tensor: str) -> Iterator[str]:

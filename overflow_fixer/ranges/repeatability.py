@@ -17,7 +17,12 @@ _RANDOM_OPS = frozenset(
 
 def is_repeatable(graph: Graph) -> bool:
     """Whether a second run of the same batch is sure to give the same values."""
-    return not any(_changes(graph, proto) for node in graph.nodes for proto in _with_bodies(node))
+    return all(is_repeatable_node(graph, node) for node in graph.nodes)
+
+
+def is_repeatable_node(graph: Graph, node: Node) -> bool:
+    """The same of one node, whose bodies count."""
+    return not any(_changes(graph, proto) for proto in _with_bodies(node))
 
 
 def _changes(graph: Graph, proto: onnx.NodeProto) -> bool:

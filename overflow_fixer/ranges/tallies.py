@@ -12,12 +12,15 @@ from overflow_fixer.body_graphs import Body
 from overflow_fixer.graph import Graph
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.instrument import Instead, Probed, add_probes
+from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.ranges.observers import Held, Observed, Wanted
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_detailed
 from overflow_fixer.records import Batch
 
+_EPOCH = 1
+"""Behind the number of runs: of how many runs of the model these are the last."""
 _NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0)
 """DETAILED of no elements."""
 
@@ -37,14 +40,10 @@ class Tally:
         native = (node for node in graph.nodes if node.domain == DOMAIN)
         room = len(held.tensors) + sum(len(node.outputs) for node in native)
         self._totals = np.zeros((1 + room, 1 + len(DETAILED)))
-        address = self._totals.ctypes.data
+        address, epoch = self._totals.ctypes.data, self._totals[0, _EPOCH:].ctypes.data
+        told = {**dict.fromkeys(lasting, epoch), **dict.fromkeys(find_lasting(graph), 0)}
         how = Probing(
-            frozenset(held.tensors),
-            held.small,
-            sources=held.sources,
-            is_native=True,
-            lasting=lasting,
-            totals=address,
+            frozenset(held.tensors), held.small, sources=held.sources, is_native=True, lasting=told
         )
         probed = add_probes(graph, held.tensors, how, watches=wanted.watches, instead=instead)
         places = probed.detailed[:, 0] // len(DETAILED)
@@ -68,6 +67,7 @@ class Tally:
 
     def _begin(self, batch: Batch) -> None:
         self._totals[0, 0], self._totals[1:, 1:] = 0, _NOTHING
+        self._totals[0, _EPOCH] += 1
 
 
 def _build_body(body: Body, probed: Probed, address: int) -> GraphProto:
@@ -95,4 +95,4 @@ def _add_up(probed: Probed, address: int) -> Iterator[NodeProto]:
         nothing = onnx.helper.make_tensor(name, TensorProto.DOUBLE, [0], [])
         yield onnx.helper.make_node("Constant", [], [name], value=nothing)
     nothing_told = probed.prefix + "tally"
-    yield onnx.helper.make_node("Tally", [name], [nothing_told], domain=DOMAIN, totals=address)
+    yield onnx.helper.make_node("Tally", [name], [nothing_told], domain=DOMAIN, address=address)

@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was no
 NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0)
 
 
-def _open(op_type: str, elem_type: int, totals: Array) -> Any:
-    made = helper.make_node(op_type, ["x"], ["y"], domain=DOMAIN, totals=totals.ctypes.data)
+def _open(op_type: str, elem_type: int, numbers: Array | None) -> Any:
+    address = 0 if numbers is None else numbers.ctypes.data
+    made = helper.make_node(op_type, ["x"], ["y"], domain=DOMAIN, address=address)
     graph = helper.make_graph(
         [made],
         "g",
@@ -77,12 +78,19 @@ def test_what_is_made_of_a_tensor_is_taken_in_the_runs_in_which_that_holds_somet
     )
 
 
-def test_a_first_probe_looks_once_in_the_runs_that_are_counted() -> None:
-    totals = _begin(0)
-    session = _open("FirstProbe", TensorProto.FLOAT, totals)
+def test_a_lasting_probe_looks_when_the_number_at_its_address_is_another() -> None:
+    number = np.zeros(1)
+    session = _open("LastingProbe", TensorProto.FLOAT, number)
     x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     for first in (x, 2 * x):
-        totals[0, 0] = 0
         for other in (first, 3 * first, 5 * first):
             assert _run(session, other) == probe(first) == reckon(first)
-            totals[0, 0] += 1
+        number += 1
+
+
+def test_a_lasting_probe_without_an_address_looks_once_in_a_session() -> None:
+    x = np.float32([1, -70000, np.nan])
+    for _ in range(2):
+        session = _open("LastingProbe", TensorProto.FLOAT, None)
+        assert _run(session, x) == _run(session, 2 * x) == reckon(x)
+        x = 3 * x

@@ -85,7 +85,7 @@ def test_what_a_body_captures_of_the_model_is_looked_at_in_its_first_run(
     monkeypatch.setattr(instrument.Probed, "build_model", keep)
     feeds = [{"x": floats(k, -3), "trips": np.array(k)} for k in (2, 0, 3)]
     table = collect_ranges(parse(tmp_path, DOUBLING.format(elem="float")), MemoryBatches(feeds))
-    first = [node.input[0] for node in _nodes(built[0].graph) if node.op_type == "FirstProbe"]
+    first = [node.input[0] for node in _nodes(built[0].graph) if node.op_type == "LastingProbe"]
     assert first == ["x"] * 3
     captured = table.by_tensor["l/body/branch/then_branch/x"]
     assert (captured.min, captured.max, captured.element_count) == (-3, 3, 2 * (2 + 3))

@@ -1,0 +1,83 @@
+"""What is computed from constants alone is found, and looked at once; what a batch can change is neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from body_cases import floats, parse, scan_runs
+from scan_cases import MemoryBatches
+
+from overflow_fixer.graph import load_graph
+from overflow_fixer.native import LIBRARY
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges.lasting import find_lasting
+
+TEXT = """
+g (float[N] x, float[2] d) => (float[N] y, float[2] e, float[2] r) <float[2] w = {3.0, -4.0}, float[2] d = {1.0, 2.0}> {
+    two = Constant <value_float = 2.0> ()
+    a = Mul (w, two)
+    shape = Shape (a)
+    ones = ConstantOfShape <value = float[1] {1.0}> (shape)
+    b = Add (a, ones)
+    e = Mul (a, d)
+    r = RandomNormalLike (a)
+    yes = Constant <value = bool {1}> ()
+    chosen = If (yes) <
+        then_branch = t () => (float[2] p) { p = Neg (b) },
+        else_branch = u () => (float[2] q) { q = Mul (b, d) }
+    >
+    sure = If (yes) <
+        then_branch = v () => (float[2] s) { s = Neg (b) },
+        else_branch = z () => (float[2] o) { o = Identity (b) }
+    >
+    c = ReduceMax (sure)
+    y = Add (x, c)
+}"""
+
+
+def test_what_is_computed_from_constants_alone(tmp_path: Path) -> None:
+    assert find_lasting(parse(tmp_path, TEXT)) == {"a", "shape", "ones", "b", "sure", "c"}
+
+
+def test_operators_of_other_domains_may_have_a_memory(tmp_path: Path) -> None:
+    path = parse(tmp_path, TEXT).path
+    model = onnx.load(path)
+    assert model.graph.node[1].output == ["a"]
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("Gelu", ["w"], ["a"], domain="com.microsoft"))
+    model.opset_import.add(domain="com.microsoft", version=1)
+    onnx.save(model, path)
+    assert find_lasting(load_graph(path)) == set()
+
+
+def test_each_batch_counts_them_and_what_is_fed_is_looked_at_in_each(tmp_path: Path) -> None:
+    text = TEXT.replace("r = RandomNormalLike (a)", "r = Neg (e)").replace("w, two", "w, big")
+    text = text.replace("two = Constant <value_float = 2.0>", "big = Constant <value_float = 20000.0>")
+    graph = parse(tmp_path, text)
+    feeds = [{"x": floats(k), "d": floats(k, 2)} for k in (1, 5, 3)]
+    table = scan_runs(graph, [*feeds, {"x": floats(7)}])
+    found = table.by_tensor["a"]
+    assert (found.min, found.max, found.min_nonzero_abs) == (-8e4, 6e4, 6e4)
+    assert (found.element_count, found.over_fp16_count, found.worst_batch) == (8, 4, 0)
+    assert table.by_tensor["e"].max == 3e5
+    assert table.by_tensor["e"].worst_batch == 1
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_they_are_looked_at_anew_in_a_session_that_is_opened_again(tmp_path: Path) -> None:
+    """The second batch is over the limit on both sides, which opens one with a probe of what the Relu leaves."""
+    text = """
+    g (float[N] x) => (float[N] y) <float[2] w = {3.0, -4.0}> {
+        a = Exp (w)
+        m = ReduceMax (a)
+        z = Add (x, m)
+        y = Relu (z)
+    }"""
+    feeds = [{"x": floats(1)}, {"x": floats(7e4, -8e4)}, {"x": floats(2)}]
+    table = collect_ranges(parse(tmp_path, text), MemoryBatches(feeds))
+    assert table.by_tensor["y"].over_fp16_count == 1
+    found = table.by_tensor["a"]
+    np.testing.assert_allclose((found.min, found.max), np.exp([-4.0, 3.0]), rtol=1e-6)
+    assert found.element_count == 6
