@@ -48,8 +48,8 @@ def may_hold_operators(model: ModelProto) -> bool:
 
 
 def probe_array(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """What the operator SmallProbe tells [7] of an array, in C order; there must be a library. Other threads go on meanwhile."""
-    found = np.empty(7)
+    """What the operator SmallProbe tells [8] of an array, in C order; there must be a library. Other threads go on meanwhile."""
+    found = np.empty(8)
     _load(LIBRARY).probe_array(
         ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.size), ctypes.c_void_p(found.ctypes.data)
     )

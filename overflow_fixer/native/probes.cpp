@@ -1,38 +1,39 @@
 /* Custom operators of ONNX Runtime that look at a float tensor once.
  *
- *   SmallProbe(x: float) -> statistics: double[7]
- *     largest, smallest, least magnitude that is not zero, elements, NaN, elements under 65520, finite elements.
+ *   SmallProbe(x: float) -> statistics: double[8]
+ *     largest, smallest, least magnitude that is not zero, elements, NaN, elements under 65520 in magnitude, finite elements,
+ *     elements of 65520 or more.
  *     The extremes leave NaN out; of nothing they are -inf, inf and inf.
- *   Probe(x: float) -> statistics: double[7]
+ *   Probe(x: float) -> statistics: double[8]
  *     the same, but for the least magnitude, which is inf: it costs as much as all the rest.
- *   BlockProbe(x: float, layout: int64[2]) -> statistics: double[7]
+ *   BlockProbe(x: float, layout: int64[2]) -> statistics: double[8]
  *     what Probe tells of the first layout[0] channels of x [images, channels, ...], which lies in memory in blocks of
  *     layout[1] channels, [images, blocks, ..., layout[1]]; what else is in the last block is padding. An x that cannot lie
  *     so has none.
  *   Moments(x: float, length: int64) -> largest, smallest, deviation, sum, magnitudes, squares, spread: float[rows],
- *       statistics: double[56]
+ *       statistics: double[64]
  *     of x in rows of `length` elements, or where that is -k, of its last k dimensions: its extremes (NaN left out), the
  *     largest |x - mean|, the sums of x, |x|, x * x and (x - mean)^2, each right to 2e-6 of the sum of what is added; and
  *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
- *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[42]
+ *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[48]
  *     the same, but for what is about the mean.
  *   SumsApart(x: float, axes: int64[2]) -> the same
  *     of rows whose elements lie apart: along so many axes, the second of `axes`, from the first of them on.
- *   Watch(written: double[7], told: double[7], x: float, constant: float, optional) -> nothing: double[0]
+ *   Watch(written: double[8], told: double[8], x: float, constant: float, optional) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
  *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
  *     while x and the output are not, it calls a function, which may look at x and at the constant. Attributes: that
  *     `function`, the `number` it is called with, the `allowance`, which is an address as well, the `axis` of x that is
  *     summed (from the end, where it is negative), in how many `groups`, and the `scale` by which what is told is to be
  *     multiplied, as a double's bits.
- *   WatchPair(written: double[7], told: double[7], x: float, told_y: double[7], y: float) -> nothing: double[0]
+ *   WatchPair(written: double[8], told: double[8], x: float, told_y: double[8], y: float) -> nothing: double[0]
  *     the same for the products of x and y, of which `axis_y` is summed and `scale_y` is the scale. Where y `is_kernel`, the
  *     axes behind that are summed as well, of x as many elements near one another.
- *   Tally(told: double[7 n]) -> nothing: double[0]
+ *   Tally(told: double[8 n]) -> nothing: double[0]
  *     adds what is told of n tensors to what was told of them in earlier runs, in memory at an `address`, an attribute:
- *     doubles [1 + n, 8], first the number of runs, then of each tensor a row: which of the n must hold something for it to
+ *     doubles [1 + n, 9], first the number of runs, then of each tensor a row: which of the n must hold something for it to
  *     be taken, and what Probe tells of all its values.
- *   LastingProbe(x: float) -> statistics: double[7]
+ *   LastingProbe(x: float) -> statistics: double[8]
  *     what SmallProbe tells, of an x that stays the same as long as the number at its `address` does, and for ever where that
  *     is 0: it is looked at once.
  *
@@ -157,21 +158,23 @@ void in_parallel(Context *context, void (*task)(void *, size_t), size_t count, v
 
 /* ---- Probe ---- */
 
-constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, MOST_TASKS = 256, STATISTICS = 7;
+constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, MOST_TASKS = 256, STATISTICS = 8;
 constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, LIMIT = 0x477ff000; /* 65520 */
 constexpr double HELD = 65504; /* the largest number of FP16 */
 
 struct Statistics {
   float most = -INFINITY, least = INFINITY;
   uint32_t below_least = UINT32_MAX; /* the bits of the least magnitude that is not zero, less 1 */
-  int64_t nan = 0, small = 0, finite = 0;
+  int64_t nan = 0, small = 0, finite = 0, high = 0;
 };
 
-inline uint32_t magnitude_of(float x) {
+inline uint32_t bits_of(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
-  return bits & MAGNITUDE;
+  return bits;
 }
+
+inline uint32_t magnitude_of(float x) { return bits_of(x) & MAGNITUDE; }
 
 template <typename T>
 inline void raise(T &most, T x) { most = x > most ? x : most; }
@@ -189,13 +192,14 @@ constexpr Width WHOLE{1, 1};
 /* In 32 bits, of which processors count more at once than of 64. */
 __attribute__((always_inline)) inline void count(Statistics &s, const float *x, size_t n, Width width) {
   for (size_t start = 0; start < n; start += BLOCK) {
-    uint32_t nan = 0, small = 0, finite = 0;
+    uint32_t nan = 0, small = 0, finite = 0, high = 0;
     size_t end = n - start < BLOCK ? n : start + BLOCK;
     for (size_t i = start; i < end; i++) {
       uint32_t magnitude = magnitude_of(x[i]), is_held = width.holds(i);
       nan += is_held & (magnitude > INFINITE), small += is_held & (magnitude < LIMIT), finite += is_held & (magnitude < INFINITE);
+      high += is_held & (bits_of(x[i]) - LIMIT <= INFINITE - LIMIT); /* those below 0 have larger bits */
     }
-    s.nan += nan, s.small += small, s.finite += finite;
+    s.nan += nan, s.small += small, s.finite += finite, s.high += high;
   }
 }
 
@@ -275,7 +279,7 @@ void tell(const Statistics &s, size_t count, double *to) {
   float least_magnitude;
   memcpy(&least_magnitude, &bits, sizeof bits);
   to[0] = s.most, to[1] = s.least, to[2] = least_magnitude, to[3] = double(count);
-  to[4] = double(s.nan), to[5] = double(s.small), to[6] = double(s.finite);
+  to[4] = double(s.nan), to[5] = double(s.small), to[6] = double(s.finite), to[7] = double(s.high);
 }
 
 /* Of all that was looked at, in parts. */
@@ -284,7 +288,7 @@ Statistics merge(const Probing &p) {
   for (size_t task = 0; task < p.tasks; task++) {
     const Statistics &part = p.found[task];
     raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
-    all.nan += part.nan, all.small += part.small, all.finite += part.finite;
+    all.nan += part.nan, all.small += part.small, all.finite += part.finite, all.high += part.high;
   }
   return all;
 }
@@ -832,7 +836,7 @@ Status *make_domain(void **domain) {
 
 }  // namespace
 
-/* What SmallProbe tells of an array, without ONNX Runtime: `to` has room for 7. */
+/* What SmallProbe tells of an array, without ONNX Runtime: `to` has room for 8. */
 extern "C" __attribute__((visibility("default"))) void probe_array(const float *x, size_t count, double *to) {
   Statistics s;
   look_for_small(s, x, count);

@@ -224,24 +224,34 @@ def derive(
             is_plain[one.rows] = is_told & (is_within | (counts[one.rows] == 0))
 
 
-def tally(steps: Iterable[Steps], seen: Summaries, is_counted: npt.NDArray[np.bool_]) -> None:
+def tally(steps: Iterable[Steps], seen: Summaries, high: Array, is_counted: npt.NDArray[np.bool_]) -> None:
     """Fill in what is counted in derived tensors [tensor], in place, where the sources' counts tell it.
 
-    `steps` come in order, and ends are filled in. `is_counted` [tensor] says in which all is counted. A tensor
-    joined from others, or with other signs, holds what they hold; one without what is below 0 only what is above, which
-    is all of that or nothing where but one side is out of range.
+    `steps` come in order, and ends are filled in. `high` [tensor] says how many elements are over FP16's range above 0, NaN
+    where nobody knows, `is_counted` [tensor] in which all is counted. A tensor joined from others, or with other signs, holds
+    what they hold; one without what is below 0 what is above.
     """
     for one in steps:
         if one.step not in (_keep, _negate, _rectify):
             continue
         can_tell = one.counts < 0  # of rows, a NaN is shown elsewhere
         can_tell &= one.join(np.logical_and, is_counted[one.sources])
-        keeps = np.full(len(one.rows), True)
+        sources = seen[one.sources]
+        nan, inf, over = (sources[name] for name in ("nan_count", "inf_count", "over_fp16_count"))
+        above = _count_above(sources, over, high[one.sources], FP16_OVERFLOW)
         if one.step is _rectify:
-            sources = seen[one.sources]
-            keeps = sources["max"] >= FP16_OVERFLOW
-            can_tell &= (sources["nan_count"] == 0) & ~(keeps & (sources["min"] <= -FP16_OVERFLOW))
-        for name in ("nan_count", "inf_count", "over_fp16_count"):
-            found = one.join(np.add, seen[name][one.sources]) * keeps
-            seen[name][one.rows] = np.where(can_tell, found, seen[name][one.rows])
+            over, inf = above, _count_above(sources, inf, np.full(len(inf), np.nan), np.inf)
+            can_tell &= (nan == 0) & ~np.isnan(over) & ~np.isnan(inf)
+        if one.step is _negate:
+            above = over - above
+        for name, found in (("nan_count", nan), ("inf_count", inf), ("over_fp16_count", over)):
+            told = np.where(can_tell, one.join(np.add, found), seen[name][one.rows])
+            seen[name][one.rows] = told
+        high[one.rows] = one.join(np.add, above)
         is_counted[one.rows] |= can_tell
+
+
+def _count_above(sources: Summaries, counts: Array, known: Array, limit: float) -> Array:
+    """How many of those that are `limit` or more in magnitude, of which there are so many, are above 0; NaN where nobody knows."""
+    none_above, none_below = ~(sources["max"] >= limit), ~(sources["min"] <= -limit)
+    return np.asarray(np.where(none_above, 0, np.where(none_below, counts, known)))

@@ -267,23 +267,25 @@ class ReductionObserver:
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:
         """The summaries [tensor with values of its own], and which of them tell everything."""
-        quick, detailed, is_in_range, may_be_nan = read_probes(self._probed, vectors)
+        found = read_probes(self._probed, vectors)
         is_quick = self._is_probed & ~self._is_detailed
         seen = no_summaries(len(self._tensors))
-        seen[is_quick], seen[self._is_detailed] = quick, detailed
+        seen[is_quick], seen[self._is_detailed] = found.quick, found.detailed
         has_nan = seen["nan_count"] > 0
-        has_nan[is_quick] = may_be_nan
+        has_nan[is_quick] = found.may_be_nan
         for row, cover in self._covers:  # from the last on, since a cover may have one
             has_nan[row] = has_nan[cover]
         is_plain = ~has_nan & (seen["over_fp16_count"] == 0)
-        is_plain[is_quick] &= is_in_range | (self._is_partial & np.isfinite(seen["max_abs"]))[is_quick]
+        is_plain[is_quick] &= found.is_in_range | (self._is_partial & np.isfinite(seen["max_abs"]))[is_quick]
         if self._steps:
             self._derive(seen, is_plain, has_nan)
         for row, guard in self._open_guards:
             is_plain[row] &= is_plain[guard]
         is_counted = self._is_detailed | (is_plain & ~self._is_partial)
         if not (is_plain | is_counted).all():
-            tally(self._steps, seen, is_counted)
+            high = np.full(len(self._tensors), np.nan)
+            high[self._is_detailed] = found.high
+            tally(self._steps, seen, high, is_counted)
         return seen, is_plain | is_counted
 
     def _derive(self, seen: Summaries, is_plain: Flags, has_nan: Flags) -> None:

@@ -24,7 +24,8 @@ from overflow_fixer.native import DOMAIN
 
 QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
 """A probe takes of these what is asked for."""
-DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite")
+DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite", "high")
+"""All but the last, which only a native probe takes: how many elements are over FP16's range above 0."""
 
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
 _AXES_ARE_INPUTS = {"ReduceMax": 18, "ReduceMin": 18, "ReduceSum": 13}
@@ -68,7 +69,7 @@ class Probe:
     def words(self) -> tuple[str, ...]:
         """What it takes, in order."""
         if self.is_detailed:
-            return DETAILED
+            return DETAILED if self.is_native else DETAILED[:-1]
         return tuple(word for word in QUICK if word in self.takes)
 
     @property
@@ -95,11 +96,8 @@ class Probe:
 
         `places` are those of the segments of `vectors`, one after the other.
         """
-        if self.is_detailed:
-            yield self.tensor, list(places)
-        else:
-            place_of = dict(zip(self.words, places, strict=True))
-            yield self.tensor, [place_of.get(word, -1) for word in QUICK]
+        place_of = dict(zip(self.words, places, strict=True))
+        yield self.tensor, [place_of.get(word, -1) for word in (DETAILED if self.is_detailed else QUICK)]
 
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor
@@ -121,7 +119,9 @@ class Probe:
     def _native(self, source: str) -> NodeProto:
         output = self.prefix + "all"
         if self.lasting is not None:
-            return onnx.helper.make_node("LastingProbe", [source], [output], domain=DOMAIN, address=self.lasting)
+            return onnx.helper.make_node(
+                "LastingProbe", [source], [output], domain=DOMAIN, address=self.lasting
+            )
         op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
         return NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[output])
 

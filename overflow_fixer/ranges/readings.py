@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,25 +16,39 @@ from overflow_fixer.records import Array
 Flags = npt.NDArray[np.bool_]
 
 
-def read_probes(probed: Probed, vectors: Sequence[Array]) -> tuple[Summaries, Summaries, Flags, Flags]:
-    """The summaries of the tensors with a quick and with a detailed probe; of the first, which lie within
-    FP16's range (as far as they are not NaN), and which may hold a NaN by their own guard. Where a probe takes
-    but one of the extremes, both are that one.
+class Readings(NamedTuple):
+    """The summaries of the tensors with a quick and with a detailed probe.
+
+    Of the first, which lie within FP16's range (as far as they are not NaN), and which may hold a NaN by their own guard;
+    where a probe takes but one of the extremes, both are that one. Of the second how many elements are over that range above
+    0, NaN where nobody tells.
     """
+
+    quick: Summaries
+    detailed: Summaries
+    is_in_range: Flags
+    may_be_nan: Flags
+    high: Array
+
+
+def read_probes(probed: Probed, vectors: Sequence[Array]) -> Readings:
+    """What they say, in the order of the tensors."""
     values = np.concatenate([np.zeros(0), *(vector.reshape(-1) for vector in vectors)])
     ufuncs = (np.maximum, np.minimum, np.add, np.multiply)
     most, least, total, product = (_reduce(ufunc, values, probed) for ufunc in ufuncs)
     quick, detailed = probed.quick.T, probed.detailed.T
     numbers = most[detailed]
     numbers[3] = product[detailed[3]]
+    high = np.where(detailed[-1] < 0, np.nan, numbers[-1])
     if not quick.size:
-        return no_summaries(0), read_detailed(numbers), np.empty(0, np.bool_), np.empty(0, np.bool_)
+        none = np.empty(0, np.bool_)
+        return Readings(no_summaries(0), read_detailed(numbers), none, none, high)
     highest, lowest = _choose(most, quick[0], least, quick[1]), _choose(least, quick[1], most, quick[0])
     small = np.where(quick[4] < 0, np.nan, least[quick[4]])
     has_nan = np.isnan(np.where(quick[2] < 0, 0, total[quick[2]]))
     count = np.where(quick[3] < 0, probed.counts, product[quick[3]])
     found, is_in_range = _read_quick(highest, lowest, count, small)
-    return found, read_detailed(numbers), is_in_range, has_nan
+    return Readings(found, read_detailed(numbers), is_in_range, has_nan, high)
 
 
 def _choose(first: Array, places: Array, second: Array, other_places: Array) -> Array:
@@ -62,12 +77,12 @@ def _read_quick(most: Array, least: Array, count: Array, small: Array) -> tuple[
 
 
 def read_detailed(values: Array) -> Summaries:
-    """values: [DETAILED, tensor]. Of an empty tensor nothing but the size is looked at.
+    """values: [DETAILED, tensor], of which the last is not read. Of an empty tensor nothing but the size is looked at.
 
     CUDA gives the largest float in place of infinity where it reduces nothing else.
     """
     size = values[3]
-    most, least, min_nonzero_abs, _, nan, below, finite = (
+    most, least, min_nonzero_abs, _, nan, below, finite, _ = (
         values if size.all() else np.where(size > 0, values, 0)
     )
     found = no_summaries(len(size))

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import onnx
 
 from overflow_fixer.graph import Graph, Node
+from overflow_fixer.operator_types import CONTROL_FLOW
 from overflow_fixer.subgraphs import bodies
 
 _RANDOM_OPS = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Sampling "
     "BiasDropout BitmaskDropout BitmaskBiasDropout".split()
 )
+_MAY_CHANGE = _RANDOM_OPS | CONTROL_FLOW | {"BatchNormalization", "Dropout"}
 
 
 def is_repeatable(graph: Graph) -> bool:
@@ -22,6 +24,8 @@ def is_repeatable(graph: Graph) -> bool:
 
 def is_repeatable_node(graph: Graph, node: Node) -> bool:
     """The same of one node, whose bodies count."""
+    if node.is_standard and node.op_type not in _MAY_CHANGE:
+        return True
     return not any(_changes(graph, proto) for proto in _with_bodies(node))
 
 

@@ -21,7 +21,7 @@ from overflow_fixer.records import Batch
 
 _EPOCH = 1
 """Behind the number of runs: of how many runs of the model these are the last."""
-_NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0)
+_NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0, 0)
 """DETAILED of no elements."""
 
 
@@ -42,9 +42,7 @@ class Tally:
         self._totals = np.zeros((1 + room, 1 + len(DETAILED)))
         address, epoch = self._totals.ctypes.data, self._totals[0, _EPOCH:].ctypes.data
         told = {**dict.fromkeys(lasting, epoch), **dict.fromkeys(find_lasting(graph), 0)}
-        how = Probing(
-            frozenset(held.tensors), held.small, sources=held.sources, is_native=True, lasting=told
-        )
+        how = Probing(frozenset(held.tensors), held.small, sources=held.sources, is_native=True, lasting=told)
         probed = add_probes(graph, held.tensors, how, watches=wanted.watches, instead=instead)
         places = probed.detailed[:, 0] // len(DETAILED)
         self._places = places[held.rows]

@@ -103,7 +103,7 @@ def read_rows(op_type: str, x: Array, *length: int) -> list[Array]:
     batch = Batch("b", {"x": x, "length": np.array(length, np.int64)})
     *found, statistics = run_session(_session(op_type), None, batch)
     expected = [leave_out_small(reckon(values)) for values in (*found, x)]
-    assert statistics.reshape(-1, 7).tolist() == expected
+    assert statistics.reshape(-1, 8).tolist() == expected
     return found
 
 
@@ -124,6 +124,7 @@ def reckon(x: Array) -> list[float]:
         x.size - len(numbers),
         sum(size < 65520 for size in sizes),
         sum(size < np.inf for size in sizes),
+        sum(number >= 65520 for number in numbers),
     ]
 
 
@@ -153,7 +154,7 @@ def test_one_value_is_found_wherever_it_is(size: int, bad: float) -> None:
         x[place] = bad
         numbers = x[~np.isnan(x)].astype(np.float64)
         expected = [numbers.max(), numbers.min(), np.abs(numbers).min(), size, int(np.isnan(bad)), size - 1]
-        expected.append(size - (not np.isfinite(bad)))
+        expected += [size - (not np.isfinite(bad)), int(bad >= 65520)]
         assert probe(x) == expected
         assert probe(x, "Probe") == leave_out_small(expected)
 
@@ -201,7 +202,7 @@ def test_a_probe_of_blocks_that_threads_share(shape: tuple[int, ...], block: int
         x.reshape(-1)[place] = 70000
     wide = x.astype(np.float64)
     over = np.count_nonzero(wide == 70000)
-    expected = [wide.max(), wide.min(), np.inf, x.size, 0, x.size - over, x.size]
+    expected = [wide.max(), wide.min(), np.inf, x.size, 0, x.size - over, x.size, over]
     assert probe_blocks(lay_out(x, block, np.float32([np.nan, np.inf, -1e9])), shape[1], block) == expected
 
 
@@ -355,7 +356,7 @@ def test_of_all_that_it_reads_it_tells_what_a_probe_does(op_type: str, count: in
     x[count // 3] = bad
     batch = Batch("b", {"x": x, "length": np.array([count // 10])})
     *_, statistics = run_session(_session(op_type), None, batch)
-    assert statistics[-7:].tolist() == leave_out_small(reckon(x))
+    assert statistics[-8:].tolist() == leave_out_small(reckon(x))
 
 
 @needs_library

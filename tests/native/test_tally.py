@@ -18,7 +18,7 @@ from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import open_session, run_session
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
-NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0)
+NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0, 0)
 
 
 def _open(op_type: str, elem_type: int, numbers: Array | None) -> Any:
@@ -39,7 +39,7 @@ def _run(session: Any, x: Array) -> list[float]:
 
 
 def _begin(count: int) -> Array:
-    totals = np.zeros((1 + count, 8))
+    totals = np.zeros((1 + count, 9))
     totals[1:, 0], totals[1:, 1:] = np.arange(count), NOTHING
     return totals
 

@@ -22,6 +22,7 @@ from overflow_fixer.ranges.derivations import (
 )
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import no_summaries, summarize
+from overflow_fixer.records import Array
 
 node = helper.make_node
 DERIVED = {
@@ -172,11 +173,11 @@ _COUNTED = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(x=_COUNTED, z=_COUNTED, name=st.sampled_from(["Concat", "Neg", "Relu"]))
+@given(x=_COUNTED, z=_COUNTED, name=st.sampled_from(["Concat", "Neg", "Relu"]), is_known=st.booleans())
 def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
-    x: list[float], z: list[float], name: str
+    x: list[float], z: list[float], name: str, is_known: bool
 ) -> None:
-    """Or nothing is told: of a NaN, and of what a Relu leaves where both sides are out of range."""
+    """Or nothing is told: of what a Relu leaves of a NaN, and where both sides are out of range, of how many nobody knows."""
     made = DERIVED[name]
     given = {"x": np.float32(x), "z": np.float32(z)}
     rows = {"x": 0, "z": 1, "y": 2}
@@ -189,16 +190,27 @@ def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
     ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
     derive(steps, ends, seen["element_count"], np.full(3, False), np.full(3, False))
     is_counted = np.array([True, True, False])
-    tally(steps, seen, is_counted)
+    highs = [_count_high(values) if is_known else np.nan for values in given.values()]
+    high = np.array([*highs, np.nan])
+    tally(steps, seen, high, is_counted)
     expected = {
         "Concat": np.concatenate([given["x"], given["z"]]),
         "Neg": -given["x"],
         "Relu": np.maximum(given["x"], 0),
     }[name]
-    can_tell = name != "Relu" or (not np.isnan(x).any() and (min(x) > -65520 or max(x) < 65520))
+    is_one_sided = all(
+        min(x) > -limit or max(x) < limit for limit in ([np.inf] if is_known else [65520, np.inf])
+    )
+    can_tell = name != "Relu" or (not np.isnan(x).any() and is_one_sided)
     assert is_counted[2] == can_tell
+    if can_tell and is_known:
+        assert high[2] == _count_high(expected)
     for field in ("nan_count", "inf_count", "over_fp16_count"):
         assert seen[field][2] == (summarize(expected)[field] if can_tell else 0)
+
+
+def _count_high(values: Array) -> int:
+    return int((values >= 65520).sum())
 
 
 def test_of_a_source_that_is_not_counted_nothing_is_told(tmp_path: Path) -> None:
@@ -207,6 +219,6 @@ def test_of_a_source_that_is_not_counted_nothing_is_told(tmp_path: Path) -> None
     seen = no_summaries(3)
     seen["over_fp16_count"][:2] = 1
     is_counted = np.array([True, False, False])
-    tally(order_steps([one], {"x": 0, "z": 1, "y": 2}), seen, is_counted)
+    tally(order_steps([one], {"x": 0, "z": 1, "y": 2}), seen, np.full(3, np.nan), is_counted)
     assert not is_counted[2]
     assert seen["over_fp16_count"][2] == 0

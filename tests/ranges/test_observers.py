@@ -226,15 +226,25 @@ def test_a_tensor_derived_from_one_over_the_limit_is_still_told_wholly(tmp_path:
         assert_same(*(as_ranges(seen, 0) for seen in found))
 
 
+_COUNTED = (
+    ([-7e4, -np.inf, 3], 1),
+    ([2], 1),
+    ([7e4], 1),
+    ([-7e4, 7e4, 8e4, np.inf], 1),
+    ([-np.inf, np.inf, 7e4], 2),
+)
+"""Values, and how often they are run."""
+
+
 def test_counts_that_follow_from_others_do_not_run_a_batch_again(
     tmp_path: Path, count_runs: dict[str, int], probes: Probes
 ) -> None:
-    """But for those of a Relu, of values that are far below 0 and far above; and where only quick probes are there."""
+    """But for those of a Relu, of values that are infinite on both sides of 0; and where only quick probes are there."""
     graph = _derive(tmp_path / "m.onnx")
     tensors = ["x", "n", "r", "y"]
     observer, marked = (kind(graph, Wanted(tensors)) for kind in (ReductionObserver, OutputObserver))
     count_runs.update(run_session=0, open_session=1)
-    for values, runs in (([-7e4, -np.inf, 3], 1), ([2], 1), ([7e4], 1), ([-7e4, 7e4], 2)):
+    for values, runs in _COUNTED:
         batch = Batch("b", {"x": np.float32(values)})
         before = count_runs["run_session"]
         seen = observer.observe(batch).summaries
