@@ -46,6 +46,12 @@ OTHER_OUTPUTS: Mapping[str, int] = {"Split": TensorProto.UNDEFINED, "TopK": Tens
 """The type of the outputs behind the first; undefined: that of the first. Of no other operator there may be any."""
 QUANTIZING: Mapping[str, int] = {"DequantizeLinear": 1, "QuantizeLinear": 2}
 """Of operators whose output has the type that an attribute names: the input that has it where there is none."""
+BODY_OUTPUTS: Mapping[str, tuple[str, int]] = {
+    "If": ("then_branch", 0),
+    "Loop": ("body", 1),
+    "Scan": ("body", 0),
+}
+"""Of operators that give what a body gives: which body, and the first of its outputs that is one of theirs."""
 RANKED_INPUTS: Mapping[str, int | None] = {
     **dict.fromkeys([*_OF_ONE_RANK, *QUANTIZING, "Cast", "IsInf", "IsNaN", "Not"], 1),
     **dict.fromkeys([*_BROADCAST, "Where"], None),
@@ -71,17 +77,36 @@ def tell_outputs(
         names = list(node.output)
         if is_constant(node) and names and names[0] in constants:
             continue
-        first = _find_type(node, dtypes) if node.domain in STANDARD_DOMAINS else None
-        if first is None or (any(names[1:]) and node.op_type not in OTHER_OUTPUTS):
+        types = _find_types(node, dtypes) if node.domain in STANDARD_DOMAINS else None
+        if types is None:
             return False
-        other = OTHER_OUTPUTS.get(node.op_type) or first
         rank = _find_rank(node, constants, ranks)
-        for i, name in enumerate(names):
+        for name, elem_type in zip(names, types, strict=True):
             if name:
-                dtypes[name] = other if i else first
+                dtypes[name] = elem_type
             if name and rank is not None:
                 ranks[name] = rank
     return True
+
+
+def _find_types(node: NodeProto, dtypes: Mapping[str, int]) -> list[int] | None:
+    """Of each output; None where not all can be told."""
+    if node.op_type in BODY_OUTPUTS:
+        return _find_body_types(node)
+    first = _find_type(node, dtypes)
+    if first is None or (any(node.output[1:]) and node.op_type not in OTHER_OUTPUTS):
+        return None
+    return [first, *[OTHER_OUTPUTS.get(node.op_type) or first] * (len(node.output) - 1)]
+
+
+def _find_body_types(node: NodeProto) -> list[int] | None:
+    """As a body declares them; ONNX Runtime refuses one that declares others than it has."""
+    attribute, first = BODY_OUTPUTS[node.op_type]
+    body = _attribute(node, attribute)
+    infos = [] if body is None else list(body.g.output)[first:]
+    types = [info.type.tensor_type.elem_type for info in infos]
+    is_told = len(types) >= len(node.output) and TensorProto.UNDEFINED not in types
+    return types[: len(node.output)] if is_told else None
 
 
 def _find_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:

@@ -14,6 +14,7 @@ from onnx.defs import OpSchema
 
 from overflow_fixer.graph import MIN_OPSET, load_graph
 from overflow_fixer.operator_types import (
+    BODY_OUTPUTS,
     FIXED_TYPES,
     OTHER_OUTPUTS,
     RANKED_INPUTS,
@@ -89,6 +90,7 @@ def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> N
 
         models = [case.model for case in collect_testcases(None) if case.model is not None]
     seen: set[str] = set()
+    of_bodies: set[str] = set()
     for model in models:
         told = _tell(model)
         if told is None:
@@ -96,8 +98,10 @@ def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> N
         for output in model.graph.output:
             assert told[0][output.name] == output.type.tensor_type.elem_type
             assert told[1].get(output.name) in (None, len(dims_of(output.type) or ()))
+        of_bodies |= BODY_OUTPUTS.keys() & {node.op_type for node in model.graph.node}
         seen |= {node.op_type for node in model.graph.node if node.output[0] in told[1]}
     assert RANKED_INPUTS.keys() - seen == {"LayerNormalization"}
+    assert of_bodies == BODY_OUTPUTS.keys()
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.parent.name)
@@ -167,6 +171,32 @@ def test_what_is_quantized_has_the_type_that_it_is_told(
     is_told = tell_outputs([helper.make_node(op_type, inputs, ["y"], **attributes)], {}, dtypes, ranks)
     assert is_told is (told is not None)
     assert (dtypes.get("y"), ranks.get("y")) == (told, None if told is None else 3)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "types", "told"),
+    [
+        (["more", "y"], [TensorProto.DOUBLE], {"y": TensorProto.DOUBLE}),
+        (
+            ["more", "y", "z"],
+            [TensorProto.DOUBLE, TensorProto.INT64],
+            {"y": TensorProto.DOUBLE, "z": TensorProto.INT64},
+        ),
+        (["more", "y", ""], [TensorProto.DOUBLE, TensorProto.INT64], {"y": TensorProto.DOUBLE}),
+        (["more", "y"], [TensorProto.UNDEFINED], None),
+        (["more", "y", "z"], [TensorProto.DOUBLE], None),
+    ],
+)
+def test_what_a_body_declares_is_what_its_node_gives(
+    outputs: list[str], types: list[int], told: dict[str, int] | None
+) -> None:
+    infos = [helper.make_tensor_value_info(f"o{i}", elem_type, None) for i, elem_type in enumerate(types)]
+    more = helper.make_tensor_value_info("more", TensorProto.BOOL, [])
+    body = helper.make_graph([], "b", [], [more, *infos])
+    node = helper.make_node("Loop", ["", "", "x"], outputs[1:], body=body)
+    dtypes: dict[str, int] = {}
+    assert tell_outputs([node], {}, dtypes, {}) is (told is not None)
+    assert dtypes == (told or {})
 
 
 def test_outputs_that_are_left_out_are_none() -> None:
