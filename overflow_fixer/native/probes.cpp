@@ -31,8 +31,9 @@
  *     axes behind that are summed as well, of x as many elements near one another.
  *   Tally(told: double[8 n]) -> nothing: double[0]
  *     adds what is told of n tensors to what was told of them in earlier runs, in memory at an `address`, an attribute:
- *     doubles [1 + n, 9], first the number of runs, then of each tensor a row: which of the n must hold something for it to
- *     be taken, and what Probe tells of all its values.
+ *     doubles [1 + n, 10], first the number of runs, then of each tensor a row: which of the n must hold something for it to
+ *     be taken, its least magnitude as it follows from the extremes of each run, -inf where it does not, and what is told of
+ *     all its values.
  *   LastingProbe(x: float) -> statistics: double[8]
  *     what SmallProbe tells, of an x that stays the same as long as the number at its `address` does, and for ever where that
  *     is 0: it is looked at once.
@@ -708,6 +709,12 @@ struct Tally {
   double told[STATISTICS];
 };
 
+double least_magnitude(const double *told) {
+  if (told[1] > 0) return told[1];
+  if (told[0] < 0) return -told[0];
+  return told[0] == 0 && told[1] == 0 ? INFINITY : -INFINITY;
+}
+
 void compute_tally(void *state, Context *context) {
   size_t count;
   const double *told = input<double>(context, 0, &count);
@@ -716,10 +723,10 @@ void compute_tally(void *state, Context *context) {
   if (!totals) return;
   *totals += 1;
   for (const double *one = told; one + STATISTICS <= told + count; one += STATISTICS) {
-    totals += 1 + STATISTICS;
+    totals += 2 + STATISTICS;
     if (told[size_t(totals[0]) * STATISTICS + 3] == 0) continue;
-    raise(totals[1], one[0]), lower(totals[2], one[1]), lower(totals[3], one[2]);
-    for (size_t k = 3; k < STATISTICS; k++) totals[1 + k] += one[k];
+    lower(totals[1], least_magnitude(one)), raise(totals[2], one[0]), lower(totals[3], one[1]), lower(totals[4], one[2]);
+    for (size_t k = 3; k < STATISTICS; k++) totals[2 + k] += one[k];
   }
 }
 

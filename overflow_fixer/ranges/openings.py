@@ -39,7 +39,8 @@ class Opening:
 
     `has_watches`: its products can be watched in the midst of a run, `in_pieces`: large constants be read for them piece by
     piece. Where it `is_run_once`, no batch can be run again: all that may be wanted of it is to be taken from the start.
-    `select` gives, of the batch of a run, what it feeds to the graph.
+    What it gives of a batch `is_tallied` where it is what several runs gave. `select` gives, of the batch of a run, what it
+    feeds to the graph.
     """
 
     open: Callable[[Graph, Wanted], Observer]
@@ -47,6 +48,7 @@ class Opening:
     has_watches: bool
     in_pieces: bool
     is_run_once: bool
+    is_tallied: bool = False
     select: Callable[[Batch], Batch] = lambda batch: batch
 
 

@@ -61,7 +61,7 @@ class ProductObserver:
 
     def find_over(self) -> list[int]:
         """Those with a sum over the limit that was measured in one of several runs, of which the others may hide it."""
-        found = self._watch.found if self._watch is not None and self._opening.is_run_once else {}
+        found = self._watch.found if self._watch is not None and self._opening.is_tallied else {}
         return [number for number, seen in found.items() if seen["max_abs"] > FP16_MAX]
 
     def measure(

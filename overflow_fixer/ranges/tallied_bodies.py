@@ -74,7 +74,15 @@ class _TalliedBody:
             tallies.append(Tally(body, graph, wanted, instead, lasting))
             return tallies[0]
 
-        opening = Opening(open_tally, midst, True, False, True, self._select)
+        opening = Opening(
+            open=open_tally,
+            midst=midst,
+            has_watches=True,
+            in_pieces=False,
+            is_run_once=True,
+            is_tallied=True,
+            select=self._select,
+        )
         walk = Walk(level.graph, level.tensors, level.inside, settings, opening)
         self._walk = LevelWalk(level, walk, inner)
         (self.tally,) = tallies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -13,16 +13,19 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.instrument import Instead, Probed, add_probes
 from overflow_fixer.ranges.lasting import find_lasting
-from overflow_fixer.ranges.observers import Held, Observed, Wanted
+from overflow_fixer.ranges.observers import Held, Look, Observed, Wanted
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_detailed
 from overflow_fixer.records import Batch
 
-_EPOCH = 1
-"""Behind the number of runs: of how many runs of the model these are the last."""
+_CONDITION, _FOLLOWS, _TOLD = 0, 1, 2
+"""Where in a row of the totals is which tensor must hold something, the least magnitude as it follows, and what is told."""
+_RUNS, _EPOCH = 0, 1
+"""In the first row: how often the body ran, and of how many runs of the model these are the last."""
 _NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0, 0)
 """DETAILED of no elements."""
+_SMALL = DETAILED.index("min_nonzero_abs")
 
 
 class Tally:
@@ -39,32 +42,40 @@ class Tally:
         held = Held.of(graph, wanted, wanted.looks)
         native = (node for node in graph.nodes if node.domain == DOMAIN)
         room = len(held.tensors) + sum(len(node.outputs) for node in native)
-        self._totals = np.zeros((1 + room, 1 + len(DETAILED)))
+        self._totals = np.zeros((1 + room, _TOLD + len(DETAILED)))
         address, epoch = self._totals.ctypes.data, self._totals[0, _EPOCH:].ctypes.data
         told = {**dict.fromkeys(lasting, epoch), **dict.fromkeys(find_lasting(graph), 0)}
         how = Probing(frozenset(held.tensors), held.small, sources=held.sources, is_native=True, lasting=told)
         probed = add_probes(graph, held.tensors, how, watches=wanted.watches, instead=instead)
-        places = probed.detailed[:, 0] // len(DETAILED)
-        self._places = places[held.rows]
-        self._totals[1:, 0] = np.arange(room)
-        place_of = dict(zip(held.tensors, places.tolist(), strict=True))
-        for name, look in wanted.looks.items():
-            source = held.sources.get(look.guard or "", name)
-            self._totals[1 + place_of[name], 0] = place_of[source]
+        rows = 1 + probed.detailed[:, 0] // len(DETAILED)
+        self._rows = rows[held.rows]
+        self._is_taken = np.array([name in wanted.small for name in wanted.tensors], np.bool_)
+        self._set_conditions(held, dict(zip(held.tensors, rows.tolist(), strict=True)), wanted.looks)
         self.proto = _build_body(body, probed, address)
         wanted.midst.before_each(self._begin)
 
     @property
     def runs(self) -> int:
         """How often the body ran."""
-        return int(self._totals[0, 0])
+        return int(self._totals[0, _RUNS])
 
     def observe(self, batch: Batch) -> Observed:
         """Of nothing, where it did not run."""
-        return Observed(read_detailed(self._totals[1 + self._places, 1:].T), {})
+        totals = self._totals[self._rows]
+        small = np.where(self._is_taken, totals[:, _TOLD + _SMALL], totals[:, _FOLLOWS])
+        totals[:, _TOLD + _SMALL] = small
+        found = read_detailed(totals[:, _TOLD:].T)
+        found["min_nonzero_abs"][np.isneginf(small)] = -np.inf
+        return Observed(found, {})
+
+    def _set_conditions(self, held: Held, rows: Mapping[str, int], looks: Mapping[str, Look]) -> None:
+        """What is inside a node counts in the runs in which the node reads something."""
+        self._totals[1:, _CONDITION] = np.arange(len(self._totals) - 1)
+        for name, look in looks.items():
+            self._totals[rows[name], _CONDITION] = rows[held.sources.get(look.guard or "", name)] - 1
 
     def _begin(self, batch: Batch) -> None:
-        self._totals[0, 0], self._totals[1:, 1:] = 0, _NOTHING
+        self._totals[0, _RUNS], self._totals[1:, _FOLLOWS:] = 0, (np.inf, *_NOTHING)
         self._totals[0, _EPOCH] += 1
 
 

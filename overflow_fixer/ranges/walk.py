@@ -39,13 +39,13 @@ class Walk:
         constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
         computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
         self._computed_rows = np.array(list(computed.values()), np.int64)
-        copies = {} if opening.is_run_once else _find_copies(graph, computed)
+        copies = {} if opening.is_tallied else _find_copies(graph, computed)
         copied = {computed[name]: constant for name, constant in copies.items()}
         self._constants = Constants(graph, constant_rows, copied, settings.beside)
         live = {name: row for name, row in computed.items() if name not in copies}
         self._live_rows = np.array(list(live.values()), np.int64)
         small = find_small_valued(graph, settings.small_values)
-        self._is_taken = np.array([name in small for name in computed], np.bool_)
+        self._is_taken = np.array([opening.is_tallied or name in small for name in computed], np.bool_)
         self._blank = no_summaries(len(names) + len(inside.products))
         self._product_count = len(inside.products)
         self._accumulation = Accumulation(graph, tensors, inside.products)

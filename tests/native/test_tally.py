@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from test_native_operators import EDGES, probe, reckon
+from test_native_operators import EDGES, leave_out_small, probe, reckon
 
 from overflow_fixer.native import DOMAIN, LIBRARY
 from overflow_fixer.records import Array, Batch
@@ -39,8 +39,8 @@ def _run(session: Any, x: Array) -> list[float]:
 
 
 def _begin(count: int) -> Array:
-    totals = np.zeros((1 + count, 9))
-    totals[1:, 0], totals[1:, 1:] = np.arange(count), NOTHING
+    totals = np.zeros((1 + count, 10))
+    totals[1:, 0], totals[1:, 1], totals[1:, 2:] = np.arange(count), np.inf, NOTHING
     return totals
 
 
@@ -59,7 +59,7 @@ def test_what_is_told_in_each_run_is_what_would_be_told_of_all_at_once(
         assert _run(session, np.concatenate([reckon(x) for x in values])) == []
     assert totals[0, 0] == len(runs)
     together = [np.concatenate([np.zeros(0, np.float32), *(run[i] for run in runs)]) for i in range(3)]
-    assert totals[1:, 1:].tolist() == [reckon(x) for x in together]
+    assert totals[1:, 2:].tolist() == [reckon(x) for x in together]
 
 
 @settings(max_examples=50, deadline=None)
@@ -73,9 +73,26 @@ def test_what_is_made_of_a_tensor_is_taken_in_the_runs_in_which_that_holds_somet
     for values in runs:
         _run(session, np.concatenate([reckon(x) for x in values]))
     taken = [made for made, source in runs if source.size]
-    assert totals[1, 1:].tolist() == reckon(
+    assert totals[1, 2:].tolist() == reckon(
         reduce(lambda x, y: np.append(x, y), taken, np.zeros(0, np.float32))
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(_values(), max_size=4))
+def test_a_least_magnitude_follows_from_the_extremes_of_each_run_or_not_at_all(
+    runs: list[Array],
+) -> None:
+    totals = _begin(1)
+    session = _open("Tally", TensorProto.DOUBLE, totals)
+    expected = np.inf
+    for x in runs:
+        _run(session, np.array(leave_out_small(reckon(x))))
+        present = x[~np.isnan(x)].astype(np.float64)
+        is_told = (present > 0).all() or (present < 0).all() or (present == 0).all()
+        least = np.abs(present[present != 0]).min(initial=np.inf)
+        expected = min(expected, least if is_told else -np.inf)
+    assert totals[1, 1] == expected
 
 
 def test_a_lasting_probe_looks_when_the_number_at_its_address_is_another() -> None:

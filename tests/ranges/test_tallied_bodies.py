@@ -12,6 +12,7 @@ import onnx
 import pytest
 from body_cases import floats, parse, scan_runs
 from scan_cases import MemoryBatches
+from ways_to_observe import scan_each_way
 
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.native import LIBRARY
@@ -148,6 +149,32 @@ def test_a_run_in_which_a_tensor_is_empty_tells_nothing_of_what_is_inside_its_re
         feeds = [{"x": floats(3, -4, 2, 9), "trips": np.array(count)} for count in trips]
         table = scan_runs(graph, feeds)
         assert table.by_tensor["l/body/o"].element_count == sum(trips)
+
+
+def test_a_least_magnitude_that_nobody_takes_follows_from_the_signs_of_each_run(tmp_path: Path) -> None:
+    """As of each batch; and of a tensor that has the same values as one of which it is taken, too."""
+    text = """
+    g (float[N] x, int64 trips) => (float[N] y) {
+        [l] y = Loop (trips, , x) <
+            body = b (int64 i, bool c, float[N] s) => (bool c, float[N] t) {
+                step = Cast <to = 1> (i)
+                e = Exp (s)
+                held = Mul (e, step)
+                sine = Sin (s)
+                same = Identity (sine)
+                d = Div (step, same)
+                t = Add (s, d)
+            }
+        >
+    }"""
+    graph = parse(tmp_path, text)
+    for trips in (1, 2, 3):
+        feeds = [{"x": floats(k, -0.3, 2), "trips": np.array(trips)} for k in (1, 4)]
+        table = scan_each_way(graph, MemoryBatches(feeds))
+        found = table.by_tensor["l/body/held"].min_nonzero_abs
+        assert np.isnan(found) if trips == 1 else 0 < found < 2
+    assert table.by_tensor["l/body/sine"].min_nonzero_abs == -np.inf
+    assert table.by_tensor["l/body/same"].min_nonzero_abs > 0
 
 
 def test_bodies_whose_tensors_have_the_same_names_and_those_of_probes(tmp_path: Path) -> None:
