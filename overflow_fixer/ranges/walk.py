@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from overflow_fixer.inner import SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
-from overflow_fixer.ranges.observers import Look, Wanted
+from overflow_fixer.ranges.observers import Look, Observed, Wanted
 from overflow_fixer.ranges.openings import Opening, Settings
 from overflow_fixer.ranges.product_sums import ProductObserver
 from overflow_fixer.ranges.product_watch import ProductWatch
@@ -35,28 +36,24 @@ class Walk:
         opening: Opening,
         carried: Sequence[str] = (),
     ) -> None:
-        names = [*tensors, *(value.tensor for value in inside.values)]
-        constant_rows = {name: row for row, name in enumerate(names) if name in graph.constants}
-        computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
-        self._computed_rows = np.array(list(computed.values()), np.int64)
-        copies = {} if opening.is_tallied else _find_copies(graph, computed)
-        copied = {computed[name]: constant for name, constant in copies.items()}
-        self._constants = Constants(graph, constant_rows, copied, settings.beside)
-        live = {name: row for name, row in computed.items() if name not in copies}
-        self._live_rows = np.array(list(live.values()), np.int64)
+        self._tensors, self._product_count = tensors, len(inside.products)
+        rows = _Rows.of(graph, tensors, inside, opening.is_tallied)
+        self._computed_rows = np.array(list(rows.computed.values()), np.int64)
+        self._live_rows = np.array(list(rows.live.values()), np.int64)
+        copied = {rows.computed[name]: constant for name, constant in rows.copies.items()}
+        self._constants = Constants(graph, rows.constants, copied, settings.beside)
+        self._blank = no_summaries(rows.count + self._product_count)
         small = find_small_valued(graph, settings.small_values)
-        self._is_taken = np.array([opening.is_tallied or name in small for name in computed], np.bool_)
-        self._blank = no_summaries(len(names) + len(inside.products))
-        self._product_count = len(inside.products)
-        self._accumulation = Accumulation(graph, tensors, inside.products)
-        self._tensors = tensors
-        looks = {value.tensor: Look(_words_of(value), value.source) for value in inside.values}
-        is_signed = ["min" in _words_of(value) for value in inside.values]
+        self._is_taken = np.array([opening.is_tallied or name in small for name in rows.computed], np.bool_)
+        words = {value.tensor: _words_of(value) for value in inside.values}
+        is_signed = ["min" in words[value.tensor] for value in inside.values]
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
+        self._accumulation = Accumulation(graph, tensors, inside.products)
         self._carried = Carried(graph, carried)
-        told = list(live), small, looks, inside.extremes, self._carried.computed
+        looks = {value.tensor: Look(words[value.tensor], value.source) for value in inside.values}
+        told = list(rows.live), small, looks, inside.extremes, self._carried.computed
         self._observer = self._open(inside, Wanted(*told, midst=opening.midst), opening)
 
     def _open(self, inside: Inside, wanted: Wanted, opening: Opening) -> ProductObserver:
@@ -71,20 +68,9 @@ class Walk:
         defaults = self._constants.row_of.keys() & batch.feeds.keys()
         fed = {name: summarize(batch.feeds[name]) for name in defaults}  # before a node can write into it
         observed = self._observer.observe(batch)
-        seen: Summaries = self._blank.copy()
-        self._constants.fill(seen, fed)
-        seen[self._live_rows] = observed.summaries[: len(self._live_rows)]
-        computed = seen[self._computed_rows]
-        hide_small(computed, self._is_taken)
-        seen[self._computed_rows] = computed
-        own, inner = seen[: len(self._tensors)], seen[len(self._tensors) : len(seen) - self._product_count]
-        is_empty = own["element_count"][self._sources] == 0
-        if is_empty.any():  # the largest of no elements is -inf, and tells nothing
-            inner[is_empty] = no_summaries(1)
-        suspects = self._accumulation.find_suspects(
-            batch, own["max_abs"], own["element_count"], self._observer.looked_at
-        )
-        suspects = sorted({*suspects, *self._observer.find_over()})
+        seen = self._assemble(observed, fed)
+        own = seen[: len(self._tensors)]
+        suspects = self._find_suspects(batch, own)
         if suspects:
             sums = seen[len(seen) - self._product_count :]
             counts = dict(zip(self._tensors, own["element_count"].tolist(), strict=True))
@@ -92,10 +78,54 @@ class Walk:
         self._hide_untold(seen[len(own) :])
         return seen, self._carried.complete(batch, observed.values)
 
+    def _assemble(self, observed: Observed, fed: Mapping[str, Summaries]) -> Summaries:
+        """All but the sums of products."""
+        seen: Summaries = self._blank.copy()
+        self._constants.fill(seen, fed)
+        seen[self._live_rows] = observed.summaries[: len(self._live_rows)]
+        computed = seen[self._computed_rows]
+        hide_small(computed, self._is_taken)
+        seen[self._computed_rows] = computed
+        is_empty = seen["element_count"][self._sources] == 0
+        if is_empty.any():  # the largest of no elements is -inf, and tells nothing
+            seen[len(self._tensors) + np.flatnonzero(is_empty)] = no_summaries(1)
+        return seen
+
+    def _find_suspects(self, batch: Batch, own: Summaries) -> list[int]:
+        """The products of which a sum may be over the limit, or is."""
+        known = self._observer.looked_at
+        found = self._accumulation.find_suspects(batch, own["max_abs"], own["element_count"], known)
+        return sorted({*found, *self._observer.find_over()})
+
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
         inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
         inner["min"][self._are_unsigned] = np.nan
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where in the summaries of a batch each tensor stands, what is made of values inside nodes behind the graph's own.
+
+    Of those `computed`, the `copies` of constants are not looked at in the run, and those that are `live` are.
+    """
+
+    count: int
+    constants: Mapping[str, int]
+    computed: Mapping[str, int]
+    copies: Mapping[str, str]
+
+    @staticmethod
+    def of(graph: Graph, tensors: Sequence[str], inside: Inside, are_copies_live: bool) -> _Rows:
+        names = [*tensors, *(value.tensor for value in inside.values)]
+        constants = {name: row for row, name in enumerate(names) if name in graph.constants}
+        computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
+        copies = {} if are_copies_live else _find_copies(graph, computed)
+        return _Rows(len(names), constants, computed, copies)
+
+    @property
+    def live(self) -> dict[str, int]:
+        return {name: row for name, row in self.computed.items() if name not in self.copies}
 
 
 def _find_copies(graph: Graph, computed: Collection[str]) -> dict[str, str]:
