@@ -175,8 +175,10 @@ class ReductionObserver:
         self._graph, self._provider, self._carried = graph, provider, wanted.carried
         self._watches, self._instead, self._midst = wanted.watches, wanted.instead, wanted.midst
         looks = {**wanted.looks, **dict(_look_at_rows(wanted.looks, wanted.extremes))}
-        self._sources, self._tensors, self._small, self._rows = sources, *_ = Held.of(graph, wanted, looks)
-        row_of = self._row_of = {name: row for row, name in enumerate(self._tensors)}
+        held = Held.of(graph, wanted, looks)
+        self._sources, self._tensors, self._small, self._rows = held
+        sources, row_of = held.sources, {name: row for row, name in enumerate(held.tensors)}
+        self._row_of = row_of
         self._words = {name: look.words for name, look in looks.items()}
         guards = ((name, sources.get(look.guard or "")) for name, look in looks.items())
         self._guards = [(row_of[name], row_of[guard]) for name, guard in guards if guard is not None]

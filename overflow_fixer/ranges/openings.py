@@ -33,14 +33,22 @@ class Settings:
     beside: Executor
 
 
+Select = Callable[[Batch], Batch]
+"""Gives, of the batch of a run, what it feeds to a graph."""
+
+
+def select_all(batch: Batch) -> Batch:
+    """What it feeds to the model itself."""
+    return batch
+
+
 @dataclass(frozen=True, eq=False)
 class Opening:
     """How the observer of a graph is opened.
 
     `has_watches`: its products can be watched in the midst of a run, `in_pieces`: large constants be read for them piece by
     piece. Where it `is_run_once`, no batch can be run again: all that may be wanted of it is to be taken from the start.
-    What it gives of a batch `is_tallied` where it is what several runs gave. `select` gives, of the batch of a run, what it
-    feeds to the graph.
+    What it gives of a batch `is_tallied` where it is what several runs gave.
     """
 
     open: Callable[[Graph, Wanted], Observer]
@@ -49,7 +57,7 @@ class Opening:
     in_pieces: bool
     is_run_once: bool
     is_tallied: bool = False
-    select: Callable[[Batch], Batch] = lambda batch: batch
+    select: Select = select_all
 
 
 def open_by_itself(

@@ -57,7 +57,7 @@ class ProductWatch:
         find_largest: Callable[[str], float],
         find_norm: Callable[[int, Batch], ChannelNorm | None],
         midst: Midst,
-        select: Callable[[Batch], Batch] = lambda batch: batch,
+        select: Callable[[Batch], Batch],
     ) -> None:
         self._graph, self._products, self._midst, self._select = graph, products, midst, select
         self._find_largest, self._find_norm = find_largest, find_norm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -15,13 +15,11 @@ from overflow_fixer.ranges.level_walk import LevelWalk, count_runs
 from overflow_fixer.ranges.levels import Level
 from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.observers import Wanted, is_native
-from overflow_fixer.ranges.openings import Opening, Settings, open_by_itself
+from overflow_fixer.ranges.openings import Opening, Select, Settings, open_by_itself, select_all
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.ranges.tallies import Tally
 from overflow_fixer.ranges.walk import Walk
 from overflow_fixer.records import Batch
-
-_Select = Callable[[Batch], Batch]
 
 
 def can_tally(level: Level, settings: Settings) -> bool:
@@ -44,9 +42,7 @@ def _is_plain(level: Level) -> bool:
 def open_tallied(level: Level, settings: Settings) -> LevelWalk:
     """One session for the graph and its bodies."""
     midst = Midst()
-    bodies = [
-        _TalliedBody(*one, settings, midst, lambda batch: batch, one[0].captured) for one in level.bodies
-    ]
+    bodies = [_TalliedBody(*one, settings, midst, select_all, one[0].captured) for one in level.bodies]
     opening = open_by_itself(level.graph, settings, midst, _put_in(bodies))
     return LevelWalk(level, Walk(level.graph, level.tensors, level.inside, settings, opening), bodies)
 
@@ -60,11 +56,11 @@ class _TalliedBody:
         level: Level,
         settings: Settings,
         midst: Midst,
-        select: _Select,
+        select: Select,
         lasting: Collection[str],
     ) -> None:
         self.body, self._count = body, 1 + sum(1 for _ in level.rows())
-        self._select: _Select = lambda batch: _select_captured(body, select(batch))
+        self._select: Select = lambda batch: _select_captured(body, select(batch))
         lasting = frozenset(lasting).intersection(body.captured)
         inner = [_TalliedBody(*one, settings, midst, self._select, lasting) for one in level.bodies]
         instead = _put_in(inner)

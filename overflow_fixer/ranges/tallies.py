@@ -103,5 +103,4 @@ def _add_up(probed: Probed, address: int) -> Iterator[NodeProto]:
     else:
         nothing = onnx.helper.make_tensor(name, TensorProto.DOUBLE, [0], [])
         yield onnx.helper.make_node("Constant", [], [name], value=nothing)
-    nothing_told = probed.prefix + "tally"
-    yield onnx.helper.make_node("Tally", [name], [nothing_told], domain=DOMAIN, address=address)
+    yield onnx.helper.make_node("Tally", [name], [probed.prefix + "tally"], domain=DOMAIN, address=address)

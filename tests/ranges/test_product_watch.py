@@ -23,6 +23,7 @@ from overflow_fixer.inner.accumulators import find_channel_norm, find_products
 from overflow_fixer.ranges import collect_ranges, observers, product_sessions, product_watch
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.midst import Midst
+from overflow_fixer.ranges.openings import select_all
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.records import RangeTable
@@ -295,6 +296,7 @@ def _watch(folder: Path, nodes: list[Any], inputs: dict[str, Any], **constants: 
         lambda name: float(np.abs(constants[name]).max()),
         lambda row, _: find_channel_norm(graph, products[row]),
         Midst(),
+        select_all,
     )
 
 
