@@ -12,7 +12,7 @@ from scan_cases import MemoryBatches
 
 from overflow_fixer.graph import load_graph
 from overflow_fixer.native import LIBRARY
-from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.lasting import find_lasting
 
 TEXT = """
@@ -66,18 +66,28 @@ def test_each_batch_counts_them_and_what_is_fed_is_looked_at_in_each(tmp_path: P
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
-def test_they_are_looked_at_anew_in_a_session_that_is_opened_again(tmp_path: Path) -> None:
-    """The second batch is infinite on both sides, which opens one with a probe of what the Relu leaves."""
+def test_they_are_looked_at_anew_in_a_session_that_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second batch is over the limit behind a Mul, which opens one with a probe of that."""
     text = """
-    g (float[N] x) => (float[N] y) <float[2] w = {3.0, -4.0}> {
+    g (float[N] x) => (float[N] y) <float[2] w = {3.0, -4.0}, float large = {70000.0}> {
         a = Exp (w)
-        m = ReduceMax (a)
-        z = Add (x, m)
-        y = Relu (z)
+        k = ReduceMax (a)
+        h = Tanh (x)
+        m = Mul (h, large)
+        z = Add (m, k)
+        y = Sin (z)
     }"""
-    feeds = [{"x": floats(1)}, {"x": floats(np.inf, -np.inf)}, {"x": floats(2)}]
+    opened = []
+    open_session = observers.open_session
+    monkeypatch.setattr(
+        observers, "open_session", lambda *given, **how: opened.append(given) or open_session(*given, **how)
+    )
+    feeds = [{"x": floats(0.1)}, {"x": floats(9)}, {"x": floats(0.2)}]
     table = collect_ranges(parse(tmp_path, text), MemoryBatches(feeds))
-    assert table.by_tensor["y"].over_fp16_count == 1
+    assert len(opened) == 2
+    assert table.by_tensor["m"].over_fp16_count == 1
     found = table.by_tensor["a"]
     np.testing.assert_allclose((found.min, found.max), np.exp([-4.0, 3.0]), rtol=1e-6)
     assert found.element_count == 6
