@@ -32,7 +32,7 @@ class Accumulation:
     def __init__(self, graph: Graph, tensors: Sequence[str], products: Sequence[Product]) -> None:
         self._graph, self._products = graph, products
         self._tensors = tensors
-        row_of = {name: row for row, name in enumerate(tensors)}
+        self._row_of = row_of = {name: row for row, name in enumerate(tensors)}
         factors = zip_longest(
             *([row_of.get(name, _UNKNOWN) for name in p.factors] for p in products), fillvalue=_ONE
         )
@@ -65,6 +65,12 @@ class Accumulation:
             if (row in looked_at and math.isnan(bounds[row]))
             or self._is_suspect(row, float(bounds[row]), batch, largest, sizes)
         ]
+
+    def has_held_constants(self, row: int, max_abs: Array) -> bool:
+        """Whether FP16 can hold those of the product's factors, and its bias, that are constant."""
+        product = self._products[row]
+        names = self._graph.constants.keys() & {*product.factors, product.bias}
+        return all(max_abs[self._row_of[name]] <= FP16_MAX for name in names)
 
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
         """What inner.accumulators.Bound.at gives [product], and whether FP16 can hold all that the node reads and writes."""

@@ -164,7 +164,8 @@ def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statisti
         if node.domain == DOMAIN:
             *outputs, told = node.outputs
             source = _find_source(graph, how.sources, node.inputs[0])
-            found = Statistics(told, (*outputs, "" if source in how.small else source))
+            is_left = source in how.small or source in how.alone
+            found = Statistics(told, (*outputs, "" if is_left else source))
             yield from ((name, found) for name in found.tensors if name in how.detailed)
 
 

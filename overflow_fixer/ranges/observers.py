@@ -57,11 +57,13 @@ class Look:
     """What is taken of a tensor of which not everything matters: some of the words "max", "min" and "sum".
 
     Values over FP16's range are not counted, but for one that may hold a NaN. That is shown by the sum, or by
-    `guard`, another tensor: where that holds a value out of range, infinite or NaN, this one is counted.
+    `guard`, another tensor: where that holds a value out of range, infinite or NaN, this one is counted. Where several runs
+    are added up, it is taken in those in which FP16 can hold all that is in the tensors `held`.
     """
 
     words: frozenset[str]
     guard: str | None = None
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class Probing:
     quick one. Those in `small` tell their smallest magnitude as well, those in `unguarded` not whether they hold a NaN;
     of those in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on;
     of others the probe tells the size. `sources` are those of sources.find_sources. `in_rows`: reduce large tensors in rows.
-    Those that are `lasting` stay the same as long as the number at that address does: in each run, where it is 0.
+    Those that are `lasting` stay the same as long as the number at that address does: in each run, where it is 0. Those
+    `alone` have a probe of their own, whatever native nodes of the graph tell.
     """
 
     detailed: Collection[str] = ()
@@ -36,6 +37,7 @@ class Probing:
     in_rows: bool = True
     is_native: bool = False
     lasting: Mapping[str, int] = field(default_factory=dict)
+    alone: Collection[str] = ()
 
     def count(self, tensor: str) -> float:
         """How many elements it has; NaN where the probe tells that."""

@@ -21,7 +21,6 @@ from overflow_fixer.records import Batch
 
 _LARGE_BYTES = 1 << 20
 """Of a constant that the session would hold twice: packed for the product itself, and as it is for its magnitudes."""
-_LOOK = Look(frozenset({"max", "sum"}))
 
 
 class ProductObserver:
@@ -47,6 +46,7 @@ class ProductObserver:
         if watch is not None:
             wanted = replace(wanted, watches=tuple(watch.watches.values()))
         self._graph, self._products, self._wanted, self._opening = graph, products, wanted, opening
+        self._observed = frozenset(wanted.tensors)
         self._place_of: dict[int, int] = {}
         self._pieces: dict[int, PiecewiseSum] = {}
         self._sessions = ProductSessions(graph)
@@ -59,9 +59,12 @@ class ProductObserver:
         assert self._observer is not None
         return self._observer.observe(batch)
 
-    def find_over(self) -> list[int]:
+    def find_over(self, observed: Observed) -> list[int]:
         """Those with a sum over the limit that was measured in one of several runs, of which the others may hide it."""
-        found = self._watch.found if self._watch is not None and self._opening.is_tallied else {}
+        if not self._opening.is_tallied:
+            return []
+        found = {number: observed.summaries[place] for number, place in self._place_of.items()}
+        found |= self._watch.found if self._watch is not None else {}
         return [number for number, seen in found.items() if seen["max_abs"] > FP16_MAX]
 
     def measure(
@@ -108,10 +111,15 @@ class ProductObserver:
         wanted = replace(wanted, carried=carried, detailed=detailed)
         if inside:
             graph, sums = express_products(graph, [self._products[number] for number in inside])
-            looks = {**wanted.looks, **dict.fromkeys(sums, _LOOK)}
+            found = (self._look_at(self._products[number]) for number in inside)
+            looks = {**wanted.looks, **dict(zip(sums, found, strict=True))}
             wanted = replace(wanted, tensors=(*known, *sums), looks=looks)
         self._observer = self._opening.open(graph, wanted)
         self._place_of = {number: len(known) + place for place, number in enumerate(inside)}
+
+    def _look_at(self, product: Product) -> Look:
+        names = (*product.factors, product.bias, product.node.outputs[0])
+        return Look(frozenset({"max", "sum"}), held=tuple(name for name in names if name in self._observed))
 
     def _find_detailed(self, observed: Observed) -> Collection[str]:
         """The tensors that are known to hold what is to be counted."""

@@ -17,10 +17,11 @@ from overflow_fixer.ranges.observers import Held, Look, Observed, Wanted
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_detailed
-from overflow_fixer.records import Batch
+from overflow_fixer.records import Array, Batch
 
-_CONDITION, _FOLLOWS, _TOLD = 0, 1, 2
-"""Where in a row of the totals is which tensor must hold something, the least magnitude as it follows, and what is told."""
+_CONDITION, _LISTED, _FOLLOWS, _TOLD = 0, 1, 3, 4
+"""Where in a row of the totals is which tensor must hold something, where in the memory and in how many places it stands which
+FP16 must be able to hold, the least magnitude as it follows, and what is told."""
 _RUNS, _EPOCH = 0, 1
 """In the first row: how often the body ran, and of how many runs of the model these are the last."""
 _NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0, 0)
@@ -42,10 +43,18 @@ class Tally:
         held = Held.of(graph, wanted, wanted.looks)
         native = (node for node in graph.nodes if node.domain == DOMAIN)
         room = len(held.tensors) + sum(len(node.outputs) for node in native)
-        self._totals = np.zeros((1 + room, _TOLD + len(DETAILED)))
+        self._totals, self._listed = _make_room(room, sum(len(look.held) for look in wanted.looks.values()))
         address, epoch = self._totals.ctypes.data, self._totals[0, _EPOCH:].ctypes.data
         told = {**dict.fromkeys(lasting, epoch), **dict.fromkeys(find_lasting(graph), 0)}
-        how = Probing(frozenset(held.tensors), held.small, sources=held.sources, is_native=True, lasting=told)
+        watched = {held.sources[name] for watch in wanted.watches for name in watch.reads}
+        how = Probing(
+            frozenset(held.tensors),
+            held.small,
+            sources=held.sources,
+            is_native=True,
+            lasting=told,
+            alone=watched,
+        )
         probed = add_probes(graph, held.tensors, how, watches=wanted.watches, instead=instead)
         rows = 1 + probed.detailed[:, 0] // len(DETAILED)
         self._rows = rows[held.rows]
@@ -69,14 +78,25 @@ class Tally:
         return Observed(found, {})
 
     def _set_conditions(self, held: Held, rows: Mapping[str, int], looks: Mapping[str, Look]) -> None:
-        """What is inside a node counts in the runs in which the node reads something."""
+        """What is inside a node counts in the runs in which the node reads something, or as Look.held says."""
         self._totals[1:, _CONDITION] = np.arange(len(self._totals) - 1)
+        listed: list[int] = []
         for name, look in looks.items():
             self._totals[rows[name], _CONDITION] = rows[held.sources.get(look.guard or "", name)] - 1
+            self._totals[rows[name], _LISTED:_FOLLOWS] = self._totals.size + len(listed), len(look.held)
+            listed += [rows[held.sources[other]] - 1 for other in look.held]
+        self._listed[:] = listed
 
     def _begin(self, batch: Batch) -> None:
         self._totals[0, _RUNS], self._totals[1:, _FOLLOWS:] = 0, (np.inf, *_NOTHING)
         self._totals[0, _EPOCH] += 1
+
+
+def _make_room(rows: int, listed: int) -> tuple[Array, Array]:
+    """For totals of so many rows behind the first, and in the same memory behind them for what is listed."""
+    width = _TOLD + len(DETAILED)
+    memory = np.zeros((1 + rows) * width + listed)
+    return memory[: len(memory) - listed].reshape(-1, width), memory[len(memory) - listed :]
 
 
 def _build_body(body: Body, probed: Probed, address: int) -> GraphProto:

@@ -70,7 +70,7 @@ class Walk:
         observed = self._observer.observe(batch)
         seen = self._assemble(observed, fed)
         own = seen[: len(self._tensors)]
-        suspects = self._find_suspects(batch, own)
+        suspects = self._find_suspects(batch, own, observed)
         if suspects:
             sums = seen[len(seen) - self._product_count :]
             counts = dict(zip(self._tensors, own["element_count"].tolist(), strict=True))
@@ -91,11 +91,12 @@ class Walk:
             seen[len(self._tensors) + np.flatnonzero(is_empty)] = no_summaries(1)
         return seen
 
-    def _find_suspects(self, batch: Batch, own: Summaries) -> list[int]:
+    def _find_suspects(self, batch: Batch, own: Summaries, observed: Observed) -> list[int]:
         """The products of which a sum may be over the limit, or is."""
-        known = self._observer.looked_at
-        found = self._accumulation.find_suspects(batch, own["max_abs"], own["element_count"], known)
-        return sorted({*found, *self._observer.find_over()})
+        known, max_abs = self._observer.looked_at, own["max_abs"]
+        found = self._accumulation.find_suspects(batch, max_abs, own["element_count"], known)
+        over = self._observer.find_over(observed)
+        return sorted({*found, *(row for row in over if self._accumulation.has_held_constants(row, max_abs))})
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""

@@ -20,6 +20,7 @@ from overflow_fixer.ranges import collect_ranges, instrument, interpreted_bodies
 from overflow_fixer.ranges.levels import find_level
 from overflow_fixer.ranges.openings import Settings
 from overflow_fixer.ranges.tallied_bodies import can_tally
+from overflow_fixer.records import Array
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 
@@ -233,12 +234,67 @@ g (float[1,2] x, float[2,2] w, int64 trips) => (float[1,2] y) {
 }"""
 
 
-def test_a_sum_over_the_limit_is_told_though_a_later_run_is_out_of_range(tmp_path: Path) -> None:
-    """In the second run 20000 + 20000 - 39000 is small and the sum is not; in the third FP16 cannot hold what is added."""
-    graph = parse(tmp_path, PRODUCTS)
+def _make_constant(path: Path, w: Array) -> None:
+    """Its weights have this default."""
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    onnx.save(model, path)
+
+
+SUMS = {
+    "watched": "[m] p = MatMul (s, w)",
+    "of any number of factors": '[m] p = Einsum <equation = "ij,jk->ik"> (s, w)',
+    "with a bias that is computed": "[m] p = Gemm (s, w, s)",
+    "of weights that are computed": """
+        shape = Constant <value_ints = [1, 2, 1, 1]> ()
+        image = Reshape (s, shape)
+        kernel = Constant <value_ints = [2, 2, 1, 1]> ()
+        weights = Reshape (w, kernel)
+        moved = Add (weights, none)
+        [m] p = ConvTranspose (image, moved)""",
+    "of which another node looks at the output": """
+        [m] p = MatMul (s, w)
+        shape = Constant <value_ints = [1, 1, 2]> ()
+        image = Reshape (p, shape)
+        one = Constant <value_floats = [1.0]> ()
+        n = InstanceNormalization (image, one, one)""",
+}
+"""Of 400 and 400, and in the second run 40000 and 40000, with the weights 1, 1 and -1, -1."""
+
+
+def _put_in(product: str) -> str:
+    none = "none = Constant <value_float = 0.0> ()"
+    return PRODUCTS.replace("[m] p = MatMul (s, w)", f"{none} {product}")
+
+
+@pytest.mark.parametrize("product", SUMS)
+def test_a_sum_over_the_limit_is_told_though_a_later_run_is_out_of_range(
+    product: str, tmp_path: Path
+) -> None:
+    """In the second run 40000 - 40000 is small and 80000 (with the bias 120000) is not; in the third FP16 cannot hold what is added."""
+    graph = parse(tmp_path, _put_in(SUMS[product]))
     feeds = [{"x": floats(400, 400)[None], "w": floats((1, 1), (-1, -1)), "trips": np.array(3)}]
     table = scan_runs(graph, feeds)
-    assert table.inner_of["l/body/m"]["products"].seen.max_abs == 80000
+    expected = 120000 if "bias" in product else 80000
+    assert table.inner_of["l/body/m"]["products"].seen.max_abs == expected
+
+
+@pytest.mark.parametrize("product", SUMS)
+@pytest.mark.parametrize("weight", [200, 70000])
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_no_sum_is_told_where_fp16_can_never_hold_what_is_read_or_written(
+    is_constant: bool, weight: float, product: str, tmp_path: Path
+) -> None:
+    """400 times 200 is 80000, more than FP16 can hold; so is 70000 itself, of which 400 and -400 leave nothing."""
+    path = parse(tmp_path, _put_in(SUMS[product])).path
+    signs = (1, 0) if weight == 200 else (1, 1)
+    w = np.array([[one * weight] * 2 for one in signs], np.float32)
+    feed = {"x": floats(400, -400)[None], "trips": np.array(2)}
+    if is_constant:
+        _make_constant(path, w)
+    feeds = MemoryBatches([feed if is_constant else {**feed, "w": w}])
+    table = scan_each_way(load_graph(path), feeds)
+    assert np.isnan(table.inner_of["l/body/m"]["products"].seen.max_abs)
 
 
 @pytest.mark.parametrize("is_fed", [False, True])
@@ -246,9 +302,7 @@ def test_weights_with_a_default_that_a_batch_replaces_are_those_of_the_batch(
     is_fed: bool, tmp_path: Path
 ) -> None:
     path = parse(tmp_path, PRODUCTS).path
-    model = onnx.load(path)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(floats((1, 1), (-1, -1)), "w"))
-    onnx.save(model, path)
+    _make_constant(path, floats((1, 1), (-1, -1)))
     feed = {"x": floats(400, 400)[None], "trips": np.array(2)}
     fed = {"w": floats((1.5, 1), (-1, -1))} if is_fed else {}
     table = scan_runs(load_graph(path), [{**feed, **fed}, feed])
