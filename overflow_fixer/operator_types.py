@@ -1,4 +1,4 @@
-"""The types and ranks of what common operators write, by a table.
+"""The types of what common operators write, by a table.
 
 ONNX's inference knows every operator, and shapes besides; but the table of operators that it builds takes 8 MB and 0.02 s,
 which a small network's scan is better without. Models with other operators, or other outputs of these, are left to it.
@@ -8,30 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import onnx
 from onnx import NodeProto, TensorProto
+
+from overflow_fixer.operator_ranks import BROADCAST, OF_ONE_RANK, REDUCTIONS, find_attribute, find_rank
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 """Standard operators that hold graphs."""
-_REDUCTIONS = (
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-    "ReduceSumSquare"
-).split()
-_BROADCAST = "Add Div Max Mean Min Mod Mul Pow Sub Sum".split()
-_OF_ONE_RANK = (
-    "Abs AveragePool BatchNormalization Ceil Clip Concat Conv ConvTranspose Cos CumSum DepthToSpace Dropout Elu Erf Exp "
-    "Floor Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization "
-    "LayerNormalization LeakyRelu Log LogSoftmax LpNormalization MaxPool Mish Neg PRelu Pad Reciprocal Relu Resize Round "
-    "Selu Sigmoid Sign Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Tan Tanh Tile TopK Transpose Trilu Upsample"
-).split()
 _OF_ONE_TYPE = (
     "Einsum Expand Flatten Gather GatherElements GatherND MatMul Range Reshape ScatterElements ScatterND Squeeze "
     "Unsqueeze"
 ).split()
 
 TYPED_INPUT: Mapping[str, int] = {
-    **dict.fromkeys([*_REDUCTIONS, *_BROADCAST, *_OF_ONE_RANK, *_OF_ONE_TYPE], 0),
+    **dict.fromkeys([*REDUCTIONS, *BROADCAST, *OF_ONE_RANK, *_OF_ONE_TYPE], 0),
     **dict.fromkeys(["LayerNormalization", "Where"], 1),
 }
 """Of operators whose first output has the type of one of their inputs: which. Below opset 17, where ONNX Runtime takes a
@@ -52,11 +42,6 @@ BODY_OUTPUTS: Mapping[str, tuple[str, int]] = {
     "Scan": ("body", 0),
 }
 """Of operators that give what a body gives: which body, and the first of its outputs that is one of theirs."""
-RANKED_INPUTS: Mapping[str, int | None] = {
-    **dict.fromkeys([*_OF_ONE_RANK, *QUANTIZING, "Cast", "IsInf", "IsNaN", "Not"], 1),
-    **dict.fromkeys([*_BROADCAST, "Where"], None),
-}
-"""Of operators whose outputs have the greatest rank of their first inputs: how many of those; None: all."""
 
 
 def is_constant(node: NodeProto) -> bool:
@@ -80,7 +65,7 @@ def tell_outputs(
         types = _find_types(node, dtypes) if node.domain in STANDARD_DOMAINS else None
         if types is None:
             return False
-        rank = _find_rank(node, constants, ranks)
+        rank = find_rank(node, constants, ranks)
         for name, elem_type in zip(names, types, strict=True):
             if name:
                 dtypes[name] = elem_type
@@ -102,7 +87,7 @@ def _find_types(node: NodeProto, dtypes: Mapping[str, int]) -> list[int] | None:
 def _find_body_types(node: NodeProto) -> list[int] | None:
     """As a body declares them; ONNX Runtime refuses one that declares others than it has."""
     attribute, first = BODY_OUTPUTS[node.op_type]
-    body = _attribute(node, attribute)
+    body = find_attribute(node, attribute)
     infos = [] if body is None else list(body.g.output)[first:]
     types = [info.type.tensor_type.elem_type for info in infos]
     is_told = len(types) >= len(node.output) and TensorProto.UNDEFINED not in types
@@ -116,38 +101,18 @@ def _find_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
     if node.op_type in QUANTIZING:
         return _find_quantized_type(node, dtypes)
     if node.op_type == "Cast":
-        to = _attribute(node, "to")
+        to = find_attribute(node, "to")
         return None if to is None else to.i
     if node.op_type == "ConstantOfShape":
-        value = _attribute(node, "value")
+        value = find_attribute(node, "value")
         return TensorProto.FLOAT if value is None else value.t.data_type
     return FIXED_TYPES.get(node.op_type)
 
 
 def _find_quantized_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
-    told, slot = _attribute(node, "output_dtype"), QUANTIZING[node.op_type]
+    told, slot = find_attribute(node, "output_dtype"), QUANTIZING[node.op_type]
     if told is not None and told.i:
         return told.i
     if any(node.input[slot:]):
         return dtypes.get(node.input[slot])
     return TensorProto.UINT8 if node.op_type == "QuantizeLinear" else None
-
-
-def _find_rank(node: NodeProto, constants: Mapping[str, TensorProto], ranks: Mapping[str, int]) -> int | None:
-    if node.op_type == "Reshape":
-        shape = constants.get(node.input[1]) if len(node.input) > 1 else None
-        return shape.dims[0] if shape is not None and len(shape.dims) == 1 else None
-    if node.op_type == "Flatten":
-        return 2
-    if node.op_type in _REDUCTIONS:
-        keeps = _attribute(node, "keepdims")
-        return ranks.get(node.input[0]) if keeps is None or keeps.i else None
-    if node.op_type not in RANKED_INPUTS:
-        return None
-    found = [ranks.get(name) for name in node.input[: RANKED_INPUTS[node.op_type]]]
-    known = [rank for rank in found if rank is not None]
-    return max(known) if known and len(known) == len(found) else None
-
-
-def _attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
-    return next((found for found in node.attribute if found.name == name), None)

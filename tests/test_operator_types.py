@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 from onnx.defs import OpSchema
 
 from overflow_fixer.graph import MIN_OPSET, load_graph
+from overflow_fixer.operator_ranks import RANKED_INPUTS, RANKS
 from overflow_fixer.operator_types import (
     BODY_OUTPUTS,
     FIXED_TYPES,
     OTHER_OUTPUTS,
-    RANKED_INPUTS,
     TYPED_INPUT,
     tell_outputs,
 )
@@ -73,13 +76,27 @@ def test_other_outputs_have_their_type_in_every_version(op_type: str) -> None:
         assert is_variadic == (told == TensorProto.UNDEFINED)
 
 
-def _tell(model: ModelProto) -> tuple[dict[str, int], dict[str, int]] | None:
-    """The types and ranks of the outputs as the table tells them; None where it does not tell all types."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+def _tell(
+    model: ModelProto, fed: Mapping[str, TensorProto] = MappingProxyType({})
+) -> tuple[dict[str, int], dict[str, int]] | None:
+    """The types and ranks of the outputs as the table tells them, what is `fed` taken for constants; None where not all types are."""
+    constants = {**fed, **{tensor.name: tensor for tensor in model.graph.initializer}}
     infos = [info for info in model.graph.input if info.type.HasField("tensor_type")]
     dtypes = {info.name: info.type.tensor_type.elem_type for info in infos}
     ranks = {info.name: len(dims_of(info.type) or ()) for info in infos}
     return (dtypes, ranks) if tell_outputs(model.graph.node, constants, dtypes, ranks) else None
+
+
+def _find_integers(case: Any) -> dict[str, TensorProto]:
+    """The inputs that are axes, shapes and the like."""
+    names = [info.name for info in case.model.graph.input]
+    given = zip(names, case.data_sets[0][0] if case.data_sets else (), strict=False)
+    arrays = {name: value for name, value in given if isinstance(value, np.ndarray)}
+    return {
+        name: onnx.numpy_helper.from_array(value, name)
+        for name, value in arrays.items()
+        if value.dtype == np.int64
+    }
 
 
 def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> None:
@@ -88,11 +105,12 @@ def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> N
         warnings.simplefilter("ignore")
         from onnx.backend.test.case.node import collect_testcases
 
-        models = [case.model for case in collect_testcases(None) if case.model is not None]
+        cases = [case for case in collect_testcases(None) if case.model is not None]
     seen: set[str] = set()
     of_bodies: set[str] = set()
-    for model in models:
-        told = _tell(model)
+    for case in cases:
+        model = case.model
+        told = _tell(model, _find_integers(case))
         if told is None:
             continue
         for output in model.graph.output:
@@ -100,7 +118,7 @@ def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> N
             assert told[1].get(output.name) in (None, len(dims_of(output.type) or ()))
         of_bodies |= BODY_OUTPUTS.keys() & {node.op_type for node in model.graph.node}
         seen |= {node.op_type for node in model.graph.node if node.output[0] in told[1]}
-    assert RANKED_INPUTS.keys() - seen == {"LayerNormalization"}
+    assert {*RANKED_INPUTS, *RANKS} - seen == {"LayerNormalization"}
     assert of_bodies == BODY_OUTPUTS.keys()
 
 

@@ -25,7 +25,7 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
-from overflow_fixer.inner.quantities import BOUNDS, SIGNED, Found, Quantity
+from overflow_fixer.inner.quantities import BOUNDS, NOTHING, SIGNED, Found, Quantity
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -39,7 +39,7 @@ from overflow_fixer.inner.sums import (
 from overflow_fixer.inner.windows import find_in_average_pool
 from overflow_fixer.native import DOMAIN, declare_operators
 
-__all__ = ["EXPRESSIONS", "SIGNED", "InnerValue", "Inside", "Quantity", "look_inside"]
+__all__ = ["EXPRESSIONS", "NOTHING", "SIGNED", "InnerValue", "Inside", "Quantity", "look_inside"]
 
 EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "LayerNormalization": find_in_layer_normalization,
@@ -67,7 +67,10 @@ _PREFIX = "inner_value_"
 
 @dataclass(frozen=True)
 class InnerValue:
-    """A value inside the node labelled `node`, made the tensor `tensor` from what the node reads, `source` first."""
+    """A value inside the node labelled `node`, made the tensor `tensor` from what the node reads, `source` first.
+
+    Of one that is of no interest there is no tensor: NOTHING.
+    """
 
     node: str
     source: str
@@ -107,7 +110,7 @@ def look_inside(graph: Graph, is_native: bool = False) -> Inside:
             behind[node.label] = expression.nodes
         if expression.extremes is not None:
             extremes[expression.source] = expression.extremes
-    tensors = chain((value.tensor for value in values), *extremes.values())
+    tensors = chain((value.tensor for value in values if value.tensor != NOTHING), *extremes.values())
     return Inside(
         tuple(values), _insert(graph, behind, tensors) if values else graph, extremes, find_products(graph)
     )

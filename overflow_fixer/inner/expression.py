@@ -68,7 +68,13 @@ class Sums(NamedTuple):
     squares: str
 
 
-_ReadRows = TypeVar("_ReadRows", Moments, Sums)
+class Exponentials(NamedTuple):
+    """The same of the operator Exponentials: nothing where rows are short."""
+
+    sum: str
+
+
+_ReadRows = TypeVar("_ReadRows", Moments, Sums, Exponentials)
 
 
 class Expression:
@@ -111,8 +117,12 @@ class Expression:
     @cached_property
     def rank(self) -> int | None:
         """Their number; it is often known where they would have to be inferred."""
-        known = self.graph.ranks.get(self.source)
+        known = self._known_rank
         return len(self.dims) if known is None and self.dims is not None else known
+
+    @property
+    def _known_rank(self) -> int | None:
+        return self.graph.ranks.get(self.source)
 
     def attribute(self, name: str, default: Any) -> Any:
         found = self.node.attribute(name)
@@ -144,13 +154,14 @@ class Expression:
         `as_given`: negative ones stay so, for a node that reduces the same axes. Of an empty tensor ONNX Runtime gives
         another shape for them, and where it shares the memory of two reductions that ought to be alike, it fails.
         """
-        if self.rank is None:
-            are_last = sorted(axes) == list(range(-len(axes), 0))
+        are_last = bool(axes) and sorted(axes) == list(range(-len(axes), 0))
+        rank = self._known_rank if are_last and self._is_native else self.rank
+        if rank is None:
             return Rows(self.source, tuple(axes), are_last=are_last)
-        given = {axis % self.rank: axis for axis in axes} if self.rank else {}
-        places = sorted(given) or range(self.rank)
+        given = {axis % rank: axis for axis in axes} if rank else {}
+        places = sorted(given) or range(rank)
         found = (given.get(place, place) if as_given else place for place in places)
-        are_last = list(places) == list(range(self.rank - len(places), self.rank))
+        are_last = list(places) == list(range(rank - len(places), rank))
         return Rows(self.source, tuple(found), are_last=are_last)
 
     def lengths(self, rows: Rows) -> tuple[Dim, ...]:
@@ -162,10 +173,10 @@ class Expression:
 
     def rows_behind(self, axis: int) -> Rows:
         """`source` along `axis` and all axes behind it."""
-        if self.rank is not None:
-            return self.rows(range(axis % self.rank if axis < 0 else axis, self.rank))
         if axis < 0:
             return self.rows(range(axis, 0))
+        if self.rank is not None:
+            return self.rows(range(axis, self.rank))
         return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,), are_last=True)
 
     def cut_last(self, rows: Rows) -> Rows:
@@ -191,10 +202,14 @@ class Expression:
         """The same, but for what is about the mean; elements that lie apart will do."""
         return self._tell(Sums, rows)
 
+    def exponentials(self, rows: Rows) -> Exponentials | None:
+        """The same of `rows` of a softmax."""
+        return self._tell(Exponentials, rows)
+
     def _tell(self, operator: type[_ReadRows], rows: Rows) -> _ReadRows | None:
         """The outputs of one native node for the same rows, but for the last, which is of use to the probes alone."""
         where = self._locate(rows) if self._is_native else ()
-        if not where or (operator is Moments and not rows.are_last):
+        if not where or not (operator is Sums or rows.are_last):
             return None
         key: tuple[str, Rows] = operator.__name__, rows
         if key not in self._told:
@@ -248,11 +263,6 @@ class Expression:
         terms = {"ReduceL1": ("Abs", wide), "ReduceSumSquare": ("Mul", wide, wide)}.get(op_type)
         added = wide if terms is None else self.apply(*terms)
         return self.apply("Cast", self.apply("ReduceSum", added, axes, **attributes), to=TensorProto.FLOAT)
-
-    def are_long(self, rows: Rows) -> bool:
-        """Whether the rows have, or may have, more elements than one FP32 sum adds up to 1e-5."""
-        known = [dim for dim in self.lengths(rows) if isinstance(dim, int)]
-        return len(known) < max(len(rows.axes), 1) or math.prod(known) > FEW
 
     def _reduce_wide(self, op_type: str, source: str, axes: Sequence[int]) -> str:
         """The same as `reduce`, in FP64, in which ONNX Runtime has no ReduceL1."""

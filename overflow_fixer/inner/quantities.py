@@ -19,6 +19,8 @@ Quantity = Literal[
 
 Found = tuple[Quantity, str]
 """A quantity, and the tensor of an expression that holds it."""
+NOTHING = ""
+"""The tensor of a quantity that is of no interest in this model."""
 
 BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})
 """Those that bound what a node computes: it depends on the order in which a kernel adds."""

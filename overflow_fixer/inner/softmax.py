@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+
+from onnx import TensorProto
 
 from overflow_fixer.inner.expression import Expression, Rows
-from overflow_fixer.inner.quantities import Found
-from overflow_fixer.records import Dim
+from overflow_fixer.inner.quantities import NOTHING, Found
 
 _ONE_AXIS_SINCE = 13
 _LONG = 4096
-"""Of rows that are known to be longer, the sum of exponentials may come near a threshold; each is 1 at most."""
+"""Of longer rows the sum of exponentials may come near a threshold; each is 1 at most. As probes.cpp has it."""
 
 
 def find_in_softmax(expression: Expression) -> Iterator[Found]:
@@ -21,18 +23,43 @@ def find_in_softmax(expression: Expression) -> Iterator[Found]:
     else:
         rows = expression.rows_behind(expression.attribute("axis", 1))
     yield "row maximum", expression.reduce("ReduceMax", rows.tensor, rows.axes)
-    if _have_more_than(expression.lengths(rows), _LONG):
-        yield "sum of exponentials", _add_exponentials(expression, rows)
+    yield "sum of exponentials", _add_exponentials(expression, _put_in_output(expression, rows))
 
 
-def _have_more_than(lengths: Sequence[Dim], count: int) -> bool:
-    known = [dim for dim in lengths if isinstance(dim, int)]
-    return len(known) == len(lengths) and math.prod(known) > count
+def _put_in_output(expression: Expression, rows: Rows) -> Rows:
+    """The same rows of what the node writes."""
+    output = expression.node.outputs[0]
+    if rows.tensor != expression.source:
+        output = expression.apply("Flatten", output, axis=expression.attribute("axis", 1))
+    return replace(rows, tensor=output)
 
 
 def _add_exponentials(expression: Expression, rows: Rows) -> str:
     """By the largest output of each row, which is e^0 over the sum: of a softmax that, of its logarithm minus that of the sum."""
-    largest = expression.reduce("ReduceMax", expression.node.outputs[0], rows.axes)
-    if expression.node.op_type == "Softmax":
+    is_softmax = expression.node.op_type == "Softmax"
+    native = expression.exponentials(rows) if is_softmax else None
+    if native is not None:
+        return native.sum
+    length = _count(expression, rows)
+    if length is not None and length <= _LONG:
+        return NOTHING
+    largest = expression.reduce("ReduceMax", rows.tensor, rows.axes)
+    if length is None:
+        largest = _leave_out_short(expression, rows, largest)
+    if is_softmax:
         return expression.apply("Reciprocal", largest)
     return expression.apply("Exp", expression.apply("Neg", largest))
+
+
+def _count(expression: Expression, rows: Rows) -> int | None:
+    """The number of elements of a row; None where it shows in a run alone."""
+    lengths = expression.lengths(rows)
+    known = [dim for dim in lengths if isinstance(dim, int)]
+    return math.prod(known) if len(known) == len(lengths) else None
+
+
+def _leave_out_short(expression: Expression, rows: Rows, largest: str) -> str:
+    """What there is of each row, as a vector, or nothing where the rows turn out to be short."""
+    is_long = expression.apply("Greater", expression.count(rows), expression.number(float(_LONG)))
+    flat = expression.apply("Reshape", largest, expression.integers(-1))
+    return expression.apply("Tile", flat, expression.apply("Cast", is_long, to=TensorProto.INT64))

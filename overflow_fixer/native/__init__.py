@@ -19,6 +19,8 @@ from onnx import ModelProto
 DOMAIN = "overflow_fixer.probes"
 LIBRARY = Path(__file__).with_name("libprobes.so")
 _SOURCE = Path(__file__).with_name("probes.cpp")
+LOOKS_AT_ALL = frozenset({"Moments", "Sums", "SumsApart"})
+"""Operators whose last output tells of what they read too."""
 SWITCH = "OVERFLOW_FIXER_NATIVE"
 
 

@@ -17,7 +17,10 @@
  *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
  *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[48]
  *     the same, but for what is about the mean.
- *   SumsApart(x: float, axes: int64[2]) -> the same
+ *   Exponentials(y: float, length: int64) -> sums: float[rows], statistics: double[16]
+ *     of a softmax, in such rows of more than 4,096 elements, the sum of e^(x - largest x), which is one over the largest y; of
+ *     shorter rows nothing, since none of what is added is larger than 1. What is told of y means nothing.
+ *   SumsApart(x: float, axes: int64[2]) -> the same as Sums
  *     of rows whose elements lie apart: along so many axes, the second of `axes`, from the first of them on.
  *   Watch(written: double[8], told: double[8], x: float, constant: float, optional) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
@@ -468,6 +471,22 @@ void tell_moments(const Adding &a, size_t row, Statistics &all) {
   for (size_t k = 0; k < MOMENTS; k++) a.to[k][row] = float(found[k]);
 }
 
+constexpr size_t LONG = 4096;
+
+struct LongRows : Adding {
+  void cut(Context *context) {
+    Adding::cut(context);
+    if (length <= LONG) rows = tasks = 0;
+  }
+};
+
+/* Where one element of a softmax is NaN, all of its row are. */
+void tell_exponentials(const Adding &a, size_t row, Statistics &) {
+  Statistics s;
+  look(s, a.x + row * a.length, a.length);
+  a.to[0][row] = s.most < 0 ? NAN : 1 / s.most;
+}
+
 template <void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
 void add_up_part(void *state, size_t task) {
   Adding &a = *static_cast<Adding *>(state);
@@ -839,6 +858,7 @@ const Description SMALL_PROBE = describe_small_probe();
 const Description BLOCK_PROBE = describe_block_probe();
 const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, Adding, add_up_part<tell_moments>>([](const Description *) { return "Moments"; });
 const Description SUMS_OF_ROWS = describe_rows<SUMS, Adding, add_up_part<tell_sums>>([](const Description *) { return "Sums"; });
+const Description EXPONENTIALS = describe_rows<1, LongRows, add_up_part<tell_exponentials>>([](const Description *) { return "Exponentials"; });
 const Description SUMS_APART = describe_rows<SUMS, AddingApart, add_up_apart>([](const Description *) { return "SumsApart"; });
 const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
@@ -848,7 +868,7 @@ const Description LASTING_PROBE = describe_tally([](const Description *) { retur
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
+       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import copy_shell
 from overflow_fixer.graph import Graph, Node, free_prefix
-from overflow_fixer.native import DOMAIN, declare_operators
+from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
@@ -164,7 +164,7 @@ def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statisti
         if node.domain == DOMAIN:
             *outputs, told = node.outputs
             source = _find_source(graph, how.sources, node.inputs[0])
-            is_left = source in how.small or source in how.alone
+            is_left = source in how.small or source in how.alone or node.op_type not in LOOKS_AT_ALL
             found = Statistics(told, (*outputs, "" if is_left else source))
             yield from ((name, found) for name in found.tensors if name in how.detailed)
 

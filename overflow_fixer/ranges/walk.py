@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.inner import SIGNED, InnerValue, Inside
+from overflow_fixer.inner import NOTHING, SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
@@ -45,14 +45,14 @@ class Walk:
         self._blank = no_summaries(rows.count + self._product_count)
         small = find_small_valued(graph, settings.small_values)
         self._is_taken = np.array([opening.is_tallied or name in small for name in rows.computed], np.bool_)
-        words = {value.tensor: _words_of(value) for value in inside.values}
-        is_signed = ["min" in words[value.tensor] for value in inside.values]
+        is_signed = [value.quantity in SIGNED for value in inside.values]
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._carried = Carried(graph, carried)
-        looks = {value.tensor: Look(words[value.tensor], value.source) for value in inside.values}
+        made = [value for value in inside.values if value.tensor != NOTHING]
+        looks = {value.tensor: Look(_words_of(value), value.source) for value in made}
         told = list(rows.live), small, looks, inside.extremes, self._carried.computed
         self._observer = self._open(inside, Wanted(*told, midst=opening.midst), opening)
 
@@ -120,7 +120,9 @@ class _Rows:
     def of(graph: Graph, tensors: Sequence[str], inside: Inside, are_copies_live: bool) -> _Rows:
         names = [*tensors, *(value.tensor for value in inside.values)]
         constants = {name: row for row, name in enumerate(names) if name in graph.constants}
-        computed = {name: row for row, name in enumerate(names) if name not in graph.constants}
+        computed = {
+            name: row for row, name in enumerate(names) if name not in graph.constants and name != NOTHING
+        }
         copies = {} if are_copies_live else _find_copies(graph, computed)
         return _Rows(len(names), constants, computed, copies)
 

@@ -18,6 +18,7 @@ from ways_to_observe import scan_each_way
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
+from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, InnerRange, RangeTable
 from overflow_fixer.rules.inner_value import find_large_inner_values
@@ -330,7 +331,7 @@ LONG = [
     ),
     Case("ReduceL2", 18, (2, 50176), squares, (1,), live={"axes": np.asarray([1], np.int64)}),
     Case("GlobalLpPool", 17, (1, 2, 300, 300), squares, (2, 3)),
-    Case("ReduceL2", 13, (2, 512), nothing, (1,), {"axes": [1]}),
+    Case("ReduceL2", 13, (2, 512), squares, (1,), {"axes": [1]}),
     Case("GlobalLpPool", 17, (1, 2, 300, 300), nothing, (2, 3), {"p": 1}),
     Case("CumSum", 14, (2, 50176), last_sum, (1,), {"exclusive": 1}, {"axis": np.asarray(1, np.int64)}),
     Case("LpNormalization", 17, (2, 50176), norm, (1,), {"axis": 1, "p": 1}),
@@ -391,13 +392,15 @@ CASES += [
     )
 ]
 CASES += [
-    Case(op, opset, shape, exponentials, axes, {"axis": axis})
+    Case(op, opset, shape, exponentials, axes, {"axis": axis}, dims=dims)
     for op in ("Softmax", "LogSoftmax")
     for opset, shape, axes, axis in (
         (13, (2, 5000), (1,), -1),
         (11, (2, 80, 70), (1, 2), 1),
+        (9, (2, 4097), (1,), 1),
         (13, (4097, 3), (0,), 0),
     )
+    for dims in (None, [*"abc"[: len(shape)]])
 ]
 CASES += [
     Case(
@@ -427,8 +430,10 @@ def scan(case: Case, folder: Path, *batches: Array) -> tuple[Graph, RangeTable]:
     return graph, scan_each_way(graph, InMemoryCalibration(tuple({"x": x, **case.live} for x in batches)))
 
 
-def measured(ranges: RangeTable) -> dict[str, InnerRange]:
-    return {found.quantity: found for found in ranges.inner if found.quantity != "products"}
+def measured(ranges: RangeTable, label: str | None = None) -> dict[str, InnerRange]:
+    """What there is of values inside the node of that label, or the only one."""
+    found = ranges.inner if label is None else ranges.inner_of[label].values()
+    return {one.quantity: one for one in found if one.seen.element_count and one.quantity != "products"}
 
 
 def assert_right(found: Mapping[str, InnerRange], expected: Values) -> None:
@@ -486,6 +491,23 @@ def test_a_large_mean_takes_no_digits_of_small_deviations(
     x = draw(case, 9000, deviation)
     _, ranges = scan(case, tmp_path, x)
     assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes))
+
+
+@pytest.mark.parametrize("length", [4096, 4097])
+@pytest.mark.parametrize(("opset", "axis"), [(11, 1), (11, -1), (13, -1), (17, -1)])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_rows_of_a_softmax_are_long_or_not_as_the_data_show(
+    op: str, opset: int, axis: int, length: int, tmp_path: Path
+) -> None:
+    """Not even how many dimensions the tensor has is known before."""
+    nodes = [node("Reshape", "x shape", "r"), node(op, "r", "y", axis=axis)]
+    inputs = {"x": ["n"], "shape": (TensorProto.INT64, ["rank"])}
+    graph = save(make_model(nodes, inputs, "y", {}, opset), tmp_path)
+    x = draw(Case(op, opset, (3, length), exponentials, (1,)))
+    feeds = {"x": x.reshape(-1), "shape": np.array(x.shape)}
+    ranges = scan_each_way(graph, InMemoryCalibration((feeds,)))
+    inside = exponentials if length > 4096 else row_maximum
+    assert_right(measured(ranges), inside(x.astype(np.float64), (1,)))
 
 
 @pytest.mark.parametrize(
@@ -633,7 +655,26 @@ def test_where_the_rank_is_unknown_rows_are_flattened(tmp_path: Path) -> None:
     }
     assert ranges.inner_of.keys() == expected.keys()
     for label, values in expected.items():
-        assert_right(ranges.inner_of[label], values)
+        assert_right(measured(ranges, label), values)
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_native_operators_need_no_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inferring them takes longer than a batch of a small model."""
+    nodes = [
+        node("Reshape", "x shape", "r"),
+        node("LayerNormalization", "r scale", "a", axis=-1),
+        node("MatMul", "a x", "b"),
+        node("Softmax", "b", "c", axis=-1),
+        node("ReduceL2", "c", "d", axes=[-1]),
+    ]
+    inputs = {"x": [4, 4], "shape": (TensorProto.INT64, ["rank"])}
+    graph = save(make_model(nodes, inputs, "c d", ONES), tmp_path)
+    feeds = {"x": draw(Case("Softmax", 17, (4, 4), row_maximum, (1,))), "shape": ints(1, 4, 4)}
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *_, **__: pytest.fail("inferred"))
+    ranges = collect_ranges(graph, InMemoryCalibration((feeds,)))
+    expected = {"LayerNormalization_a": 3, "Softmax_c": 1, "ReduceL2_d": 1, "MatMul_b": 0}
+    assert {label: len(measured(ranges, label)) for label in ranges.inner_of} == expected
 
 
 def test_an_empty_list_of_axes_means_all(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The number of dimensions of what common operators write, by a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+REDUCTIONS = (
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare"
+).split()
+BROADCAST = "Add Div Max Mean Min Mod Mul Pow Sub Sum".split()
+OF_ONE_RANK = (
+    "Abs AveragePool BatchNormalization Ceil Clip Concat Conv ConvTranspose Cos CumSum DepthToSpace Dropout Elu Erf Exp "
+    "Floor Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization "
+    "LayerNormalization LeakyRelu Log LogSoftmax LpNormalization MaxPool Mish Neg PRelu Pad Reciprocal Relu Resize Round "
+    "Selu Sigmoid Sign Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Tan Tanh Tile TopK Transpose Trilu Upsample"
+).split()
+_ALSO_OF_ONE_RANK = "Cast DequantizeLinear IsInf IsNaN Not QuantizeLinear".split()
+
+RANKED_INPUTS: Mapping[str, int | None] = {
+    **dict.fromkeys([*OF_ONE_RANK, *_ALSO_OF_ONE_RANK], 1),
+    **dict.fromkeys([*BROADCAST, "Where"], None),
+}
+"""Of operators whose outputs have the greatest rank of their first inputs: how many of those; None: all."""
+
+Constants = Mapping[str, TensorProto]
+Ranks = Mapping[str, int]
+
+
+def find_rank(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    """Of each output of a standard node; None where nobody knows."""
+    if node.op_type in RANKED_INPUTS:
+        return _find_greatest(node.input[: RANKED_INPUTS[node.op_type]], ranks)
+    find = RANKS.get(node.op_type)
+    return None if find is None else find(node, constants, ranks)
+
+
+def find_attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
+    return next((found for found in node.attribute if found.name == name), None)
+
+
+def _find_greatest(names: Iterable[str], ranks: Ranks) -> int | None:
+    found = [ranks.get(name) for name in names]
+    known = [rank for rank in found if rank is not None]
+    return max(known) if known and len(known) == len(found) else None
+
+
+def _count_listed(node: NodeProto, constants: Constants) -> int | None:
+    """How many numbers the second input holds, a constant, or below opset 13 the axes."""
+    if len(node.input) > 1:
+        listed = constants.get(node.input[1])
+        return listed.dims[0] if listed is not None and len(listed.dims) == 1 else None
+    axes = find_attribute(node, "axes")
+    return None if axes is None else len(axes.ints)
+
+
+def _reshape(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    return _count_listed(node, constants) if len(node.input) > 1 else None
+
+
+def _reduce(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    keeps = find_attribute(node, "keepdims")
+    return ranks.get(node.input[0]) if keeps is None or keeps.i else None
+
+
+def _squeeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    rank, axes = ranks.get(node.input[0]), _count_listed(node, constants)
+    return None if rank is None or axes is None else rank - axes
+
+
+def _unsqueeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    rank, axes = ranks.get(node.input[0]), _count_listed(node, constants)
+    return None if rank is None or axes is None else rank + axes
+
+
+def _gather(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    data, indices = (ranks.get(name) for name in node.input)
+    return None if data is None or indices is None else data + indices - 1
+
+
+def _multiply(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    """Of a MatMul, in which a vector stands for a matrix of one row or column, which the output does not have."""
+    found = [ranks.get(name) for name in node.input]
+    known = [rank for rank in found if rank is not None]
+    return max(*known, 2) - known.count(1) if len(known) == 2 else None
+
+
+def _expand(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    rank, dims = ranks.get(node.input[0]), _count_listed(node, constants)
+    return None if rank is None or dims is None else max(rank, dims)
+
+
+def _fill(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    shape = constants.get(node.input[0])
+    return shape.dims[0] if shape is not None and len(shape.dims) == 1 else None
+
+
+def _sum_letters(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    """Of an Einsum that says what it gives, in letters alone."""
+    found = find_attribute(node, "equation")
+    _, arrow, output = (
+        found.s.decode().replace(" ", "").partition("->") if found is not None else ("", "", "")
+    )
+    return len(output) if arrow and "." not in output else None
+
+
+RANKS: Mapping[str, Callable[[NodeProto, Constants, Ranks], int | None]] = {
+    **dict.fromkeys(REDUCTIONS, _reduce),
+    "ConstantOfShape": _fill,
+    "Einsum": _sum_letters,
+    "Expand": _expand,
+    "Flatten": lambda *_: 2,
+    "Gather": _gather,
+    "MatMul": _multiply,
+    "Reshape": _reshape,
+    "Shape": lambda *_: 1,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+}
+"""Of other operators, what tells the rank."""
