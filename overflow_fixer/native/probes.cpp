@@ -163,7 +163,7 @@ void in_parallel(Context *context, void (*task)(void *, size_t), size_t count, v
 
 /* ---- Probe ---- */
 
-constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, MOST_TASKS = 256, STATISTICS = 8;
+constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, LOOK_TASK = 1 << 17, MOST_TASKS = 256, STATISTICS = 8;
 constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, LIMIT = 0x477ff000; /* 65520 */
 constexpr double HELD = 65504; /* the largest number of FP16 */
 
@@ -265,9 +265,10 @@ struct Probing {
   alignas(Statistics) unsigned char room[MOST_TASKS * sizeof(Statistics)]; /* of which few are used, and set */
   Statistics *found = reinterpret_cast<Statistics *>(room);
 
-  void read(Context *context, int64_t *dimensions = nullptr, size_t room = 0, size_t *rank = nullptr) {
+  /* In tasks of about `task` elements: handing over a smaller one takes longer than looking at it. */
+  void read(Context *context, size_t task, int64_t *dimensions = nullptr, size_t room = 0, size_t *rank = nullptr) {
     x = input<float>(context, 0, &count, dimensions, room, rank);
-    tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
+    tasks = count / task + 1 < MOST_TASKS ? count / task + 1 : MOST_TASKS;
   }
 };
 
@@ -301,7 +302,7 @@ Statistics merge(const Probing &p) {
 template <void (*LOOK)(Statistics &, const float *, size_t)>
 void compute_probe(void *, Context *context) {
   Probing p;
-  p.read(context);
+  p.read(context, LOOK_TASK);
   in_parallel(context, probe_part<LOOK>, p.tasks, &p);
   tell(merge(p), p.count, output<double>(context, 0, STATISTICS));
 }
@@ -346,7 +347,7 @@ void compute_block_probe(void *, Context *context) {
   BlockProbing p;
   int64_t dimensions[2] = {};
   size_t two;
-  p.read(context, dimensions, 2);
+  p.read(context, LOOK_TASK, dimensions, 2);
   const int64_t *layout = input<int64_t>(context, 1, &two);
   const int64_t none[2] = {};
   p.lay_out(dimensions, two == 2 ? layout : none);
@@ -418,7 +419,7 @@ struct Adding : Probing {
   void cut(Context *context) {
     int64_t dimensions[MOST_DIMENSIONS];
     size_t rank = 0, one = 0;
-    read(context, dimensions, MOST_DIMENSIONS, &rank);
+    read(context, TASK, dimensions, MOST_DIMENSIONS, &rank);
     const int64_t *given = input<int64_t>(context, 1, &one);
     int64_t wanted = one == 1 ? *given : 0;
     if (wanted < 0) wanted = multiply(dimensions, rank + size_t(wanted), rank);
@@ -524,7 +525,7 @@ struct AddingApart : Adding {
   void cut(Context *context) {
     int64_t dimensions[MOST_DIMENSIONS];
     size_t rank = 0, two = 0;
-    read(context, dimensions, MOST_DIMENSIONS, &rank);
+    read(context, TASK, dimensions, MOST_DIMENSIONS, &rank);
     const int64_t *axes = input<int64_t>(context, 1, &two);
     bool is_there = two == 2 && rank <= MOST_DIMENSIONS && axes[0] >= 0 && axes[1] > 0 && size_t(axes[1]) <= rank &&
                     size_t(axes[0]) <= rank - size_t(axes[1]);
@@ -766,7 +767,7 @@ void compute_lasting_probe(void *state, Context *context) {
   double now = known.address ? *reinterpret_cast<const double *>(known.address) : 0;
   if (known.when != now) {
     Probing p;
-    p.read(context);
+    p.read(context, LOOK_TASK);
     in_parallel(context, probe_part<look_for_small>, p.tasks, &p);
     tell(merge(p), p.count, known.told);
     known.when = now;
