@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from overflow_fixer.sessions import infer_types
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
+_DEFAULTS_SINCE_IR = 4
+"""Below that version every initializer is an input too, and hardly any is fed."""
 _OTHER_KINDS = ("sequence_type", "optional_type")
 
 
@@ -77,9 +79,9 @@ def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> 
     """The shapes that the main graph's tensors take when inputs of the shapes `fed` are given.
 
     A dimension that cannot be told without running the model stays symbolic or None; what the model records of inner
-    shapes is not relied on.
+    shapes is not relied on, nor the default of an input, in whose place another value may be fed.
     """
-    skeleton = _skeleton(model)
+    skeleton = _skeleton(model, _find_defaults(model.graph) if model.ir_version >= _DEFAULTS_SINCE_IR else ())
     _forget_shapes(skeleton)
     for info in skeleton.graph.input:
         if info.name in fed:
@@ -139,10 +141,11 @@ def _tell_given(
 
 
 def _tell_shapes(model: onnx.ModelProto, inferred: Shapes) -> tuple[Shapes, Shapes | None]:
-    """Types.shapes and sure_shapes: of a model that records nothing inside, what is inferred can be relied on."""
+    """Types.shapes and sure_shapes: of a model that records nothing inside, and no defaults, what is inferred can be relied on."""
     if model.graph.value_info:
         return inferred, None
-    return LateShapes(lambda: _fill_in_outputs(model, inferred)), inferred
+    told = LateShapes(lambda: _fill_in_outputs(model, inferred))
+    return told, None if _find_defaults(model.graph) else inferred
 
 
 def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> dict[str, tuple[Dim, ...]]:
@@ -200,8 +203,13 @@ def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     return {**held, **{info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}}
 
 
-def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without its large weights, which become inputs: small enough for shape inference."""
+def _find_defaults(graph: onnx.GraphProto) -> frozenset[str]:
+    """The initializers that are inputs too."""
+    return frozenset(info.name for info in graph.input).intersection(one.name for one in graph.initializer)
+
+
+def _skeleton(model: onnx.ModelProto, defaults: Collection[str] = ()) -> onnx.ModelProto:
+    """The model without its large weights and those `defaults`, which become inputs: small enough for shape inference."""
     graph = model.graph
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     skeleton.graph.name = graph.name or "graph"
@@ -211,7 +219,7 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     skeleton.graph.sparse_initializer.extend(graph.sparse_initializer)
     given = {info.name for info in graph.input}
     for tensor in graph.initializer:
-        if _is_small(tensor):
+        if _is_small(tensor) and tensor.name not in defaults:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in given:
             skeleton.graph.input.append(_value_info(tensor.name, tensor))

@@ -225,6 +225,18 @@ def test_an_opset_9_model_with_overridden_defaults(tmp_path: Path) -> None:
     assert ranges["y"].min == -7e4
 
 
+def test_no_shape_is_told_by_a_default_in_whose_place_another_value_is_fed(tmp_path: Path) -> None:
+    """By the default the slice would have 2 x 4 elements."""
+    ends = numpy_helper.from_array(np.array([2, 4]), "ends")
+    inputs = [value_info("x", dims=[3, 5]), value_info("ends", TensorProto.INT64, dims=[2])]
+    constant = helper.make_node("Constant", [], ["starts"], value_ints=[0, 0])
+    nodes = [constant, helper.make_node("Slice", ["x", "starts", "ends"], ["y"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")], [ends], ir_version=8)
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    ranges = scan_both_small_values(graph, [{"x": x}, {"x": x, "ends": np.array([3, 1])}]).by_tensor
+    assert_same([ranges["y"]], [reckon("y", [x[:2, :4], x[:3, :1]])])
+
+
 @pytest.mark.parametrize("default", [None, "w"])
 def test_copies_of_constants_are_looked_at_with_them(
     default: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
