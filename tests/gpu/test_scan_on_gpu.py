@@ -209,6 +209,23 @@ def test_fp16_tensors_are_seen_rounded(tmp_path: Path) -> None:
     assert (found.inf_count, found.over_fp16_count, found.min) == (1, 1, -3)
 
 
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("lengths", [(4096,), (4097,), (100, 5000, 0, 7)])
+def test_rows_of_a_softmax_are_long_or_not_as_the_data_show(
+    lengths: tuple[int, ...], op: str, tmp_path: Path
+) -> None:
+    """Of short ones there is nothing to reduce, which CUDA's kernels do not like."""
+    graph = save(make_model([node(op, "x", "y", axis=-1)], {"x": ["n", "m"]}, "y"), tmp_path)
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((3, length)).astype(np.float32)} for length in lengths]
+    tables = (_scan(graph, InMemoryCalibration(tuple(feeds)), provider) for provider in ("cpu", "cuda"))
+    label = graph.nodes[0].label
+    expected, found = (table.inner_of[label]["sum of exponentials"].seen for table in tables)
+    assert np.isnan(expected.max_abs) == (max(lengths) <= 4096)
+    assert found.element_count == expected.element_count
+    np.testing.assert_allclose(found.max_abs, expected.max_abs, rtol=TOLERANCE)
+
+
 def test_memory_that_runs_out_on_the_gpu_is_told(tmp_path: Path) -> None:
     """Expand to 16 TiB: more than any GPU has, and nothing that the CPU has to hold."""
     nodes = [node("Expand", "x shape", "wide"), node("ReduceMax", "wide", "y")]
