@@ -25,7 +25,7 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
-from overflow_fixer.inner.quantities import BOUNDS, NOTHING, SIGNED, Found, Quantity
+from overflow_fixer.inner.quantities import BOUNDS, MOST_UNTOLD, NOTHING, SIGNED, Found, Quantity
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -39,7 +39,16 @@ from overflow_fixer.inner.sums import (
 from overflow_fixer.inner.windows import find_in_average_pool
 from overflow_fixer.native import DOMAIN, declare_operators
 
-__all__ = ["EXPRESSIONS", "NOTHING", "SIGNED", "InnerValue", "Inside", "Quantity", "look_inside"]
+__all__ = [
+    "EXPRESSIONS",
+    "MOST_UNTOLD",
+    "NOTHING",
+    "SIGNED",
+    "InnerValue",
+    "Inside",
+    "Quantity",
+    "look_inside",
+]
 
 EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "LayerNormalization": find_in_layer_normalization,

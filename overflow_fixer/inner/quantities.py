@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 Quantity = Literal[
@@ -21,6 +22,9 @@ Found = tuple[Quantity, str]
 """A quantity, and the tensor of an expression that holds it."""
 NOTHING = ""
 """The tensor of a quantity that is of no interest in this model."""
+
+MOST_UNTOLD: Mapping[Quantity, int] = {"sum of exponentials": 4096}
+"""Of rows of so many elements at most a quantity is not told: no exponential is larger than 1. As probes.cpp has it."""
 
 BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})
 """Those that bound what a node computes: it depends on the order in which a kernel adds."""

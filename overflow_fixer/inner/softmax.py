@@ -6,14 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from onnx import TensorProto
-
 from overflow_fixer.inner.expression import Expression, Rows
-from overflow_fixer.inner.quantities import NOTHING, Found
+from overflow_fixer.inner.quantities import MOST_UNTOLD, NOTHING, Found
 
 _ONE_AXIS_SINCE = 13
-_LONG = 4096
-"""Of longer rows the sum of exponentials may come near a threshold; each is 1 at most. As probes.cpp has it."""
 
 
 def find_in_softmax(expression: Expression) -> Iterator[Found]:
@@ -41,11 +37,9 @@ def _add_exponentials(expression: Expression, rows: Rows) -> str:
     if native is not None:
         return native.sum
     length = _count(expression, rows)
-    if length is not None and length <= _LONG:
+    if length is not None and length <= MOST_UNTOLD["sum of exponentials"]:
         return NOTHING
     largest = expression.reduce("ReduceMax", rows.tensor, rows.axes)
-    if length is None:
-        largest = _leave_out_short(expression, rows, largest)
     if is_softmax:
         return expression.apply("Reciprocal", largest)
     return expression.apply("Exp", expression.apply("Neg", largest))
@@ -56,10 +50,3 @@ def _count(expression: Expression, rows: Rows) -> int | None:
     lengths = expression.lengths(rows)
     known = [dim for dim in lengths if isinstance(dim, int)]
     return math.prod(known) if len(known) == len(lengths) else None
-
-
-def _leave_out_short(expression: Expression, rows: Rows, largest: str) -> str:
-    """What there is of each row, as a vector, or nothing where the rows turn out to be short."""
-    is_long = expression.apply("Greater", expression.count(rows), expression.number(float(_LONG)))
-    flat = expression.apply("Reshape", largest, expression.integers(-1))
-    return expression.apply("Tile", flat, expression.apply("Cast", is_long, to=TensorProto.INT64))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.inner import NOTHING, SIGNED, InnerValue, Inside
+from overflow_fixer.inner import MOST_UNTOLD, NOTHING, SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
@@ -49,6 +49,9 @@ class Walk:
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
+        self._most_untold = np.array(
+            [MOST_UNTOLD.get(value.quantity, 0) for value in inside.values], np.int64
+        )
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._carried = Carried(graph, carried)
         made = [value for value in inside.values if value.tensor != NOTHING]
@@ -86,10 +89,15 @@ class Walk:
         computed = seen[self._computed_rows]
         hide_small(computed, self._is_taken)
         seen[self._computed_rows] = computed
-        is_empty = seen["element_count"][self._sources] == 0
-        if is_empty.any():  # the largest of no elements is -inf, and tells nothing
-            seen[len(self._tensors) + np.flatnonzero(is_empty)] = no_summaries(1)
+        self._drop_untold(seen)
         return seen
+
+    def _drop_untold(self, seen: Summaries) -> None:
+        """Values of which nothing is told, in place: of short rows, and of none, of which the largest element is -inf."""
+        first, counts = len(self._tensors), seen["element_count"]
+        rows = counts[first : first + len(self._sources)]
+        is_untold = counts[self._sources] <= self._most_untold * rows
+        seen[first + np.flatnonzero(is_untold)] = no_summaries(1)
 
     def _find_suspects(self, batch: Batch, own: Summaries, observed: Observed) -> list[int]:
         """The products of which a sum may be over the limit, or is."""
