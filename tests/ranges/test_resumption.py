@@ -74,7 +74,7 @@ CHANGES = {
     "observe": "the setting observe (reductions there, outputs now)",
     "tool": "overflow_fixer's version (0.0.0 there,",
     "ONNX Runtime": "ONNX Runtime's version (0.0.0 there,",
-    "format": "the file's format (1 there, 4 now)",
+    "format": "the file's format (1 there, 5 now)",
 }
 
 

@@ -73,7 +73,7 @@ def test_the_layout_is_the_one_documented(
     assert attributes["model_sha256"] == small_graph.sha256
     assert attributes["tool_version"] == __version__
     assert (attributes["calibration"], attributes["calibration_fingerprint"]) == ("memory", "data")
-    assert (attributes["observe"], attributes["format_version"]) == ("reductions", 4)
+    assert (attributes["observe"], attributes["format_version"]) == ("reductions", 5)
     assert (attributes["batches_done"], attributes["batches_total"]) == (5, 5)
     assert (attributes["part_count"], attributes["synthetic"]) == (1, False)
     assert_same_table(load_ranges(store), table)
@@ -105,7 +105,7 @@ def test_what_is_no_ranges_file_is_refused(store: Path, tmp_path: Path) -> None:
 def test_a_file_that_lacks_a_part_is_refused(store: Path, part: str) -> None:
     with h5py.File(store, "r+") as file:
         del file[part]
-    with pytest.raises(PlanError, match="is not a ranges file of format 4"):
+    with pytest.raises(PlanError, match="is not a ranges file of format 5"):
         load_ranges(store)
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_contradicts_itself_is_refused(store: Path, attribute: str, 
         del file.attrs[attribute]
         if value is not None:
             file.attrs[attribute] = value
-    with pytest.raises(PlanError, match="is not a ranges file of format 4"):
+    with pytest.raises(PlanError, match="is not a ranges file of format 5"):
         load_ranges(store)
 
 
