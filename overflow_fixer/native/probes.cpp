@@ -34,10 +34,10 @@
  *     axes behind that are summed as well, of x as many elements near one another.
  *   Tally(told: double[8 n]) -> nothing: double[0]
  *     adds what is told of n tensors to what was told of them in earlier runs, in memory at an `address`, an attribute:
- *     doubles [1 + n, 12], first the number of runs, then of each tensor a row: which of the n must hold something for it to
- *     be taken, where in that memory, and in how many doubles, it stands of which others FP16 must be able to hold all for that,
- *     its least magnitude as it follows from the extremes of each run, -inf where it does not, and what is told of all its
- *     values.
+ *     doubles [1 + n, 13], first the number of runs, then of each tensor a row: which of the n must hold more elements than so
+ *     many times its own for it to be taken, the times, where in that memory, and in how many doubles, it stands of which others
+ *     FP16 must be able to hold all for that, its least magnitude as it follows from the extremes of each run, -inf where it
+ *     does not, and what is told of all its values.
  *   LastingProbe(x: float) -> statistics: double[8]
  *     what SmallProbe tells, of an x that stays the same as long as the number at its `address` does, and for ever where that
  *     is 0: it is looked at once.
@@ -730,7 +730,7 @@ struct Tally {
   double told[STATISTICS];
 };
 
-constexpr size_t CONDITIONS = 3;
+constexpr size_t CONDITIONS = 4;
 
 bool are_held(const double *told, const double *numbers, size_t count) {
   bool found = true;
@@ -754,8 +754,8 @@ void compute_tally(void *state, Context *context) {
   const double *memory = totals;
   for (const double *one = told; one + STATISTICS <= told + count; one += STATISTICS) {
     totals += CONDITIONS + 1 + STATISTICS;
-    if (told[size_t(totals[0]) * STATISTICS + 3] == 0) continue;
-    if (!are_held(told, memory + size_t(totals[1]), size_t(totals[2]))) continue;
+    if (told[size_t(totals[0]) * STATISTICS + 3] <= totals[1] * one[3]) continue;
+    if (!are_held(told, memory + size_t(totals[2]), size_t(totals[3]))) continue;
     double *least = totals + CONDITIONS, *all = least + 1;
     lower(*least, least_magnitude(one)), raise(all[0], one[0]), lower(all[1], one[1]), lower(all[2], one[2]);
     for (size_t k = 3; k < STATISTICS; k++) all[k] += one[k];

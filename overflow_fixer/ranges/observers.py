@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, Protocol
@@ -58,11 +58,13 @@ class Look:
 
     Values over FP16's range are not counted, but for one that may hold a NaN. That is shown by the sum, or by
     `guard`, another tensor: where that holds a value out of range, infinite or NaN, this one is counted. Where several runs
-    are added up, it is taken in those in which FP16 can hold all that is in the tensors `held`.
+    are added up, it is taken in those in which the guard holds more than `most_untold` elements for each of its own, and
+    FP16 can hold all that is in the tensors `held`.
     """
 
     words: frozenset[str]
     guard: str | None = None
+    most_untold: int = 0
     held: tuple[str, ...] = ()
 
 
@@ -153,7 +155,7 @@ def _look_at_rows(
     for rows in extremes.values():
         for tensor, word in zip(rows, ("max", "min", "sum"), strict=True):
             own = looks.get(tensor, Look(frozenset()))
-            yield tensor, Look(own.words | {word}, own.guard)
+            yield tensor, replace(own, words=own.words | {word})
 
 
 class ReductionObserver:

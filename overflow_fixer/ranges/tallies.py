@@ -19,9 +19,9 @@ from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_detailed
 from overflow_fixer.records import Array, Batch
 
-_CONDITION, _LISTED, _FOLLOWS, _TOLD = 0, 1, 3, 4
-"""Where in a row of the totals is which tensor must hold something, where in the memory and in how many places it stands which
-FP16 must be able to hold, the least magnitude as it follows, and what is told."""
+_CONDITION, _TIMES, _LISTED, _FOLLOWS, _TOLD = 0, 1, 2, 4, 5
+"""Where in a row of the totals is which tensor must hold more than so many times what this one does, where in the memory and in
+how many places it stands which FP16 must be able to hold, the least magnitude as it follows, and what is told."""
 _RUNS, _EPOCH = 0, 1
 """In the first row: how often the body ran, and of how many runs of the model these are the last."""
 _NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0, 0)
@@ -78,11 +78,12 @@ class Tally:
         return Observed(found, {})
 
     def _set_conditions(self, held: Held, rows: Mapping[str, int], looks: Mapping[str, Look]) -> None:
-        """What is inside a node counts in the runs in which the node reads something, or as Look.held says."""
+        """What is inside a node counts in the runs in which the node reads more than Look.most_untold, and as Look.held says."""
         self._totals[1:, _CONDITION] = np.arange(len(self._totals) - 1)
         listed: list[int] = []
         for name, look in looks.items():
             self._totals[rows[name], _CONDITION] = rows[held.sources.get(look.guard or "", name)] - 1
+            self._totals[rows[name], _TIMES] = look.most_untold
             self._totals[rows[name], _LISTED:_FOLLOWS] = self._totals.size + len(listed), len(look.held)
             listed += [rows[held.sources[other]] - 1 for other in look.held]
         self._listed[:] = listed

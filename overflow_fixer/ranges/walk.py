@@ -49,13 +49,12 @@ class Walk:
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
-        self._most_untold = np.array(
-            [MOST_UNTOLD.get(value.quantity, 0) for value in inside.values], np.int64
-        )
+        most_untold = [0 if opening.is_tallied else _most_untold(value) for value in inside.values]
+        self._most_untold = np.array(most_untold, np.int64)
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._carried = Carried(graph, carried)
         made = [value for value in inside.values if value.tensor != NOTHING]
-        looks = {value.tensor: Look(_words_of(value), value.source) for value in made}
+        looks = {value.tensor: Look(_words_of(value), value.source, _most_untold(value)) for value in made}
         told = list(rows.live), small, looks, inside.extremes, self._carried.computed
         self._observer = self._open(inside, Wanted(*told, midst=opening.midst), opening)
 
@@ -144,6 +143,10 @@ def _find_copies(graph: Graph, computed: Collection[str]) -> dict[str, str]:
     found = {name: graph.copied_constants[name] for name in computed if name in graph.copied_constants}
     is_anything_left = any(name in graph.producers for name in computed if name not in found)
     return found if is_anything_left else {}
+
+
+def _most_untold(value: InnerValue) -> int:
+    return MOST_UNTOLD.get(value.quantity, 0)
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:

@@ -510,6 +510,15 @@ def test_rows_of_a_softmax_are_long_or_not_as_the_data_show(
     assert_right(measured(ranges), inside(x.astype(np.float64), (1,)))
 
 
+def test_a_long_row_of_a_softmax_with_a_nan_counts_as_one(tmp_path: Path) -> None:
+    case = Case("Softmax", 17, (3, 5000), exponentials, (1,))
+    x = np.zeros(case.shape, np.float32)
+    x[1, 7] = np.nan
+    _, ranges = scan(case, tmp_path, x)
+    found = measured(ranges)["sum of exponentials"].seen
+    assert (found.max_abs, found.element_count, found.nan_count) == (pytest.approx(5000), 3, 1)
+
+
 @pytest.mark.parametrize(
     "case",
     [

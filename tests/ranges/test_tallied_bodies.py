@@ -297,6 +297,15 @@ def test_no_sum_is_told_where_fp16_can_never_hold_what_is_read_or_written(
     assert np.isnan(table.inner_of["l/body/m"]["products"].seen.max_abs)
 
 
+def test_no_sum_is_told_where_the_bias_alone_is_out_of_range(tmp_path: Path) -> None:
+    """In the second run -40000 - 40000 + 80000 is 0."""
+    product = "two = Constant <value_float = 2.0> () bias = Mul (s, two) [m] p = Gemm (s, w, bias)"
+    feeds = [{"x": floats(400, 400)[None], "w": floats((-1, -1), (-1, -1)), "trips": np.array(2)}]
+    table = scan_runs(parse(tmp_path, _put_in(product)), feeds)
+    assert table.by_tensor["l/body/p"].max_abs == 0
+    assert np.isnan(table.inner_of["l/body/m"]["products"].seen.max_abs)
+
+
 @pytest.mark.parametrize("is_fed", [False, True])
 def test_weights_with_a_default_that_a_batch_replaces_are_those_of_the_batch(
     is_fed: bool, tmp_path: Path
@@ -308,6 +317,29 @@ def test_weights_with_a_default_that_a_batch_replaces_are_those_of_the_batch(
     table = scan_runs(load_graph(path), [{**feed, **fed}, feed])
     found = table.inner_of["l/body/m"]["products"]
     assert found.batch_max_abs.tolist() == [100000 if is_fed else 80000, 80000]
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_a_softmax_are_long_or_not_in_each_run(axis: int, op: str, tmp_path: Path) -> None:
+    """6,000 elements in one row, then 20 in each of some, so that on average they are short."""
+    text = f"""
+g (float[n,m] x, int64[r] ends) => (float[r] y) {{
+    [l] y = Scan <num_scan_inputs = 1,
+        body = b (int64 end) => (float t) {{
+            zero = Constant <value_ints = [0]> ()
+            one = Constant <value_ints = [1]> ()
+            last = Unsqueeze (end, zero)
+            part = Slice (x, zero, last, {"zero" if axis == 0 else "one"})
+            [s] p = {op} <axis = {axis}> (part)
+            t = ReduceMax <keepdims = 0> (p)
+        }}
+    > (ends)
+}}"""
+    x = np.zeros((6000, 2) if axis == 0 else (2, 6000), np.float32)
+    table = scan_runs(parse(tmp_path, text), [{"x": x, "ends": np.array([6000, 20, 20, 20, 20])}])
+    found = table.inner_of["l/body/s"]["sum of exponentials"].seen
+    assert (found.max_abs, found.element_count) == (pytest.approx(6000, rel=1e-5), 2)
 
 
 def test_what_is_raised_in_the_midst_of_a_body_ends_the_scan(
