@@ -121,10 +121,12 @@ def _make_model(graph: Graph, node: Node, proto: GraphProto, captured: tuple[str
     source = graph.model
     model = ModelProto(ir_version=max(source.ir_version, 4), opset_import=source.opset_import)
     model.graph.name = proto.name or "body"
-    defaults = {info.name for info in source.graph.input} & graph.initializers.keys()
-    live = [name for name in captured if name not in graph.constants or name in defaults]
+    declared = {info.name: info.type for info in source.graph.input if info.name in graph.initializers}
+    live = [name for name in captured if name not in graph.constants or name in declared]
     model.graph.input.extend(_type_inputs(graph, node, proto))
-    model.graph.input.extend(ValueInfoProto(name=name, type=_type_of(graph, name)) for name in live)
+    model.graph.input.extend(
+        ValueInfoProto(name=name, type=declared.get(name) or _type_of(graph, name)) for name in live
+    )
     model.graph.initializer.extend(proto.initializer)
     model.graph.initializer.extend(
         _copy_constant(graph, name) for name in captured if name in graph.constants

@@ -18,7 +18,15 @@ from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.operator_types import STANDARD_DOMAINS
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.subgraphs import all_names, bodies, captured_by
-from overflow_fixer.tensor_types import LateShapes, constant_tensor, dims_of, infer_shapes, tell_types
+from overflow_fixer.tensor_types import (
+    LateShapes,
+    constant_tensor,
+    dims_of,
+    find_defaults,
+    find_loose,
+    infer_shapes,
+    tell_types,
+)
 from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
@@ -141,6 +149,17 @@ class Graph:
     @cached_property
     def initializers(self) -> Mapping[str, TensorProto]:
         return {tensor.name: tensor for tensor in self.model.graph.initializer}
+
+    @cached_property
+    def defaults(self) -> frozenset[str]:
+        """The constants in whose place a batch may feed other values."""
+        return find_defaults(self.model.graph)
+
+    @cached_property
+    def fixed_dims(self) -> Mapping[str, tuple[int, ...]]:
+        """The dimensions of the constants in whose place no batch can feed another shape."""
+        names = self.constants.keys() - find_loose(self.model.graph)
+        return {name: tuple(self.constants[name].dims) for name in names}
 
     @cached_property
     def sure_shapes(self) -> Mapping[str, tuple[Dim, ...]]:

@@ -11,11 +11,11 @@ REDUCTIONS = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare"
 ).split()
-BROADCAST = "Add Div Max Mean Min Mod Mul Pow Sub Sum".split()
+BROADCAST = "Add Div Max Mean Min Mod Mul PRelu Pow Sub Sum".split()
 OF_ONE_RANK = (
     "Abs AveragePool BatchNormalization Ceil Clip Concat Conv ConvTranspose Cos CumSum DepthToSpace Dropout Elu Erf Exp "
     "Floor Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization "
-    "LayerNormalization LeakyRelu Log LogSoftmax LpNormalization MaxPool Mish Neg PRelu Pad Reciprocal Relu Resize Round "
+    "LayerNormalization LeakyRelu Log LogSoftmax LpNormalization MaxPool Mish Neg Pad Reciprocal Relu Resize Round "
     "Selu Sigmoid Sign Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Tan Tanh Tile TopK Transpose Trilu Upsample"
 ).split()
 _ALSO_OF_ONE_RANK = "Cast DequantizeLinear IsInf IsNaN Not QuantizeLinear".split()
@@ -67,8 +67,9 @@ def _reduce(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
 
 
 def _squeeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+    """Where none is named, all of one element are dropped."""
     rank, axes = ranks.get(node.input[0]), _count_listed(node, constants)
-    return None if rank is None or axes is None else rank - axes
+    return None if rank is None or not axes else rank - axes
 
 
 def _unsqueeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:

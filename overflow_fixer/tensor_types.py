@@ -60,8 +60,11 @@ def tell_types(model: onnx.ModelProto, folder: Path, written: Iterable[str]) -> 
     shapes. Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
     constants = _find_constants(model.graph)
-    dtypes, ranks = _tell_given(model.graph, constants)
-    if tell_outputs(model.graph.node, constants, dtypes, ranks):
+    dtypes = {name: tensor.data_type for name, tensor in constants.items()}
+    fixed = {name: constants[name] for name in constants.keys() - find_loose(model.graph)}
+    ranks = {name: len(tensor.dims) for name, tensor in fixed.items()}
+    _tell_given(model.graph, dtypes, ranks)
+    if tell_outputs(model.graph.node, fixed, dtypes, ranks):
         shapes = LateShapes(lambda: {**_shapes_of(_infer_once(model)), **_shapes_of_initializers(model)})
         return Types(dtypes, {}, ranks, *_tell_shapes(model, shapes))
     types = _infer_once(model)
@@ -81,13 +84,28 @@ def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> 
     A dimension that cannot be told without running the model stays symbolic or None; what the model records of inner
     shapes is not relied on, nor the default of an input, in whose place another value may be fed.
     """
-    skeleton = _skeleton(model, _find_defaults(model.graph) if model.ir_version >= _DEFAULTS_SINCE_IR else ())
+    skeleton = _skeleton(model, find_defaults(model.graph) if model.ir_version >= _DEFAULTS_SINCE_IR else ())
     _forget_shapes(skeleton)
     for info in skeleton.graph.input:
         if info.name in fed:
             elem_type = info.type.tensor_type.elem_type
             info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, fed[info.name]))
-    return {**_shapes_of(_infer(skeleton)), **_shapes_of_initializers(model)}
+    loose = find_loose(model.graph)
+    held = {name: dims for name, dims in _shapes_of_initializers(model).items() if name not in loose}
+    return {**_shapes_of(_infer(skeleton)), **held}
+
+
+def find_defaults(graph: onnx.GraphProto) -> frozenset[str]:
+    """The initializers that are inputs too, so that a batch may feed other values."""
+    return frozenset(info.name for info in graph.input).intersection(one.name for one in graph.initializer)
+
+
+def find_loose(graph: onnx.GraphProto) -> frozenset[str]:
+    """Those of them of which it may feed another shape as well."""
+    told = {info.name: dims_of(info.type) for info in graph.input}
+    return frozenset(
+        one.name for one in graph.initializer if one.name in told and told[one.name] != tuple(one.dims)
+    )
 
 
 def is_typed(info: onnx.TypeProto) -> bool:
@@ -128,16 +146,14 @@ def _find_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
     return found | {tensor.name: tensor for tensor in graph.initializer}
 
 
-def _tell_given(
-    graph: onnx.GraphProto, constants: Mapping[str, TensorProto]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """The types and, as far as they are known, ranks of the tensors that no node computes."""
-    infos = [info for info in graph.input if info.type.HasField("tensor_type") and is_typed(info.type)]
-    dtypes = {info.name: info.type.tensor_type.elem_type for info in infos}
-    ranks = {info.name: len(dims) for info in infos if (dims := dims_of(info.type)) is not None}
-    dtypes.update((name, tensor.data_type) for name, tensor in constants.items())
-    ranks.update((name, len(tensor.dims)) for name, tensor in constants.items())
-    return dtypes, ranks
+def _tell_given(graph: onnx.GraphProto, dtypes: dict[str, int], ranks: dict[str, int]) -> None:
+    """Add the types and, as far as they are declared, ranks of the inputs, in place."""
+    for info in graph.input:
+        if info.type.HasField("tensor_type") and is_typed(info.type):
+            dtypes[info.name] = info.type.tensor_type.elem_type
+            dims = dims_of(info.type)
+            if dims is not None:
+                ranks[info.name] = len(dims)
 
 
 def _tell_shapes(model: onnx.ModelProto, inferred: Shapes) -> tuple[Shapes, Shapes | None]:
@@ -145,7 +161,7 @@ def _tell_shapes(model: onnx.ModelProto, inferred: Shapes) -> tuple[Shapes, Shap
     if model.graph.value_info:
         return inferred, None
     told = LateShapes(lambda: _fill_in_outputs(model, inferred))
-    return told, None if _find_defaults(model.graph) else inferred
+    return told, None if find_defaults(model.graph) else inferred
 
 
 def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> dict[str, tuple[Dim, ...]]:
@@ -203,17 +219,13 @@ def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     return {**held, **{info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}}
 
 
-def _find_defaults(graph: onnx.GraphProto) -> frozenset[str]:
-    """The initializers that are inputs too."""
-    return frozenset(info.name for info in graph.input).intersection(one.name for one in graph.initializer)
-
-
 def _skeleton(model: onnx.ModelProto, defaults: Collection[str] = ()) -> onnx.ModelProto:
     """The model without its large weights and those `defaults`, which become inputs: small enough for shape inference."""
     graph = model.graph
     skeleton = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     skeleton.graph.name = graph.name or "graph"
     skeleton.graph.input.extend(graph.input)
+    _declare_vectors(skeleton.graph, defaults, graph.initializer)
     skeleton.graph.output.extend(graph.output)
     skeleton.graph.value_info.extend(graph.value_info)
     skeleton.graph.sparse_initializer.extend(graph.sparse_initializer)
@@ -232,6 +244,16 @@ def _skeleton(model: onnx.ModelProto, defaults: Collection[str] = ()) -> onnx.Mo
             skeleton.graph.input.append(_value_info(node.output[0], value))
     skeleton.graph.node.extend(_replace_copies(skeleton.graph, kept))
     return skeleton
+
+
+def _declare_vectors(
+    skeleton: onnx.GraphProto, defaults: Collection[str], initializers: Iterable[TensorProto]
+) -> None:
+    """Say of axes and the like that they are a vector, in place: of a Slice by axes without a shape, inference takes others."""
+    vectors = {one.name for one in initializers if one.data_type == TensorProto.INT64 and len(one.dims) == 1}
+    for info in skeleton.input:
+        if info.name in defaults and info.name in vectors and dims_of(info.type) is None:
+            info.type.tensor_type.shape.dim.add()
 
 
 def _replace_copies(skeleton: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

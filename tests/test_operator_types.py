@@ -238,6 +238,19 @@ def test_a_reduction_may_drop_dimensions(op_type: str, keeps: int, rank: int | N
     assert told[1].get("y") == rank
 
 
+@pytest.mark.parametrize(
+    ("op_type", "listed", "rank"), [("Expand", [5], 2), ("Expand", [5, 2, 3], 3), ("Squeeze", [], None)]
+)
+def test_what_a_list_says_of_the_rank(op_type: str, listed: list[int], rank: int | None) -> None:
+    """ONNX Runtime squeezes all dimensions of 1 where none is named."""
+    model = _node(op_type, ["y"])
+    model.graph.node[0].input.append("list")
+    model.graph.initializer.append(helper.make_tensor("list", TensorProto.INT64, [len(listed)], listed))
+    told = _tell(model)
+    assert told is not None
+    assert told[1].get("y") == rank
+
+
 def test_a_shape_that_no_vector_tells_gives_no_rank() -> None:
     model = _node("Reshape", ["y"])
     model.graph.node[0].input.append("shape")

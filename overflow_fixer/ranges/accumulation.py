@@ -75,8 +75,7 @@ class Accumulation:
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
         """What inner.accumulators.Bound.at gives [product], and whether FP16 can hold all that the node reads and writes."""
         if self._slopes is None:
-            constants = {name: tuple(tensor.dims) for name, tensor in self._graph.constants.items()}
-            bounds = [bound_by_ranges(product, constants) for product in self._products]
+            bounds = [bound_by_ranges(product, self._graph.fixed_dims) for product in self._products]
             self._slopes = np.array([bound.slope for bound in bounds])
             self._shifts = np.array([bound.shift if bound.product.bias else 0.0 for bound in bounds])
         read = np.append(max_abs, [1.0, np.nan])

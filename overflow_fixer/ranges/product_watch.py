@@ -63,7 +63,7 @@ class ProductWatch:
         self._find_largest, self._find_norm = find_largest, find_norm
         self._sessions = ProductSessions(graph)
         self._allowed = np.full((len(products), len(_UNKNOWN)), _UNKNOWN)
-        self._constants = {name: tuple(tensor.dims) for name, tensor in graph.constants.items()}
+        self._constants = graph.constants.keys()
         self._fed: frozenset[str] = frozenset()
         self._live = graph.producers.keys() | {spec.name for spec in graph.inputs}
         look = weakref.WeakMethod(self._look)  # a function that held this would keep all of it to the end
@@ -145,10 +145,10 @@ class ProductWatch:
             elif constant is None:
                 allowed[:] = room, room, 0
             elif allowed[2] == 2:
-                terms = count_terms(product, self._constants)
+                terms = count_terms(product, self._graph.fixed_dims)
                 allowed[:] = room / (terms * largest[constant]), 0, 1
             elif (norm := self._find_norm(row, self._batch)) is not None:
-                allowed[:] = max(allowed[0], room / norm.sum), room / norm.length, 0
+                allowed[:] = np.fmax(allowed[0], room / norm.sum), room / norm.length, 0
             else:  # fed
                 allowed[1:] = 0
 
@@ -163,7 +163,7 @@ class ProductWatch:
         live = [name for name, _ in watch.factors]
         shown = [*live, watch.constant] if watch.constant else live
         values = {name: self._view(name, *tensors[3 * i : 3 * i + 3]) for i, name in enumerate(shown)}
-        if any(values[name].min() < -FP16_MAX for name in live):  # what is told need not tell
+        if any((values[name] < -FP16_MAX).any() for name in live):  # what is told need not tell
             return
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)
