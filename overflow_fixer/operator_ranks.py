@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -42,10 +42,14 @@ def find_attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
     return next((found for found in node.attribute if found.name == name), None)
 
 
-def _find_greatest(names: Iterable[str], ranks: Ranks) -> int | None:
-    found = [ranks.get(name) for name in names]
-    known = [rank for rank in found if rank is not None]
-    return max(known) if known and len(known) == len(found) else None
+def _find_greatest(names: Sequence[str], ranks: Ranks) -> int | None:
+    return max(_find_all(names, ranks) or (), default=None)
+
+
+def _find_all(names: Sequence[str], ranks: Ranks) -> list[int] | None:
+    """Of each; None where not all are known."""
+    found = [ranks[name] for name in names if name in ranks]
+    return found if len(found) == len(names) else None
 
 
 def _count_listed(node: NodeProto, constants: Constants) -> int | None:
@@ -63,39 +67,38 @@ def _reshape(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
 
 def _reduce(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
     keeps = find_attribute(node, "keepdims")
-    return ranks.get(node.input[0]) if keeps is None or keeps.i else None
+    return _find_greatest(node.input[:1], ranks) if keeps is None or keeps.i else None
 
 
 def _squeeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
     """Where none is named, all of one element are dropped."""
-    rank, axes = ranks.get(node.input[0]), _count_listed(node, constants)
+    rank, axes = _find_greatest(node.input[:1], ranks), _count_listed(node, constants)
     return None if rank is None or not axes else rank - axes
 
 
 def _unsqueeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    rank, axes = ranks.get(node.input[0]), _count_listed(node, constants)
+    rank, axes = _find_greatest(node.input[:1], ranks), _count_listed(node, constants)
     return None if rank is None or axes is None else rank + axes
 
 
 def _gather(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    data, indices = (ranks.get(name) for name in node.input)
-    return None if data is None or indices is None else data + indices - 1
+    found = _find_all(node.input, ranks)
+    return sum(found) - 1 if found and len(found) == 2 else None
 
 
 def _multiply(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
     """Of a MatMul, in which a vector stands for a matrix of one row or column, which the output does not have."""
-    found = [ranks.get(name) for name in node.input]
-    known = [rank for rank in found if rank is not None]
-    return max(*known, 2) - known.count(1) if len(known) == 2 else None
+    found = _find_all(node.input, ranks)
+    return max(*found, 2) - found.count(1) if found and len(found) == 2 else None
 
 
 def _expand(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    rank, dims = ranks.get(node.input[0]), _count_listed(node, constants)
+    rank, dims = _find_greatest(node.input[:1], ranks), _count_listed(node, constants)
     return None if rank is None or dims is None else max(rank, dims)
 
 
 def _fill(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    shape = constants.get(node.input[0])
+    shape = constants.get(node.input[0]) if node.input else None
     return shape.dims[0] if shape is not None and len(shape.dims) == 1 else None
 
 

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx.defs import OpSchema
 
 from overflow_fixer.graph import MIN_OPSET, load_graph
-from overflow_fixer.operator_ranks import RANKED_INPUTS, RANKS
+from overflow_fixer.operator_ranks import RANKED_INPUTS, RANKS, find_rank
 from overflow_fixer.operator_types import (
     BODY_OUTPUTS,
     FIXED_TYPES,
@@ -249,6 +249,13 @@ def test_what_a_list_says_of_the_rank(op_type: str, listed: list[int], rank: int
     told = _tell(model)
     assert told is not None
     assert told[1].get("y") == rank
+
+
+@pytest.mark.parametrize("op_type", [*RANKED_INPUTS, *RANKS])
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_a_node_of_too_few_or_too_many_inputs_is_left_to_onnx_runtime(op_type: str, count: int) -> None:
+    node = helper.make_node(op_type, ["x"] * count, ["y"])
+    assert find_rank(node, {}, {"x": 2}) in (None, 1, 2, 3)
 
 
 def test_a_shape_that_no_vector_tells_gives_no_rank() -> None:

@@ -69,7 +69,7 @@ class Accumulation:
     def has_held_constants(self, row: int, max_abs: Array) -> bool:
         """Whether FP16 can hold those of the product's factors, and its bias, that are constant."""
         product = self._products[row]
-        names = self._graph.constants.keys() & {*product.factors, product.bias}
+        names = self._graph.constants.keys() & self._row_of.keys() & {*product.factors, product.bias}
         return all(max_abs[self._row_of[name]] <= FP16_MAX for name in names)
 
     def _bound(self, max_abs: Array) -> tuple[Array, Array]:
