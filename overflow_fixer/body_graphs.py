@@ -121,7 +121,7 @@ def _make_model(graph: Graph, node: Node, proto: GraphProto, captured: tuple[str
     source = graph.model
     model = ModelProto(ir_version=max(source.ir_version, 4), opset_import=source.opset_import)
     model.graph.name = proto.name or "body"
-    declared = {info.name: info.type for info in source.graph.input if info.name in graph.initializers}
+    declared = {info.name: info.type for info in source.graph.input if info.name in graph.defaults}
     live = [name for name in captured if name not in graph.constants or name in declared]
     model.graph.input.extend(_type_inputs(graph, node, proto))
     model.graph.input.extend(

@@ -232,6 +232,10 @@ class Graph:
         proto = self.constants.get(tensor)
         return None if proto is None else read_values(proto, self.folder)
 
+    def read_fixed(self, tensor: str) -> Array | None:
+        """The value of a constant in whose place no batch can feed another; None for another tensor."""
+        return None if tensor in self.defaults else self.read_constant(tensor)
+
     def read_constant_pieces(self, tensor: str, buffer: bytearray) -> Iterator[Array]:
         """The same of a float constant piece by piece, flat; see weights.read_pieces."""
         return read_pieces(self.constants[tensor], self.folder, buffer)

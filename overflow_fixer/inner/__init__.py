@@ -25,7 +25,7 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
-from overflow_fixer.inner.quantities import BOUNDS, MOST_UNTOLD, NOTHING, SIGNED, Found, Quantity
+from overflow_fixer.inner.quantities import BOUNDS, LONGEST_UNTOLD, NOTHING, SIGNED, Found, Quantity
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -41,7 +41,7 @@ from overflow_fixer.native import DOMAIN, declare_operators
 
 __all__ = [
     "EXPRESSIONS",
-    "MOST_UNTOLD",
+    "LONGEST_UNTOLD",
     "NOTHING",
     "SIGNED",
     "InnerValue",

@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.native import DOMAIN
-from overflow_fixer.records import Array, Dim
+from overflow_fixer.records import Dim
 
 _AXES_ARE_INPUTS = {
     "ReduceSum": 13,
@@ -127,10 +127,6 @@ class Expression:
     def attribute(self, name: str, default: Any) -> Any:
         found = self.node.attribute(name)
         return default if found is None else onnx.helper.get_attribute_value(found)
-
-    def read_fixed(self, tensor: str) -> Array | None:
-        """The value of a constant in whose place no batch can feed another; None for another tensor."""
-        return None if tensor in self.graph.defaults else self.graph.read_constant(tensor)
 
     def apply(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """One more node; the name of what it writes."""

@@ -23,7 +23,7 @@ Found = tuple[Quantity, str]
 NOTHING = ""
 """The tensor of a quantity that is of no interest in this model."""
 
-MOST_UNTOLD: Mapping[Quantity, int] = {"sum of exponentials": 4096}
+LONGEST_UNTOLD: Mapping[Quantity, int] = {"sum of exponentials": 4096}
 """Of rows of so many elements at most a quantity is not told: no exponential is larger than 1. As probes.cpp has it."""
 
 BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from overflow_fixer.inner.expression import Expression, Rows
-from overflow_fixer.inner.quantities import MOST_UNTOLD, NOTHING, Found
+from overflow_fixer.inner.quantities import LONGEST_UNTOLD, NOTHING, Found
 
 _ONE_AXIS_SINCE = 13
 
@@ -37,7 +37,7 @@ def _add_exponentials(expression: Expression, rows: Rows) -> str:
     if native is not None:
         return native.sum
     length = _count(expression, rows)
-    if length is not None and length <= MOST_UNTOLD["sum of exponentials"]:
+    if length is not None and length <= LONGEST_UNTOLD["sum of exponentials"]:
         return NOTHING
     largest = expression.reduce("ReduceMax", rows.tensor, rows.axes)
     if is_softmax:

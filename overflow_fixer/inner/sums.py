@@ -47,7 +47,7 @@ def find_in_exclusive_sum(expression: Expression) -> Iterator[Found]:
     """CumSum that leaves its last sum out of the output."""
     if not expression.attribute("exclusive", 0):
         return
-    axis = expression.read_fixed(expression.node.inputs[1])
+    axis = expression.graph.read_fixed(expression.node.inputs[1])
     if axis is not None:
         yield "last sum", expression.add_up("ReduceSum", expression.rows([int(axis.reshape(-1)[0])]))
     else:
@@ -82,7 +82,7 @@ def _find_sums(expression: Expression, wanted: Mapping[Quantity, str]) -> Iterat
 def _rows_of(expression: Expression) -> Rows | str | None:
     """What the node reduces: the tensor of its axes, where the model computes them; None where it reduces none."""
     given = expression.node.inputs[1] if len(expression.node.inputs) > 1 else ""
-    constant = expression.read_fixed(given)
+    constant = expression.graph.read_fixed(given)
     if given and constant is None:
         return given
     attribute = expression.attribute("axes", [])

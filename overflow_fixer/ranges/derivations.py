@@ -82,12 +82,11 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
 
     `sources` maps each observed tensor to the one whose values it holds (see sources.find_sources).
     """
-    given = {info.name for info in graph.model.graph.input}
     for name, source in sources.items():
         node = graph.producers.get(name)
         if name != source or node is None or not _is_plain(graph, node):
             continue
-        for read, step, number in _find_steps(graph, node, given):
+        for read, step, number in _find_steps(graph, node):
             if all(tensor in sources for tensor in read):
                 yield Derivation(name, tuple(sources[tensor] for tensor in read), step, number)
                 break
@@ -95,8 +94,7 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
 
 def find_factor(graph: Graph, node: Node) -> tuple[str, float] | None:
     """The tensor that the node multiplies by a positive number, and that number; None where it does something else."""
-    given = {info.name for info in graph.model.graph.input}
-    for read, step, number in _find_steps(graph, node, given) if _is_plain(graph, node) else ():
+    for read, step, number in _find_steps(graph, node) if _is_plain(graph, node) else ():
         if step in (_multiply, _divide) and number > 0:
             return read[0], number if step is _multiply else 1 / number
     return None
@@ -122,9 +120,7 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     return node.is_standard and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
 
 
-def _find_steps(
-    graph: Graph, node: Node, given: Iterable[str]
-) -> Iterator[tuple[tuple[str, ...], Step, float]]:
+def _find_steps(graph: Graph, node: Node) -> Iterator[tuple[tuple[str, ...], Step, float]]:
     """What the node may be told from: the tensors, what it does to their values, and with which number."""
     if node.op_type in _PLAIN:
         yield node.inputs, _PLAIN[node.op_type], 0.0
@@ -135,18 +131,19 @@ def _find_steps(
             yield node.inputs, _leak, float(alpha)
     for slot, (read, other) in enumerate(zip(node.inputs, node.inputs[::-1], strict=True)):
         step = _ARITHMETIC.get((node.op_type, slot))
-        number = None if step is None else _read_number(graph, other, given)
+        number = None if step is None else _read_number(graph, other)
         if step is not None and number is not None and (node.op_type != "Div" or number != 0):
             yield (read,), step, float(number)
 
 
-def _read_number(graph: Graph, tensor: str, given: Iterable[str]) -> np.float32 | None:
+def _read_number(graph: Graph, tensor: str) -> np.float32 | None:
     """The finite number that a constant holds; None for a tensor that is not one, or that may be fed."""
     proto = graph.constants.get(tensor)
-    if proto is None or tensor in given or proto.data_type != TensorProto.FLOAT or math.prod(proto.dims) != 1:
+    if proto is None or proto.data_type != TensorProto.FLOAT or math.prod(proto.dims) != 1:
         return None
-    value = graph.read_constant(tensor)
-    assert value is not None
+    value = graph.read_fixed(tensor)
+    if value is None:
+        return None
     number = np.float32(value.reshape(-1)[0])
     return number if np.isfinite(number) else None
 

@@ -8,8 +8,7 @@ from overflow_fixer.ranges.repeatability import is_repeatable_node
 
 def find_lasting(graph: Graph) -> frozenset[str]:
     """Those that standard operators compute, of constants that no batch can replace."""
-    given = {info.name for info in graph.model.graph.input}
-    held = {name for name in graph.constants if name not in given}
+    held = graph.constants.keys() - graph.defaults
     found: set[str] = set()
     for node in graph.nodes:
         is_fixed = node.is_standard and is_repeatable_node(graph, node)

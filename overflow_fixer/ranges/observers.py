@@ -58,13 +58,13 @@ class Look:
 
     Values over FP16's range are not counted, but for one that may hold a NaN. That is shown by the sum, or by
     `guard`, another tensor: where that holds a value out of range, infinite or NaN, this one is counted. Where several runs
-    are added up, it is taken in those in which the guard holds more than `most_untold` elements for each of its own, and
+    are added up, it is taken in those in which the guard holds more than `longest_untold` elements for each of its own, and
     FP16 can hold all that is in the tensors `held`.
     """
 
     words: frozenset[str]
     guard: str | None = None
-    most_untold: int = 0
+    longest_untold: int = 0
     held: tuple[str, ...] = ()
 
 

@@ -37,7 +37,7 @@ def _changes(graph: Graph, proto: onnx.NodeProto) -> bool:
         return proto.op_type in _RANDOM_OPS
     if len(proto.input) < 3 or not proto.input[2]:
         return False
-    training_mode = graph.read_constant(proto.input[2])
+    training_mode = graph.read_fixed(proto.input[2])
     return training_mode is None or bool(training_mode)
 
 

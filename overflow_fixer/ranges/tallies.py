@@ -78,12 +78,12 @@ class Tally:
         return Observed(found, {})
 
     def _set_conditions(self, held: Held, rows: Mapping[str, int], looks: Mapping[str, Look]) -> None:
-        """What is inside a node counts in the runs in which the node reads more than Look.most_untold, and as Look.held says."""
+        """What is inside a node counts in the runs in which the node reads more than Look.longest_untold, and as Look.held says."""
         self._totals[1:, _CONDITION] = np.arange(len(self._totals) - 1)
         listed: list[int] = []
         for name, look in looks.items():
             self._totals[rows[name], _CONDITION] = rows[held.sources.get(look.guard or "", name)] - 1
-            self._totals[rows[name], _TIMES] = look.most_untold
+            self._totals[rows[name], _TIMES] = look.longest_untold
             self._totals[rows[name], _LISTED:_FOLLOWS] = self._totals.size + len(listed), len(look.held)
             listed += [rows[held.sources[other]] - 1 for other in look.held]
         self._listed[:] = listed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overflow_fixer.graph import Graph
-from overflow_fixer.inner import MOST_UNTOLD, NOTHING, SIGNED, InnerValue, Inside
+from overflow_fixer.inner import LONGEST_UNTOLD, NOTHING, SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
@@ -49,12 +49,12 @@ class Walk:
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
-        most_untold = [0 if opening.is_tallied else _most_untold(value) for value in inside.values]
-        self._most_untold = np.array(most_untold, np.int64)
+        longest_untold = [0 if opening.is_tallied else _longest_untold(value) for value in inside.values]
+        self._longest_untold = np.array(longest_untold, np.int64)
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._carried = Carried(graph, carried)
         made = [value for value in inside.values if value.tensor != NOTHING]
-        looks = {value.tensor: Look(_words_of(value), value.source, _most_untold(value)) for value in made}
+        looks = {value.tensor: Look(_words_of(value), value.source, _longest_untold(value)) for value in made}
         told = list(rows.live), small, looks, inside.extremes, self._carried.computed
         self._observer = self._open(inside, Wanted(*told, midst=opening.midst), opening)
 
@@ -95,7 +95,7 @@ class Walk:
         """Values of which nothing is told, in place: of short rows, and of none, of which the largest element is -inf."""
         first, counts = len(self._tensors), seen["element_count"]
         rows = counts[first : first + len(self._sources)]
-        is_untold = counts[self._sources] <= self._most_untold * rows
+        is_untold = counts[self._sources] <= self._longest_untold * rows
         seen[first + np.flatnonzero(is_untold)] = no_summaries(1)
 
     def _find_suspects(self, batch: Batch, own: Summaries, observed: Observed) -> list[int]:
@@ -145,8 +145,8 @@ def _find_copies(graph: Graph, computed: Collection[str]) -> dict[str, str]:
     return found if is_anything_left else {}
 
 
-def _most_untold(value: InnerValue) -> int:
-    return MOST_UNTOLD.get(value.quantity, 0)
+def _longest_untold(value: InnerValue) -> int:
+    return LONGEST_UNTOLD.get(value.quantity, 0)
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:

@@ -19,6 +19,7 @@ from overflow_fixer.ranges.repeatability import is_repeatable
         (helper.make_node("Dropout", ["x", "", "training"], ["y"]), False),
         (helper.make_node("Dropout", ["x", "", "evaluating"], ["y"]), True),
         (helper.make_node("Dropout", ["x", "", "flag"], ["y"]), False),
+        (helper.make_node("Dropout", ["x", "", "default"], ["y"]), False),
         (helper.make_node("Bernoulli", ["x"], ["y"]), False),
         (helper.make_node("BatchNormalization", ["x", *"wwww"], ["y"]), True),
         (helper.make_node("BatchNormalization", ["x", *"wwww"], ["y", "m", "v"], training_mode=1), False),
@@ -27,10 +28,11 @@ from overflow_fixer.ranges.repeatability import is_repeatable
 def test_what_may_change_from_run_to_run(tmp_path: Path, node: Any, repeatable: bool) -> None:
     switches = [
         numpy_helper.from_array(np.array(value), name)
-        for name, value in (("training", True), ("evaluating", False))
+        for name, value in (("training", True), ("evaluating", False), ("default", False))
     ]
     weights = [numpy_helper.from_array(np.ones(2, np.float32), "w"), *switches]
-    inputs = [value_info("x", dims=[3, 2]), value_info("flag", TensorProto.BOOL, [])]
+    fed = [value_info(name, TensorProto.BOOL, []) for name in ("flag", "default")]
+    inputs = [value_info("x", dims=[3, 2]), *fed]
     graph = save_model(tmp_path / "m.onnx", [node], inputs, [value_info("y")], weights)
     assert is_repeatable(graph) == repeatable
 
