@@ -251,11 +251,14 @@ def test_what_a_list_says_of_the_rank(op_type: str, listed: list[int], rank: int
     assert told[1].get("y") == rank
 
 
-@pytest.mark.parametrize("op_type", [*RANKED_INPUTS, *RANKS])
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_a_node_of_too_few_or_too_many_inputs_is_left_to_onnx_runtime(op_type: str, count: int) -> None:
-    node = helper.make_node(op_type, ["x"] * count, ["y"])
-    assert find_rank(node, {}, {"x": 2}) in (None, 1, 2, 3)
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_node_of_too_few_or_too_many_inputs_is_left_to_onnx_runtime(count: int) -> None:
+    """It says what is wrong; no operator's row of the table fails before that."""
+    nodes = [helper.make_node(op_type, ["x"] * count, ["y"]) for op_type in (*RANKED_INPUTS, *RANKS)]
+    told = {node.op_type: find_rank(node, {}, {"x": 2}) for node in nodes}
+    assert told["Gather"] is told["MatMul"] is told["Squeeze"] is None
+    if not count:
+        assert {op_type for op_type, rank in told.items() if rank is not None} == {"Flatten", "Shape"}
 
 
 def test_a_shape_that_no_vector_tells_gives_no_rank() -> None:
