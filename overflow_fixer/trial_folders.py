@@ -7,6 +7,7 @@ system without locks trials of other runs are left alone.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -63,8 +64,30 @@ def clear_abandoned(output: Path) -> Iterator[Path]:
             lock.acquire(timeout=0)
         except (OSError, NotImplementedError):  # another run's, which lives; or there are no locks here
             continue
-        yield from _list_trials(mark.parent)
+        if mark.exists():  # and not removed since by another
+            yield from _list_trials(mark.parent)
         _remove(mark.parent, lock)
+    _clear_unmarked(output)
+
+
+def _clear_unmarked(output: Path) -> None:
+    """Remove what is left of runs that were killed while they made their folder, or while they removed it."""
+    for run in output.glob(f"{_PREFIX}*"):
+        with suppress(OSError, NotImplementedError):
+            if _is_bare(run):
+                _remove_bare(run)
+
+
+def _is_bare(run: Path) -> bool:
+    return set(os.listdir(run)) <= {_LOCK}
+
+
+def _remove_bare(run: Path) -> None:
+    """While it is held: a run that is making it waits for the lock, and then finds that its folder is gone."""
+    with _make_lock(run).acquire(timeout=0):
+        if _is_bare(run):
+            (run / _LOCK).unlink()
+            run.rmdir()
 
 
 def _remove(run: Path, lock: BaseFileLock) -> None:
@@ -72,22 +95,29 @@ def _remove(run: Path, lock: BaseFileLock) -> None:
     for folder in _list_trials(run):
         shutil.rmtree(folder, ignore_errors=True)
     (run / _MARK).unlink(missing_ok=True)
-    lock.release()
     shutil.rmtree(run, ignore_errors=True)
+    lock.release()
+    shutil.rmtree(run, ignore_errors=True)  # some file systems keep a file that is open
 
 
 def _list_trials(run: Path) -> list[Path]:
-    return sorted(path for path in run.iterdir() if path.is_dir()) if run.is_dir() else []
+    with suppress(OSError):
+        return sorted(path for path in run.iterdir() if path.is_dir())
+    return []
 
 
 def _take(output: Path) -> tuple[Path, BaseFileLock]:
     """A new folder and its lock; without hold of it where the file system has none."""
-    run = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=output))
-    lock = _make_lock(run)
-    with suppress(OSError, NotImplementedError):
-        lock.acquire(timeout=_LOCK_SECONDS)
-    (run / _MARK).touch()
-    return run, lock
+    while True:
+        run = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=output))
+        lock = _make_lock(run)
+        with suppress(OSError, NotImplementedError):
+            lock.acquire(timeout=_LOCK_SECONDS)
+        try:
+            (run / _MARK).touch()
+            return run, lock
+        except FileNotFoundError:  # another run has taken it for one that was killed before this
+            lock.release()
 
 
 def _make_lock(run: Path) -> BaseFileLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,49 @@ def test_a_folder_of_the_users_own_is_none(tmp_path: Path) -> None:
     mine.mkdir(parents=True)
     assert list(clear_abandoned(tmp_path)) == []
     assert list(mine.parent.iterdir()) == [mine]
+
+
+@pytest.mark.parametrize("files", [(), ("run.lock",)])
+def test_what_a_kill_left_without_a_mark_goes(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """A run that is killed while it makes its folder, or while it removes it."""
+    left = tmp_path / ".trials-left"
+    left.mkdir()
+    for name in files:
+        (left / name).touch()
+    assert list(clear_abandoned(tmp_path)) == []
+    assert _list_hidden(tmp_path) == []
+
+
+def test_a_folder_that_a_run_is_making_is_left_to_it(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    made = tmp_path / ".trials-made"
+    made.mkdir()
+    with FileLock(made / "run.lock"):
+        assert list(clear_abandoned(tmp_path)) == []
+        assert _list_hidden(tmp_path) == [made]
+
+
+def test_a_run_whose_new_folder_was_removed_makes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import filelock
+
+    acquire, lost = filelock.FileLock.acquire, []
+
+    def acquire_too_late(lock: filelock.FileLock, timeout: float) -> object:
+        held = acquire(lock, timeout)
+        if not lost:
+            lost.append(Path(lock.lock_file).parent)
+            shutil.rmtree(lost[0])
+        return held
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire_too_late)
+    trials = TrialFolders(tmp_path)
+    assert _list_hidden(tmp_path) == [trials.path]
+    assert lost != [trials.path]
+    assert list(clear_abandoned(tmp_path)) == []
+    trials.close(lambda folder: False)
 
 
 @pytest.mark.parametrize("error", [NotImplementedError(), OSError(errno.ENOLCK, "No locks available")])

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,16 +254,19 @@ def test_models_of_a_node_that_was_lost_run_elsewhere(
     nodes: Any, cluster: RayCluster, entries: list[ZooEntry], tmp_path: Path
 ) -> None:
     here = _run_here(*entries)
-    lost = nodes.add_node(num_cpus=2, memory=8 << 30, object_store_memory=80 << 20)
-    raylet = lost.all_processes["raylet"][0].process.pid
+    with ExitStack() as others:
+        others.enter_context(_busy(nodes, cluster))
+        lost = nodes.add_node(**_NODE)
+        raylet = lost.all_processes["raylet"][0].process.pid
 
-    def kill_raylet() -> bool:
-        if not any(raylet in [parent.pid for parent in _parents(one)] for one in _workers(tmp_path)):
-            return False
-        nodes.remove_node(lost, allow_graceful=False)
-        return True
+        def kill_raylet() -> bool:
+            if not any(raylet in [parent.pid for parent in _parents(one)] for one in _workers(tmp_path)):
+                return False
+            nodes.remove_node(lost, allow_graceful=False)
+            others.close()
+            return True
 
-    found, struck = _fix_while(cluster, entries, kill_raylet)
+        found, struck = _fix_while(cluster, entries, kill_raylet)
     assert struck
     assert _tell(found) == here
     assert all(outcome.is_earlier for outcome in fix_zoo(entries, cluster))
@@ -287,6 +290,24 @@ def test_a_kill_is_told_of_late_since_a_node_that_is_lost_kills_its_models_first
     assert outcome.kind == "out_of_memory"
 
 
+@contextmanager
+def _busy(nodes: Any, cluster: RayCluster) -> Iterator[None]:
+    """The cluster with no CPU but those of nodes that come later."""
+    ray = cluster.ray
+
+    class Holder:
+        def hold(self) -> None: ...
+
+    count = len(nodes.list_all_nodes())
+    holders = [ray.remote(num_cpus=_NODE["num_cpus"])(Holder).remote() for _ in range(count)]
+    ray.get([one.hold.remote() for one in holders])
+    try:
+        yield
+    finally:
+        for one in holders:
+            ray.kill(one)
+
+
 def _start_blind_node(nodes: Any, hidden: Path) -> subprocess.Popen[bytes]:
     """A node that sees nothing of a folder: an empty one lies over it."""
     ray = str(Path(sys.executable).with_name("ray"))
@@ -304,25 +325,17 @@ def _start_blind_node(nodes: Any, hidden: Path) -> subprocess.Popen[bytes]:
 @contextmanager
 def _only_blind(nodes: Any, cluster: RayCluster, hidden: Path) -> Iterator[None]:
     """The cluster with no CPU but those of a node that does not see a folder."""
-    ray = cluster.ray
-    before = {node["NodeID"] for node in ray.nodes()}
-
-    class Holder:
-        def hold(self) -> None: ...
-
-    holders = [ray.remote(num_cpus=_NODE["num_cpus"])(Holder).remote() for _ in range(2)]
-    ray.get([one.hold.remote() for one in holders])
-    process = _start_blind_node(nodes, hidden)
-    try:
-        while not any(node["NodeID"] not in before and node["Alive"] for node in ray.nodes()):
-            assert process.poll() is None
-            time.sleep(0.1)
-        yield
-    finally:
-        for one in holders:
-            ray.kill(one)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    before = {node["NodeID"] for node in cluster.ray.nodes()}
+    with _busy(nodes, cluster):
+        process = _start_blind_node(nodes, hidden)
+        try:
+            while not any(node["NodeID"] not in before and node["Alive"] for node in cluster.ray.nodes()):
+                assert process.poll() is None
+                time.sleep(0.1)
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.mark.skipif(
