@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ from overflow_fixer.external_data import check_external_data, external_tensors, 
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.operator_types import STANDARD_DOMAINS
 from overflow_fixer.records import Array, Dim, InputSpec
-from overflow_fixer.subgraphs import all_names, bodies, captured_by
+from overflow_fixer.subgraphs import all_names, bodies, captured_by, may_have_bodies
 from overflow_fixer.tensor_types import (
     LateShapes,
     constant_tensor,
@@ -53,8 +54,9 @@ class Node:
 
     @staticmethod
     def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
-        names = tuple(proto.input), tuple(proto.output), tuple(captured_by(proto))
-        return Node(index, label, proto.op_type, proto.domain, *names, proto)
+        op_type, domain = proto.op_type, proto.domain
+        captured = tuple(captured_by(proto)) if may_have_bodies(op_type, domain) else ()
+        return Node(index, label, op_type, domain, tuple(proto.input), tuple(proto.output), captured, proto)
 
     def at(self, index: int) -> Node:
         """The same in another place."""
@@ -74,16 +76,20 @@ class Node:
         return self.op_type if self.is_standard else ""
 
     @property
-    def reads(self) -> Iterator[str]:
+    def reads(self) -> tuple[str, ...]:
         """Every tensor the node reads, its bodies included, none left out, repeats kept."""
-        return (name for name in (*self.inputs, *self.captured) if name)
+        return _drop_empty(self.inputs + self.captured)
 
     @property
-    def writes(self) -> Iterator[str]:
-        return (name for name in self.outputs if name)
+    def writes(self) -> tuple[str, ...]:
+        return _drop_empty(self.outputs)
 
     def attribute(self, name: str) -> onnx.AttributeProto | None:
         return next((found for found in self.proto.attribute if found.name == name), None)
+
+
+def _drop_empty(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(filter(None, names)) if "" in names else names
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,16 +320,16 @@ def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _drop_repeated_names(graph: onnx.GraphProto) -> None:
     """ONNX Runtime refuses a graph in which two nodes have one name, and takes nameless ones."""
-    names = Counter(node.name for node in graph.node)
-    for node in graph.node:
+    names = Counter([node.name for node in graph.node])
+    for node in graph.node if len(names) < len(graph.node) else ():
         if names[node.name] > 1:
             node.ClearField("name")
-        for body in bodies(node):
-            _drop_repeated_names(body)
+    for body in chain.from_iterable(map(bodies, graph.node)):
+        _drop_repeated_names(body)
 
 
 def _number_nodes(graph: onnx.GraphProto) -> Iterator[Node]:
-    names = Counter(proto.name for proto in graph.node)
+    names = Counter([proto.name for proto in graph.node])
     taken = set(names)
     for index, proto in enumerate(graph.node):
         label = proto.name
@@ -354,10 +360,10 @@ def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> N
     written = {name for node in nodes for name in node.writes}
     seen: set[str] = set()
     for node in nodes:
-        early = next((name for name in node.reads if name in written and name not in seen), None)
-        if early is not None:
+        early = [name for name in node.reads if name not in seen and name in written]
+        if early:
             raise ModelError(
-                f"{path}: node {node.label!r} reads tensor {early!r} before a node writes it. Expected the nodes in "
+                f"{path}: node {node.label!r} reads tensor {early[0]!r} before a node writes it. Expected the nodes in "
                 "topological order, as ONNX demands. Sort them, for example with onnx-graphsurgeon's toposort()."
             )
         seen.update(node.writes)

@@ -182,7 +182,7 @@ def _gather(graph: Graph, plan: PrecisionPlan, findings: Iterable[Finding]) -> P
         kept = tuple(finding for finding in by_node[node.label] if finding.action == "pin")
         considered += [finding for finding in by_node[node.label] if finding.action != "pin"]
         if kept:
-            pins.append(Pin(node.label, node.op_type, tuple(node.writes), kept))
+            pins.append(Pin(node.label, node.op_type, node.writes, kept))
     return replace(plan, pins=tuple(pins), considered=tuple(considered))
 
 

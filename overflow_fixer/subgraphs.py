@@ -15,9 +15,14 @@ _HOLDS_NO_TENSOR = frozenset(
 )
 
 
+def may_have_bodies(op_type: str, domain: str) -> bool:
+    """Whether nodes of an operator can hold subgraphs."""
+    return op_type in CONTROL_FLOW or domain not in STANDARD_DOMAINS
+
+
 def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The subgraphs of a control-flow node, one level deep."""
-    if proto.op_type not in CONTROL_FLOW and proto.domain in STANDARD_DOMAINS:
+    if not may_have_bodies(proto.op_type, proto.domain):
         return
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:

@@ -186,7 +186,7 @@ def _judge_pins(typed: Typed) -> None:
         node = typed.graph.by_label[label]
         if node.op_type == "Constant":
             continue
-        found = typed.node_of(next(node.writes))
+        found = typed.node_of(node.writes[0])
         assert found.op_type == node.op_type
         pairs = [*zip(node.outputs, found.output, strict=True)]
         if node.op_type != "Cast":
@@ -197,7 +197,7 @@ def _judge_pins(typed: Typed) -> None:
 
 
 def _first_output(typed: Typed, label: str) -> str:
-    return next(typed.graph.by_label[label].writes)
+    return typed.graph.by_label[label].writes[0]
 
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 
 import numpy as np
@@ -233,14 +233,15 @@ def _locate(
     lengths = [length for gathering in gatherings.values() for length in gathering.lengths]
     starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0)
     counts = [len(gathering.lengths) for gathering in gatherings.values()]  # of segments
-    next_of = dict(zip(gatherings, np.cumsum([0, *counts]).tolist(), strict=False))
+    places_of = {
+        kind: iter(range(end - count, end))
+        for kind, count, end in zip(gatherings, counts, np.cumsum(counts).tolist(), strict=True)
+    }
     found: dict[str, list[int]] = {}
     for look in looks:
-        places: list[int] = []
-        for _, kind, segments in look.vectors:
-            places += range(next_of[kind], next_of[kind] + len(segments))
-            next_of[kind] += len(segments)
-        found |= look.share(places)
+        found |= look.share(
+            [place for _, kind, segments in look.vectors for place in islice(places_of[kind], len(segments))]
+        )
     return starts.astype(np.int64), found
 
 
@@ -249,7 +250,7 @@ def _interleave(graph: Graph, behind: Behind, instead: Instead) -> Iterator[Node
     for spec in graph.inputs:
         yield from behind.get(spec.name, ())
     for node in graph.nodes:
-        other = instead.get(tuple(node.writes)) if instead else None
+        other = instead.get(node.writes) if instead else None
         yield _read_rounded(graph, node, behind) if other is None else other
         for name in node.writes:
             yield from behind.get(name, ())
@@ -261,7 +262,7 @@ def _read_rounded(graph: Graph, node: Node, behind: Behind) -> NodeProto:
     ONNX Runtime drops a Cast to float behind its own Cast to FP16, so the values were never rounded,
     except where the tensors are outputs. Behind one of the model's own Casts it drops nothing.
     """
-    if not _is_widening(graph, node) or not behind.get(node.inputs[0]):
+    if node.op_type != "Cast" or not _is_widening(graph, node) or not behind.get(node.inputs[0]):
         return node.proto
     producer = graph.producers.get(node.inputs[0])
     if producer is None or (_is_plain_cast(producer) and _is_plain_cast(node)):
@@ -273,7 +274,7 @@ def _read_rounded(graph: Graph, node: Node, behind: Behind) -> NodeProto:
 
 
 def _is_widening(graph: Graph, node: Node) -> bool:
-    to = node.attribute("to") if node.op_type == "Cast" else None
+    to = node.attribute("to")
     return to is not None and to.i == TensorProto.FLOAT and graph.dtypes.get(node.inputs[0]) in _NARROW
 
 

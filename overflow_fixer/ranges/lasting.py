@@ -9,9 +9,8 @@ from overflow_fixer.ranges.repeatability import is_repeatable_node
 def find_lasting(graph: Graph) -> frozenset[str]:
     """Those that standard operators compute, of constants that no batch can replace."""
     held = graph.constants.keys() - graph.defaults
-    found: set[str] = set()
+    fixed = set(held)
     for node in graph.nodes:
-        is_fixed = node.is_standard and is_repeatable_node(graph, node)
-        if is_fixed and all(name in held or name in found for name in node.reads):
-            found.update(name for name in node.writes if name not in held)
-    return frozenset(found)
+        if fixed.issuperset(node.reads) and node.is_standard and is_repeatable_node(graph, node):
+            fixed.update(node.writes)
+    return frozenset(fixed - held)

@@ -96,8 +96,12 @@ class Probe:
 
         `places` are those of the segments of `vectors`, one after the other.
         """
-        place_of = dict(zip(self.words, places, strict=True))
-        yield self.tensor, [place_of.get(word, -1) for word in (DETAILED if self.is_detailed else QUICK)]
+        wanted = DETAILED if self.is_detailed else QUICK
+        if self.words == wanted:
+            yield self.tensor, list(places)
+        else:
+            place_of = dict(zip(self.words, places, strict=True))
+            yield self.tensor, [place_of.get(word, -1) for word in wanted]
 
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor

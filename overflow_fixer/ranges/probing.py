@@ -49,7 +49,7 @@ class Probing:
         is_detailed = tensor in self.detailed
         dims = None if is_detailed else self.shapes.get(tensor)  # which may have to be inferred
         count = count_elements(dims)
-        rows = find_rows(dims) if self.in_rows else 1
+        rows = find_rows(dims) if self.in_rows and dims else 1
         is_flat = rows > 1 or not dims or not count
         wanted = self.words.get(tensor) or self._choose_words(tensor)
         return Probe(

@@ -7,12 +7,11 @@ the model, and where a tensor may be a mask, all of whose elements are 0 or one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from overflow_fixer.graph import Graph, Node
 
-_ENLARGING = frozenset({("Div", 1), ("Mod", 1), ("Log", 0), ("Reciprocal", 0), ("Pow", 0), ("Sqrt", 0)})
+_ENLARGING = {"Div": 1, "Mod": 1, "Log": 0, "Reciprocal": 0, "Pow": 0, "Sqrt": 0}
 """Operators and the input whose small values they make large."""
 _SWITCHES = frozenset("Hardmax OneHot Sign Floor Ceil Round".split())
 """Operators whose outputs are few numbers whatever comes in."""
@@ -30,23 +29,22 @@ def find_small_valued(graph: Graph, wanted: SmallValues = "needed") -> frozenset
     """The tensors whose smallest magnitude that is not zero is to be taken, of those that are not constant."""
     if wanted == "all":
         return frozenset(graph.tensors)
-    found = {node.inputs[slot] for node in graph.nodes for slot in _enlarged(node)}
+    slots = ((node.inputs, _ENLARGING[node.op_type]) for node in graph.nodes if node.op_type in _ENLARGING)
+    found = {inputs[slot] for inputs, slot in slots if slot < len(inputs)}
     outputs = {name for name in graph.outputs if graph.is_float(name)}
-    return frozenset(found | outputs | set(_find_masks(graph)))
+    return frozenset(found | outputs | _find_masks(graph))
 
 
-def _enlarged(node: Node) -> Iterator[int]:
-    return (slot for slot in range(len(node.inputs)) if (node.op_type, slot) in _ENLARGING)
-
-
-def _find_masks(graph: Graph) -> Iterator[str]:
+def _find_masks(graph: Graph) -> set[str]:
     """What is made of inputs, of what is not float, and of switches, by simple operators alone."""
     masks = {spec.name for spec in graph.inputs if graph.is_float(spec.name)}
     for node in graph.nodes:
-        live = [name for name in node.reads if name not in graph.constants]
-        is_simple = node.op_type in _SIMPLE and all(
-            name in masks or not graph.is_float(name) for name in live
-        )
+        is_simple = node.op_type in _SIMPLE and masks.issuperset(_read_floats(graph, node))
         if is_simple or node.op_type in _SWITCHES:
-            masks.update(name for name in node.writes if graph.is_float(name))
-    yield from masks
+            masks.update([name for name in node.writes if graph.is_float(name)])
+    return masks
+
+
+def _read_floats(graph: Graph, node: Node) -> list[str]:
+    """Those that are not constant."""
+    return [name for name in node.reads if graph.is_float(name) and name not in graph.constants]

@@ -100,7 +100,7 @@ def _put_in(bodies: Sequence[_TalliedBody]) -> Instead:
     found: dict[tuple[str, ...], NodeProto] = {}
     for one in bodies:
         node = one.body.node
-        made = found.setdefault(tuple(node.writes), _copy(node.proto))
+        made = found.setdefault(node.writes, _copy(node.proto))
         attribute = next(attribute for attribute in made.attribute if attribute.name == one.body.attribute)
         attribute.g.CopyFrom(one.tally.proto)
     return found

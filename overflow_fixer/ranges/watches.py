@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto
+from onnx import AttributeProto, NodeProto, TensorProto
 
 from overflow_fixer.graph import Graph, Node
 from overflow_fixer.native import DOMAIN
@@ -57,20 +57,25 @@ class Watch:
             inputs += [told.get(name, of_unknown).statistics, name]
         inputs += [self.constant] if self.constant else []
         scales = [told.get(name, of_unknown).scale for name, _ in self.factors]
-        return onnx.helper.make_node(
-            "WatchPair" if len(self.factors) == 2 else "Watch",
-            inputs,
-            [prefix + "nothing"],
+        numbers = {
+            "function": self.function,
+            "number": self.number,
+            "allowance": self.allowance,
+            "axis": self.factors[0][1],
+            "groups": self.groups,
+            "axis_y": self.factors[-1][1],
+            "scale": _bits_of(scales[0]),
+            "scale_y": _bits_of(scales[-1]),
+            "is_kernel": int(self.has_kernel),
+        }
+        return NodeProto(
+            op_type="WatchPair" if len(self.factors) == 2 else "Watch",
             domain=DOMAIN,
-            function=self.function,
-            number=self.number,
-            allowance=self.allowance,
-            axis=self.factors[0][1],
-            groups=self.groups,
-            axis_y=self.factors[-1][1],
-            scale=_bits_of(scales[0]),
-            scale_y=_bits_of(scales[-1]),
-            is_kernel=self.has_kernel,
+            input=inputs,
+            output=[prefix + "nothing"],
+            attribute=[
+                AttributeProto(name=name, type=AttributeProto.INT, i=i) for name, i in numbers.items()
+            ],
         )
 
 

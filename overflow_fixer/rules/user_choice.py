@@ -15,4 +15,4 @@ def find_user_choice(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
     reasons = [f"asked for: name matches {p!r}" for p in policy.include_nodes if re.search(p, node.label)]
     reasons += [f"asked for: operator {op}" for op in policy.include_ops if op == node.op_type]
     for reason in reasons:
-        yield Finding("user", node.label, next(node.writes, ""), math.nan, math.nan, reason)
+        yield Finding("user", node.label, next(iter(node.writes), ""), math.nan, math.nan, reason)

@@ -85,7 +85,7 @@ def test_kept_operators_run_in_fp32_with_their_reason(tmp_path: Path, op_type: s
     path = write_model(tmp_path, text, opset=opset)
     typed = make_typed(path)
     (label,) = (node.label for node in typed.graph.nodes if node.op_type == op_type)
-    node = typed.node_of(next(typed.graph.by_label[label].writes))
+    node = typed.node_of(typed.graph.by_label[label].writes[0])
     assert FLOAT16 not in {typed.types[name] for name in (*node.input, *node.output) if name}
     writes_float = FLOAT in {typed.types[name] for name in node.output}
     assert [(kept.node, kept.reason) for kept in typed.artifact.kept if kept.op_type == op_type] == (
@@ -121,7 +121,7 @@ def test_attributes_and_inputs_that_the_parser_types_in_fp32(tmp_path: Path, nod
         {{ a = Abs(x) {node} d = Neg(b) y = ReduceSum <keepdims: int = 0> (d) }}"""
     typed = make_typed(write_model(tmp_path, text, opset=20 if is_supported(20) else 17))
     (checked,) = (n for n in typed.graph.nodes if n.op_type in ("Gemm", "IsInf", "RNN", "GRU", "LSTM"))
-    found = typed.node_of(next(checked.writes))
+    found = typed.node_of(checked.writes[0])
     assert typed.types[found.input[0]] == (FLOAT if kept else FLOAT16)
     listed = {label.node for label in typed.artifact.kept}
     assert listed == ({checked.label} if kept and checked.op_type != "IsInf" else set())

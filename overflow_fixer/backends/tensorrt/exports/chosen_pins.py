@@ -35,9 +35,7 @@ def choose_pins(graph: Graph, plan: PrecisionPlan, artifact: Artifact) -> tuple[
     for label, reason in _find_widened(graph, plan, artifact).items():
         reasons.setdefault(label, (reason,))
     return tuple(
-        ExportedPin(
-            node.label, node.op_type, tuple(node.writes), reasons[node.label], _excuse(graph, node.label)
-        )
+        ExportedPin(node.label, node.op_type, node.writes, reasons[node.label], _excuse(graph, node.label))
         for node in graph.nodes
         if node.label in reasons
     )

@@ -192,7 +192,7 @@ def _render_pins(pins: Sequence[ExportedPin]) -> str:
 
 def _render_nodes(graph: Graph) -> str:
     lines = ["# Every node with the tensors it writes, by which layers are told apart.", "NODES = {"]
-    lines += [f"    {node.label!r}: {tuple(node.writes)!r}," for node in graph.nodes]
+    lines += [f"    {node.label!r}: {node.writes!r}," for node in graph.nodes]
     lines += ["}", "", "CONSTANTS = frozenset(", "    ["]
     lines += [f"        {name!r}," for name in graph.constants]
     return "\n".join([*lines, "    ]", ")"])
