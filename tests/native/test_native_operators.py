@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edge_values import EDGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -21,22 +22,6 @@ from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import has_native_probes, open_session, run_session
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
-EDGES = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-40,
-    6e-8,
-    1.0,
-    -2.5,
-    65504.0,
-    65519.996,
-    65520.0,
-    -3e38,
-    np.inf,
-    -np.inf,
-    np.nan,
-]
 
 
 def test_it_is_built_where_it_must_be() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edge_values import EDGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from test_native_operators import EDGES, leave_out_small, probe, reckon
+from test_native_operators import leave_out_small, probe, reckon
 
 from overflow_fixer.native import DOMAIN, LIBRARY
 from overflow_fixer.records import Array, Batch

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edge_values import EDGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -30,22 +31,6 @@ from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, hide_smal
 from overflow_fixer.records import Array, Batch, Range
 
 WAYS: tuple[Observe, ...] = ("reductions", "outputs")
-EDGES = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-40,
-    6e-8,
-    1.0,
-    -2.5,
-    65504.0,
-    65519.996,
-    65520.0,
-    -3e38,
-    np.inf,
-    -np.inf,
-    np.nan,
-]
 ORDINARY = [0.0, -0.0, 1e-45, -1e-40, 0.5, -2.5, 65504.0, 65519.996, -65519.996]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6)
 

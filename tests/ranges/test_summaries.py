@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from edge_values import EDGES
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,22 +19,6 @@ from overflow_fixer.ranges.summaries import (
 )
 from overflow_fixer.records import Array, Range
 
-EDGES = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-40,
-    6e-8,
-    1.0,
-    -2.5,
-    65504.0,
-    65519.996,
-    -65520.0,
-    3e38,
-    np.inf,
-    -np.inf,
-    np.nan,
-]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 FLOATS = st.one_of(st.sampled_from(EDGES), st.floats(width=32))
 
