@@ -20,7 +20,7 @@ from overflow_fixer.zoo.folder import read_folder
 from overflow_fixer.zoo.machine import describe_machine
 from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
 from overflow_fixer.zoo.pool import Host, order
-from overflow_fixer.zoo.ray_cluster import open_ray
+from overflow_fixer.zoo.ray_connection import open_ray
 from overflow_fixer.zoo.summary import load_summary, summarize
 from overflow_fixer.zoo.zoo_file import read_zoo_file
 

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from overflow_fixer.zoo.fixing import fix_zoo
     from overflow_fixer.zoo.machine import Machine, describe_machine
     from overflow_fixer.zoo.outcomes import ZooOutcome
-    from overflow_fixer.zoo.ray_cluster import RayCluster, open_ray
+    from overflow_fixer.zoo.ray_cluster import RayCluster
+    from overflow_fixer.zoo.ray_connection import open_ray
 
 __all__ = [
     "Machine",
@@ -29,6 +30,7 @@ __getattr__ = lazy_names(
         "fixing": ("fix_zoo",),
         "machine": ("Machine", "describe_machine"),
         "outcomes": ("ZooOutcome",),
-        "ray_cluster": ("RayCluster", "open_ray"),
+        "ray_cluster": ("RayCluster",),
+        "ray_connection": ("open_ray",),
     },
 )

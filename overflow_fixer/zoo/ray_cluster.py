@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,150 +15,22 @@ from overflow_fixer.errors import ConfigError
 from overflow_fixer.external_data import list_data_files
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
-from overflow_fixer.zoo.errands import Board, Delivery, Errand, Report, run_errand
-from overflow_fixer.zoo.machine import describe_machine
-from overflow_fixer.zoo.outcomes import (
-    Basis,
-    InputFile,
-    Kind,
-    ZooOutcome,
-    describe_basis,
-    find_versions,
-    list_inputs,
-)
-from overflow_fixer.zoo.parcels import TOKEN, list_results, pack, put_in_place
+from overflow_fixer.zoo.errands import Errand
+from overflow_fixer.zoo.outcomes import InputFile, describe_basis, list_inputs
+from overflow_fixer.zoo.parcels import TOKEN, list_results, pack
 from overflow_fixer.zoo.pool import Work, estimate_memory_gib, uses_gpu
-from overflow_fixer.zoo.ray_module import import_ray
+from overflow_fixer.zoo.ray_nodes import Ask, list_nodes
+from overflow_fixer.zoo.ray_work import RayWork, Sent
 
 _GIB = 2**30
-_LOSSES = 3
-"""How often a model that was lost with its worker or node runs again."""
 _LOOK_SECONDS = 0.5
 _NODE_PATIENCE_SECONDS = 600.0
 """How long it is waited for a node on which what is next can run, where there is none."""
-_REPLY_SECONDS = 60.0
-_CONNECT_SECONDS = 5.0
-_SAME = ("overflow_fixer", "onnxruntime")
-"""What every node must have in the version that is here, for its results to be those of this machine."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What a task asks of a node, or what a node has."""
-
-    cpus: int
-    gpus: int
-    memory_bytes: int
-
-    def fits(self, node: Ask) -> bool:
-        return self.cpus <= node.cpus and self.gpus <= node.gpus and self.memory_bytes <= node.memory_bytes
-
-
-@dataclass(eq=False)
-class Sent:
-    """A parcel in the cluster's object store, for as long as this is held."""
-
-    reference: Any
-
-
-@dataclass(eq=False)
-class RayWork:
-    """One entry's task. `basis` is what it rests on as seen from here, `before` the files of the folder that were sent."""
-
-    cluster: RayCluster
-    entry: ZooEntry
-    attempt: int
-    ask: Ask
-    errand: Errand
-    basis: Basis
-    sent: tuple[Sent, ...]
-    before: tuple[str, ...]
-    reference: Any = None
-    report: Report | None = None
-    delivery: Delivery | None = None
-    loss: Exception | None = None
-
-    @property
-    def seconds(self) -> float:
-        return 0.0 if self.report is None else self.report.seconds
-
-    @property
-    def peak_bytes(self) -> int:
-        return 0 if self.report is None else self.report.peak_bytes
-
-    def read_progress(self) -> tuple[str, int, int] | None:
-        return None if self.report is None else self.report.progress
-
-    def stop(self) -> None:
-        self.cluster.stop(self)
-
-    def kill(self) -> None:
-        self.cluster.kill(self)
-
-    def receive(self) -> None:
-        """Take what came back, and put results in place that were not written there."""
-        self.errand.token.unlink(missing_ok=True)
-        try:
-            self.delivery = self.cluster.get(self.reference)
-        except self.cluster.ray.exceptions.RayError as error:
-            self.loss = error
-            return
-        if self.delivery.results is not None:
-            put_in_place(self.delivery.results, self.before, self.entry.folder)
-
-    def take_outcome(self) -> ZooOutcome | None:
-        """None where it is to run again: it was lost with its node, or needs files that were not sent."""
-        if self.delivery is None:
-            return self._explain_loss()
-        if self.delivery.lacks_files:
-            self.cluster.sends_files = True
-        outcome = self.delivery.outcome
-        if outcome is None:
-            return None
-        here = {os.path.abspath(file.path): file for file in self.errand.inputs}
-        files = tuple(
-            here.get(os.path.abspath(file.path), file).model_copy(update={"path": file.path})
-            for file in outcome.basis.files
-        )
-        basis = outcome.basis.model_copy(update={"settings": self.basis.settings, "files": files})
-        return outcome.model_copy(update={"basis": basis})
-
-    def _explain_loss(self) -> ZooOutcome | None:
-        """None while it may run again; what ends here is not taken for finished later."""
-        reason = " ".join(str(self.loss).split())[:500].rstrip(".")
-        if isinstance(self.loss, self.cluster.ray.exceptions.OutOfMemoryError):
-            return self._end(
-                "out_of_memory",
-                f"Ray ended it where a node's memory ran out: {reason}. Expected room for the model and one batch. Set "
-                "memory_gib so that fewer models run beside it.",
-            )
-        self.cluster.losses[self.entry.name] += 1
-        if self.cluster.losses[self.entry.name] <= _LOSSES:
-            return None
-        return self._end(
-            "crashed",
-            f"It was lost {_LOSSES + 1} times with the Ray worker that it ran on, the last time for: {reason}. Expected "
-            "nodes that stay, with this version of fix-fp16 and a disk to write to. See the node's Ray logs; the same "
-            "command runs it again.",
-        )
-
-    def _end(self, kind: Kind, message: str) -> ZooOutcome:
-        return ZooOutcome(
-            name=self.entry.name,
-            model=self.entry.config.model,
-            folder=self.entry.folder,
-            kind=kind,
-            message=message,
-            basis=self.basis.model_copy(update={"versions": {}}),
-            attempts=self.attempt,
-            seconds=self.seconds,
-            peak_memory_bytes=self.peak_bytes,
-        )
 
 
 @dataclass(eq=False)
 class RayCluster:
-    """Runs models as tasks of a cluster; see `open_ray`. `workers`: at most so many at once, 0 for as many as fit.
+    """Runs models as tasks of a cluster; see ray_connection.open_ray. `workers`: at most so many at once, 0 for as many as fit.
 
     `threads` are a model's, and the CPUs that it asks for. `sends_files`: whether a node was met that does not see them.
     """
@@ -300,127 +169,3 @@ class RayCluster:
                 f"left can run: {ask.cpus} CPUs, {ask.gpus} GPUs and {ask.memory_bytes / _GIB:.1f} GiB were asked for. "
                 "Expected nodes to come back. Start some, and the same command again: it goes on."
             )
-
-
-@contextmanager
-def open_ray(
-    address: str | None = None, workers: int = 0, gpus: Sequence[str] | None = None
-) -> Iterator[RayCluster]:
-    """A Ray cluster to give to fix_zoo: the one at `address` ("auto": the one this machine is part of), or for None one
-    of this machine alone that ends with the block.
-
-    `workers`: models at once, and so the CPUs of each (0: one CPU a model, as many as fit). `gpus` are this machine's,
-    of a cluster of its own (None: those that CUDA finds). A process that has connected to Ray already stays so.
-    Raises ConfigError where there is no Ray, or no cluster that can be used.
-    """
-    ray = import_ray()
-    is_ours = not ray.is_initialized()
-    try:
-        if is_ours:
-            _connect(ray, address, workers, gpus)
-        yield _describe(ray, workers)
-    finally:
-        if is_ours:
-            ray.shutdown()
-
-
-def _connect(ray: Any, address: str | None, workers: int, gpus: Sequence[str] | None) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is not None:
-        _check_reachable(address)
-        options["address"] = address
-    else:
-        machine = describe_machine(workers, gpus)
-        options |= {
-            "address": "local",
-            "include_dashboard": False,
-            "num_cpus": machine.workers * machine.threads,
-            "num_gpus": len(machine.gpus),
-            "_memory": int(machine.memory_gib * _GIB),
-            "_system_config": {"worker_niceness": 0},
-        }
-    try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError, ImportError, AssertionError, TimeoutError) as error:
-        raise _refuse(address or "this machine", " ".join(str(error).split())[:500].rstrip(".")) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself waits long for an address where nothing listens."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _refuse(address, str(error.strerror or error)) from error
-
-
-def _describe(ray: Any, workers: int) -> RayCluster:
-    nodes = list_nodes(ray)
-    if not nodes:
-        raise _refuse("this address", "none of its nodes has a CPU")
-    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    here = affinity(ray.get_runtime_context().get_node_id(), soft=True)
-    board = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=here, max_restarts=-1).remote()
-    cluster = RayCluster(
-        ray,
-        workers,
-        share_cpus(nodes, workers),
-        nodes,
-        _ask_versions(ray, affinity),
-        board,
-        ray.remote(run_errand),
-    )
-    cluster.set_nodes(nodes)
-    return cluster
-
-
-def list_nodes(ray: Any) -> list[Ask]:
-    """What each node has on which models can run."""
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    asks = (Ask(int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0))) for has in alive)
-    return [node for node in asks if node.cpus]
-
-
-def share_cpus(nodes: Sequence[Ask], workers: int) -> int:
-    """The most CPUs a model with which `workers` models find room at once; 1 for no workers, or more than CPUs."""
-    most = max(node.cpus for node in nodes)
-    counts = range(most, 1, -1) if workers else ()
-    return next((n for n in counts if sum(node.cpus // n for node in nodes) >= workers), 1)
-
-
-def _ask_versions(ray: Any, affinity: Any) -> list[dict[str, str]]:
-    """The versions on the nodes, each once. Raises ConfigError for a node that cannot run what would run here."""
-    ask = ray.remote(num_cpus=0, max_retries=1)(find_versions)
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    asked = {
-        ask.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(): node for node in nodes
-    }
-    found: list[dict[str, str]] = []
-    for reference, node in asked.items():
-        name = node["NodeManagerHostname"]
-        try:
-            versions = ray.get(reference, timeout=_REPLY_SECONDS)
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise _refuse(f"the node {name}", f"fix-fp16 cannot be used there: {reason}") from error
-        _check_same(name, versions)
-        found += [versions] if versions not in found else []
-    return found
-
-
-def _check_same(name: str, versions: dict[str, str]) -> None:
-    own = find_versions()
-    for library in _SAME:
-        if versions[library] != own[library]:
-            raise _refuse(
-                f"the node {name}", f"it has {library} {versions[library]}, and this machine {own[library]}"
-            )
-
-
-def _refuse(where: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"The Ray cluster cannot be used at {where}: {reason}. Expected a cluster that runs (ray start), which this machine "
-        "is part of, with the same Python, Ray, fix-fp16 and ONNX Runtime on every node. See docs/zoo.md. Nothing was run."
-    )

@@ -37,7 +37,9 @@ from overflow_fixer.zoo.fixing import fix_zoo
 from overflow_fixer.zoo.machine import Machine
 from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
 from overflow_fixer.zoo.pool import Host, Pool
-from overflow_fixer.zoo.ray_cluster import Ask, RayCluster, open_ray, share_cpus
+from overflow_fixer.zoo.ray_cluster import RayCluster
+from overflow_fixer.zoo.ray_connection import open_ray
+from overflow_fixer.zoo.ray_nodes import Ask, share_cpus
 from overflow_fixer.zoo.worker import PROGRESS_FILE, Job
 
 pytestmark = pytest.mark.alone
