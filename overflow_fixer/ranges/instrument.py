@@ -32,8 +32,8 @@ _EACH_A_QUICK_ONE = Probing()
 _Look = Probe | Statistics
 Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
-Instead = Mapping[tuple[str, ...], NodeProto]
-"""Nodes that stand for those of the graph, by what these write."""
+Instead = Mapping[str, NodeProto]
+"""Nodes that stand for those of the graph, by the labels of these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def add_probes(
 ) -> Probed:
     """A probe for each of `tensors`, which are in graph order; those `carried` leave the run as well (BF16 as float).
 
-    `watches` stand behind the probes of what they watch, other nodes `instead` of those that write the same.
+    `watches` stand behind the probes of what they watch, other nodes `instead` of those of these labels.
     """
     prefix = free_prefix(graph, "range_probe_")
     looks = list(_find_looks(graph, tensors, how, prefix))
@@ -250,7 +250,7 @@ def _interleave(graph: Graph, behind: Behind, instead: Instead) -> Iterator[Node
     for spec in graph.inputs:
         yield from behind.get(spec.name, ())
     for node in graph.nodes:
-        other = instead.get(node.writes) if instead else None
+        other = instead.get(node.label)
         yield _read_rounded(graph, node, behind) if other is None else other
         for name in node.writes:
             yield from behind.get(name, ())

@@ -76,7 +76,7 @@ class Wanted:
     names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
     element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well. `detailed` are
     tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on. Where there are
-    native probes, `watches` stand in the run, and `instead` of control-flow nodes others do, by what they write; what these
+    native probes, `watches` stand in the run, and `instead` of control-flow nodes others do, by their labels; what these
     do takes place in the `midst` of it.
     """
 

@@ -97,10 +97,10 @@ def _select_captured(body: Body, batch: Batch) -> Batch:
 
 def _put_in(bodies: Sequence[_TalliedBody]) -> Instead:
     """The control-flow nodes with what is to stand in them."""
-    found: dict[tuple[str, ...], NodeProto] = {}
+    found: dict[str, NodeProto] = {}
     for one in bodies:
         node = one.body.node
-        made = found.setdefault(node.writes, _copy(node.proto))
+        made = found.setdefault(node.label, _copy(node.proto))
         attribute = next(attribute for attribute in made.attribute if attribute.name == one.body.attribute)
         attribute.g.CopyFrom(one.tally.proto)
     return found
