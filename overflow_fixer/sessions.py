@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -162,12 +163,16 @@ def make_run_options() -> Any:
 
 
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, options: Any = None) -> list[Any]:
-    """Run one batch and return the outputs asked for (None: all). Raises ModelError naming the batch.
+    """Run one batch and return the outputs asked for (None: all), BF16 as numpy has it with ml_dtypes.
 
-    `options` are those of make_run_options.
+    `options` are those of make_run_options. Raises ModelError naming the batch.
     """
     try:
         feeds = {name: _feedable(array) for name, array in batch.feeds.items()}
+        types = {output.name: output.type for output in session.get_outputs()}
+        asked = list(types if outputs is None else outputs)
+        if any(types[name] == "tensor(bfloat16)" for name in asked):
+            return _fetch_with_bf16(session, asked, feeds, options)
         return list(session.run(outputs, feeds, options))
     except Exception as error:
         raise ModelError(
@@ -299,6 +304,30 @@ def _feedable(array: Array) -> Any:
         return array
     bits = array.view(np.uint16)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
+
+
+def _fetch_with_bf16(
+    session: Any, outputs: Sequence[str], feeds: Mapping[str, Any], options: Any
+) -> list[Any]:
+    """The same; what is no tensor, which an OrtValue does not give, by one more run."""
+    given = {name: _as_ort_value(array) for name, array in feeds.items()}
+    fetched = list(zip(outputs, session.run_with_ort_values(outputs, given, options), strict=True))
+    others = [name for name, value in fetched if not value.is_tensor()]
+    found = dict(zip(others, session.run(others, feeds, options), strict=True)) if others else {}
+    return [found[name] if name in found else _to_numpy(value) for name, value in fetched]
+
+
+def _as_ort_value(array: Any) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
+def _to_numpy(value: Any) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        return np.asarray(value.numpy())
+    shape = value.shape()
+    bits = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr())
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+    return np.asarray(np.array(bits, np.uint16).view(dtype).reshape(shape))
 
 
 def _serialize(model: onnx.ModelProto) -> bytes:

@@ -127,6 +127,26 @@ def test_bf16_inputs_take_ml_dtypes_arrays(tmp_path: Path) -> None:
     assert SessionRunner(open_session(model, tmp_path)).run(Batch("b", {"x": fed}))["y"].tolist() == [1.5, -3]
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()])
+def test_bf16_outputs_come_as_ml_dtypes_arrays_beside_others(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16),
+        helper.make_node("SequenceConstruct", ["x", "x"], ["list"]),
+        helper.make_node("Neg", ["x"], ["wide"]),
+    ]
+    x, wide = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "wide"))
+    narrow = helper.make_tensor_value_info("narrow", TensorProto.BFLOAT16, shape)
+    sequence = helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [narrow, sequence, wide])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    values = np.full(shape, 1.00390625 + 2.0**-9, np.float32)
+    found = SessionRunner(open_session(model, tmp_path)).run(Batch("b", {"x": values}))
+    assert found["narrow"].dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(found["narrow"].astype(np.float32), np.full(shape, 1.0078125, np.float32))
+    np.testing.assert_array_equal(found["wide"], -values)
+    assert [part.tolist() for part in found["list"]] == [values.tolist()] * 2
+
+
 def test_onnx_runtime_tells_types(tmp_path: Path) -> None:
     assert infer_types(_model(TensorProto.DOUBLE), tmp_path, ["t"]) == {"t": TensorProto.DOUBLE}
 
