@@ -68,7 +68,7 @@ def _gemm(
     transB: int = 0,  # noqa: N803
 ) -> Array:
     added = 0 if c is None else abs(float(np.float32(beta))) * c
-    return abs(float(np.float32(alpha))) * ((a.T if transA else a) @ (b.T if transB else b)) + added
+    return max(1.0, abs(float(np.float32(alpha)))) * ((a.T if transA else a) @ (b.T if transB else b)) + added
 
 
 def _einsum(*factors: Array, equation: str) -> Array:

@@ -124,7 +124,7 @@ def find_room(product: Product, max_bias: float) -> float:
     """What a sum of products may reach, before it is scaled and the bias added, so that both stay within FP16's limit."""
     scale, shift = _gemm_factors(product.node)
     room = FP16_MAX - (max_bias * shift if product.bias else 0.0)
-    return room / scale if scale else math.inf
+    return room / scale
 
 
 def summed_axis(node: Node, is_right: bool) -> int:
@@ -158,9 +158,10 @@ def multiply_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
     node.ClearField("name")
     node.input[:] = inputs
     node.output[:] = [f"{prefix}sum"]
+    scales = dict(zip(("alpha", "beta"), _gemm_factors(product.node), strict=True))
     for attribute in node.attribute:
-        if attribute.name in ("alpha", "beta"):
-            attribute.f = abs(attribute.f)
+        if attribute.name in scales:
+            attribute.f = scales[attribute.name]
     return [*nodes, node]
 
 
@@ -171,10 +172,10 @@ def _adds_products(graph: Graph, node: Node) -> bool:
 
 
 def _gemm_factors(node: Node) -> tuple[float, float]:
-    """|alpha| and |beta|, 1 but for Gemm."""
+    """|alpha|, or 1 where that is less, for the sum is there before it is scaled, and |beta|; 1 but for Gemm."""
     factors = (node.attribute(name) if node.op_type == "Gemm" else None for name in ("alpha", "beta"))
     alpha, beta = (1.0 if factor is None else abs(factor.f) for factor in factors)
-    return alpha, beta
+    return max(alpha, 1.0), beta
 
 
 def count_terms(product: Product, shapes: Shapes) -> float:

@@ -99,6 +99,19 @@ def test_no_sum_over_the_limit_is_missed(case: Case, share: float) -> None:
         assert found == pytest.approx(near.exact(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "expected"), [(1e-4, 640_000.0), (-0.5, 640_000.0), (0.0, 640_000.0), (2.0, 1_280_000.0)]
+)
+def test_the_sum_of_a_gemm_is_there_before_it_is_scaled(
+    alpha: float, expected: float, tmp_path: Path
+) -> None:
+    """Though FP16 can hold what comes out of it."""
+    w = np.where(np.arange(64)[:, None] % 2, 200, -200).astype(np.float32)
+    gemm = node("Gemm", "x w", "y", alpha=alpha)
+    scan = _scan(tmp_path, [gemm], {"x": ["n", 64]}, "y", w=w)
+    assert _sums(scan({"x": np.full((2, 64), 50, np.float32)})) == [expected]
+
+
 def test_a_length_keeps_what_its_magnitudes_allow_from_being_measured(
     measured: list[int], tmp_path: Path
 ) -> None:
