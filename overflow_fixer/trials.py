@@ -34,7 +34,14 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.trial_folders import TrialFolders
-from overflow_fixer.verification import CachedRunner, OpenRunner, open_reference, trace, verify
+from overflow_fixer.verification import (
+    CachedRunner,
+    OpenRunner,
+    check_tolerance,
+    open_reference,
+    trace,
+    verify,
+)
 
 _NAIVE = "naive FP16"
 
@@ -223,7 +230,8 @@ class Bench:
 
 
 def check_request(config: FixConfig, graph: Graph, backend: Backend) -> None:
-    """Raise at once what building would raise after the scan, for an engine that cannot be had as asked for."""
+    """Raise at once what building or verifying would raise after the scan, for what cannot be had as asked for."""
+    check_tolerance(config.verify.tolerance(), graph.outputs)
     if backend.is_engine:
         tensorrt.override_shapes(graph, {}, config.build.profile)
         tensorrt.check_settings(config.build.settings(config.folder, {}))

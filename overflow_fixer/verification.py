@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.copies import copy_model
-from overflow_fixer.errors import BackendError, CalibrationError
+from overflow_fixer.errors import BackendError, CalibrationError, ConfigError
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.records import (
@@ -85,8 +85,9 @@ def verify(
     An output passes when the candidate has no NaN, no infinity that the reference does not have in
     the same place, and in every batch an SNR of at least its tolerance (or no error over
     `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. Raises
-    BackendError when the candidate lacks an output, CalibrationError when there is no batch.
+    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError as check_tolerance.
     """
+    check_tolerance(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = {name: ErrorMeter(name) for name in reference.output_names}
     count = 0
@@ -100,6 +101,16 @@ def verify(
         )
     verdicts = (judge(meter.result(), tolerance) for meter in meters.values())
     return Verification(tuple(verdicts), count)
+
+
+def check_tolerance(tolerance: Tolerance, outputs: Collection[str]) -> None:
+    """Raise ConfigError where an output is named that is none: the limit that was meant for another would not hold."""
+    unknown = next((name for name in tolerance.per_output if name not in outputs), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"[verify.per_output] names {unknown!r}, which is no output of the model. Expected one of: "
+            f"{', '.join(sorted(outputs))}. Nothing was judged."
+        )
 
 
 def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.errors import BackendError, ModelError
+from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
+from overflow_fixer.errors import BackendError, ConfigError, ModelError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import _luck, _Result, fix
 from overflow_fixer.records import Engine
@@ -44,6 +44,13 @@ def test_without_comparison_plain_fp16_is_not_built(tmp_path: Path, monkeypatch:
     assert report.passed
     assert report.naive is None
     assert report.warnings == ()
+
+
+def test_a_tolerance_for_an_output_that_is_none_is_refused_before_the_scan(tmp_path: Path) -> None:
+    config = _config(tmp_path).model_copy(update={"verify": VerifyOptions(per_output={"lgits": 90.0})})
+    with pytest.raises(ConfigError, match="names 'lgits'"):
+        fix(config)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_plan_itself_that_cannot_be_built_ends_the_job(

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from overflow_fixer import chunks as chunks_module
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.errors import BackendError, CalibrationError
+from overflow_fixer.errors import BackendError, CalibrationError, ConfigError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
@@ -124,7 +124,10 @@ def test_the_tolerance_is_inclusive_and_per_output() -> None:
     for limit, passes in ((snr_db, True), (snr_db + 1e-9, False)):
         assert compare(reference, candidate, Tolerance(min_snr_db=limit)).passed is passes
         assert compare(reference, candidate, Tolerance(per_output={"y": limit})).passed is passes
-    assert not compare(reference, candidate, Tolerance(per_output={"z": 1.0})).passed
+    both = ("y", "z")
+    batches = InMemoryCalibration(({},) * len(reference))
+    found = verify(Given(reference, both), Given(candidate, both), batches, Tolerance(per_output={"z": 1.0}))
+    assert [verdict.passed for verdict in found.outputs] == [False, True]
 
 
 def test_a_small_absolute_error_may_pass_instead() -> None:
@@ -163,6 +166,13 @@ def test_a_number_that_is_not_known_does_not_pass() -> None:
     assert not judge(
         replace(error, snr_db=math.nan, worst_batch_snr_db=math.nan, max_abs_error=1.0), TOLERANCE
     ).passed
+
+
+def test_a_tolerance_for_an_output_that_is_none_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"names 'Y', which is no output of the model. Expected one of: y\."
+    ):
+        compare([floats(1)], [floats(1)], Tolerance(per_output={"Y": 90.0}))
 
 
 def test_no_batch_proves_nothing() -> None:
@@ -363,6 +373,23 @@ def test_sequences_and_integers_inside_are_passed_over(tmp_path: Path) -> None:
     assert [error.tensor for error in traced.trace] == ["a", "b", "d", "y"]
     assert traced.first_wrong is not None
     assert traced.first_wrong.tensor == "a"
+
+
+def test_bf16_tensors_are_compared_too(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "x", "narrow", to=TensorProto.BFLOAT16),
+        node("Cast", "narrow", "wide", to=TensorProto.FLOAT),
+        node("Mul", "wide wide", "y"),
+    ]
+    model = make_model(nodes, {"x": [2]}, "y narrow", output_types={"narrow": TensorProto.BFLOAT16})
+    graph, batches = save(model, tmp_path), InMemoryCalibration(({"x": floats(1000, 2)},))
+    open_naive = naive_artifact(graph, tmp_path)
+    found = verify(open_reference(graph), open_naive(()), batches, TOLERANCE)
+    assert [verdict.passed for verdict in found.outputs] == [False, True]
+    traced = trace(found, graph, collect_ranges(graph, batches), batches, open_naive, TOLERANCE)
+    assert traced.first_wrong is not None
+    assert traced.first_wrong.tensor == "y"
+    assert [error.tensor for error in traced.trace] == ["narrow", "wide", "y"]
 
 
 def test_a_planned_artifact_passes_where_the_naive_one_fails(tmp_path: Path) -> None:
