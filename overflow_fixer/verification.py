@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.copies import copy_model
@@ -27,6 +28,7 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
+from overflow_fixer.simulation import simulate
 
 _CACHE_BYTES = 64 << 20
 
@@ -35,7 +37,12 @@ OpenRunner = Callable[[Sequence[str]], Runner]
 
 
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
-    """The original model in FP32, optimisation off, each node computed as it stands."""
+    """The original model in FP32, optimisation off, each node computed as it stands.
+
+    What it has in FP16 itself is rounded, as hardware does, the scan, and the simulation of what is held against it.
+    """
+    if TensorProto.FLOAT16 in graph.dtypes.values():
+        return SessionRunner(open_session(simulate(graph, extra_outputs), graph.folder))
     model = copy_model(graph)
     mark_outputs(model, extra_outputs)
     return SessionRunner(open_session(model, graph.folder))
@@ -163,6 +170,11 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
         share = 1 - error.mismatched / max(error.element_count, 1)
         enough = tolerance.min_agreement
         return None if share >= enough else f"{share:.2%} of the values are equal, under {enough:.2%}"
+    if error.mismatched and error.mismatched == error.reference_nan == error.candidate_nan:
+        return (
+            f"{error.mismatched} of {error.element_count} values are NaN in FP32 too, at the same places: what FP32 does "
+            "not tell, nothing can be held against"
+        )
     if error.mismatched:
         return (
             f"{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "

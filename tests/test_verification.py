@@ -84,7 +84,13 @@ def test_all_nan_fails() -> None:
 
 
 def test_nan_of_the_reference_itself_proves_nothing() -> None:
-    assert not compare([floats(math.nan, 1)], [floats(math.nan, 1)]).passed
+    (same,) = compare([floats(math.nan, 1, 2)], [floats(math.nan, 1, 2)]).outputs
+    assert not same.passed
+    assert same.reason.startswith("1 of 3 values are NaN in FP32 too, at the same places")
+    (other,) = compare([floats(math.nan, 1, 2)], [floats(1, math.nan, 2)]).outputs
+    assert other.reason.startswith(
+        "2 of 3 values do not match: 1 NaN and 0 infinite, against 1 and 0 in FP32"
+    )
 
 
 def test_infinities_in_the_same_place_pass() -> None:
@@ -202,6 +208,22 @@ def test_the_reference_is_the_model_run_as_it_stands(tmp_path: Path) -> None:
     inside = open_reference(graph, ["a", "y"]).run(batch)
     assert (inside["a"].tolist(), set(inside)) == ([2, 4], {"a", "y"})
     assert [output.name for output in graph.model.graph.output] == ["y"]
+
+
+def test_what_the_model_has_in_fp16_itself_is_rounded_in_the_reference(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU would not, and what is held against it is."""
+    nodes = [
+        node("Cast", "x", "half", to=TensorProto.FLOAT16),
+        node("Abs", "half", "positive"),
+        node("Cast", "positive", "y", to=TensorProto.FLOAT),
+    ]
+    graph = save(make_model(nodes, {"x": [3]}, "y"), tmp_path)
+    batches = InMemoryCalibration(({"x": floats(-1e5, 2049, 1)},))
+    (batch,) = batches
+    assert open_reference(graph).run(batch)["y"].tolist() == [math.inf, 2048, 1]
+    inside = open_reference(graph, ["half"]).run(batch)
+    assert (inside["half"].dtype, inside["half"].tolist()) == (np.float16, [-math.inf, 2048, 1])
+    assert verify(open_reference(graph), naive_artifact(graph, tmp_path)(()), batches, TOLERANCE).passed
 
 
 # ---------------------------------------------------------------- outputs that are kept
