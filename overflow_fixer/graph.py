@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 
@@ -270,8 +271,7 @@ def load_graph(path: Path | str) -> Graph:
     has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
-    nodes = tuple(_number_nodes(model.graph))
-    _check_order(path, model.graph, nodes)
+    nodes = _sort_nodes(path, model.graph, tuple(_number_nodes(model.graph)))
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
 
 
@@ -356,17 +356,37 @@ def free_prefix(graph: Graph, wanted: str) -> str:
     return wanted
 
 
-def _check_order(path: Path, graph: onnx.GraphProto, nodes: Iterable[Node]) -> None:
+def _sort_nodes(path: Path, graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes in topological order, as ONNX demands; brought into it, in `graph` too, where the file has another.
+
+    ONNX Runtime and TensorRT sort as well, and its own converter to FP16 leaves Casts at the end.
+    """
+    if _are_sorted(nodes):
+        return nodes
+    writers = {name: node.index for node in nodes for name in node.writes}
+    before = {node.index: [writers[name] for name in node.reads if name in writers] for node in nodes}
+    try:
+        order = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        around = ", ".join(repr(nodes[index].label) for index in dict.fromkeys(error.args[1]))
+        raise ModelError(
+            f"{path}: what nodes read goes round in a circle: {around}. Expected a graph without cycles, as ONNX demands. "
+            "Its tensors' names were mixed up; export it again."
+        ) from error
+    found = onnx.GraphProto(node=[nodes[index].proto for index in order])
+    del graph.node[:]
+    graph.node.extend(found.node)
+    return tuple(_number_nodes(graph))
+
+
+def _are_sorted(nodes: Iterable[Node]) -> bool:
     written = {name for node in nodes for name in node.writes}
     seen: set[str] = set()
     for node in nodes:
-        early = [name for name in node.reads if name not in seen and name in written]
-        if early:
-            raise ModelError(
-                f"{path}: node {node.label!r} reads tensor {early[0]!r} before a node writes it. Expected the nodes in "
-                "topological order, as ONNX demands. Sort them, for example with onnx-graphsurgeon's toposort()."
-            )
+        if any([name not in seen and name in written for name in node.reads]):
+            return False
         seen.update(node.writes)
+    return True
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:

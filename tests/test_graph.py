@@ -171,9 +171,26 @@ def test_large_weights_do_not_hinder_shapes(tmp_path: Path) -> None:
     assert infer_shapes(graph.model, {"x": (6, 4)})["y"] == (6, 2, 300)
 
 
-def test_nodes_out_of_order_are_refused(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["x"], ["a"])]
-    with pytest.raises(ModelError, match="before a node writes it"):
+def test_nodes_out_of_order_are_sorted(tmp_path: Path) -> None:
+    """ONNX Runtime sorts them too, also by what a body reads of the graph around it."""
+    then = helper.make_graph([helper.make_node("Neg", ["late"], ["t"])], "then", [], [_info("t")])
+    other = helper.make_graph([helper.make_node("Abs", ["x"], ["e"])], "else", [], [_info("e")])
+    nodes = [
+        helper.make_node("If", ["flag"], ["y"], then_branch=then, else_branch=other),
+        helper.make_node("Relu", ["a"], ["late"]),
+        helper.make_node("Neg", ["x"], ["a"]),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.array(True), "flag")]))
+    assert [node.op_type for node in graph.nodes] == ["Neg", "Relu", "If"]
+    assert [node.index for node in graph.nodes] == [0, 1, 2]
+    assert [proto.op_type for proto in graph.model.graph.node] == ["Neg", "Relu", "If"]
+    assert [node.proto.output[0] for node in graph.nodes] == ["a", "late", "y"]
+    assert graph.is_float("late")
+
+
+def test_nodes_in_a_circle_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"])]
+    with pytest.raises(ModelError, match="goes round in a circle: 'node_of_[ab]', 'node_of_[ab]'"):
         load_graph(_save(tmp_path, nodes))
 
 
