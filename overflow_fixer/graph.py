@@ -383,7 +383,7 @@ def _are_sorted(nodes: Iterable[Node]) -> bool:
     written = {name for node in nodes for name in node.writes}
     seen: set[str] = set()
     for node in nodes:
-        if any([name not in seen and name in written for name in node.reads]):
+        if not seen.issuperset(written.intersection(node.reads)):
             return False
         seen.update(node.writes)
     return True

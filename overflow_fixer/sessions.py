@@ -69,7 +69,7 @@ def use_custom_ops(libraries: Sequence[Path]) -> None:
             onnxruntime.SessionOptions().register_custom_ops_library(str(library.resolve()))
         except Exception as error:  # onnxruntime raises many unrelated types
             raise ModelError(
-                f"The library of custom operators {library} does not load: {_first_line(error)}. Expected a shared library "
+                f"The library of custom operators {library} does not load: {first_line(error)}. Expected a shared library "
                 f"that registers operators with ONNX Runtime {onnxruntime.__version__} (RegisterCustomOps). Check the path "
                 "and which ONNX Runtime it was built for."
             ) from error
@@ -176,7 +176,7 @@ def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, optio
         return list(session.run(outputs, feeds, options))
     except Exception as error:
         raise ModelError(
-            f"The model could not be run on batch {batch.name}: {_first_line(error)}. Expected every batch to run in "
+            f"The model could not be run on batch {batch.name}: {first_line(error)}. Expected every batch to run in "
             f"ONNX Runtime {onnxruntime.__version__}. Check that the batch has the shapes the model was made "
             f"for; if memory ran out, use a smaller batch{_or_the_cpu(session)}."
         ) from error
@@ -271,7 +271,7 @@ def _create(source: str | bytes, options: Any, provider: Provider, providers: li
     try:
         return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime raises many unrelated types
-        raise ModelError(_refusal(provider, _first_line(error))) from error
+        raise ModelError(_refusal(provider, first_line(error))) from error
 
 
 def _ordinary_ops(model: onnx.ModelProto | Path) -> set[str]:
@@ -335,10 +335,11 @@ def _serialize(model: onnx.ModelProto) -> bytes:
         return bytes(model.SerializeToString())
     except Exception as error:
         raise ModelError(
-            f"The model is too large for one protobuf message ({_first_line(error)}). Expected weights in "
+            f"The model is too large for one protobuf message ({first_line(error)}). Expected weights in "
             "external data for a model near 2 GB. Save it with onnx.save(..., save_as_external_data=True)."
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says first, without its full stop; its type where it says nothing."""
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

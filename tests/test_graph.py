@@ -190,7 +190,7 @@ def test_nodes_out_of_order_are_sorted(tmp_path: Path) -> None:
 
 def test_nodes_in_a_circle_are_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"])]
-    with pytest.raises(ModelError, match="goes round in a circle: 'node_of_[ab]', 'node_of_[ab]'"):
+    with pytest.raises(ModelError, match=r"goes round in a circle: 'node_of_[ab]', 'node_of_[ab]'"):
         load_graph(_save(tmp_path, nodes))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.carried import Values, restore_fetched
@@ -35,7 +36,7 @@ from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch, Dim
-from overflow_fixer.sessions import has_native_probes, open_session, run_session
+from overflow_fixer.sessions import first_line, has_native_probes, open_session, run_session
 
 Observe = Literal["reductions", "outputs", "optimized"]
 
@@ -308,9 +309,16 @@ class OptimizedObserver(ReductionObserver):
     """The same in a model that ONNX Runtime has optimised: as fast as inference, values off by rounding."""
 
     def _open_probed(self, probed: Probed) -> Any:
-        with TemporaryDirectory() as work:
-            model, folder = optimize_probed(probed, Path(work))
-            return open_session(model, folder, by_priority=True, pack_weights=False)
+        try:
+            with TemporaryDirectory() as work:
+                model, folder = optimize_probed(probed, Path(work))
+                return open_session(model, folder, by_priority=True, pack_weights=False)
+        except ModelError as error:
+            raise ModelError(
+                f"ONNX Runtime cannot optimise the model, or refuses what it made of it: {first_line(error.__cause__ or error)}. "
+                "Expected a model that it optimises, since --fast observes what comes of that. Leave --fast out: the scan then "
+                "runs the model as it stands."
+            ) from error
 
 
 def open_observer(

@@ -11,7 +11,7 @@ from scan_cases import MemoryBatches, save_model, value_info
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
-from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.instrument import add_probes
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing
@@ -183,6 +183,22 @@ def test_a_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
     model.graph.node.append(node("NoSuchOperator", ["x"], ["z"]))
     with pytest.raises(ModelError, match="refuses the model"):
         save_optimized(model, tmp_path, tmp_path / "optimized.onnx")
+
+
+def test_a_model_that_the_optimiser_breaks_is_told_to_go_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ModelError("Refused. Expected another.") from RuntimeError("no single static assignment.")
+
+    monkeypatch.setattr(observers, "optimize_probed", refuse)
+    weight = numpy_helper.from_array(np.ones((1, 3, 1, 1), np.float32), "w")
+    x, y = value_info("x", dims=[1, 3, 16, 16]), value_info("y")
+    graph = save_model(tmp_path / "m.onnx", [node("Conv", ["x", "w"], ["y"])], [x], [y], [weight])
+    with pytest.raises(
+        ModelError, match=r"of it: no single static assignment\. Expected .* Leave --fast out"
+    ):
+        collect_ranges(graph, batches(1), observe="optimized")
 
 
 def test_what_a_body_that_is_not_looked_into_captures_is_still_there(tmp_path: Path) -> None:
