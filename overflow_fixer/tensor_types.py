@@ -15,6 +15,7 @@ from onnx import TensorProto
 from overflow_fixer.operator_types import STANDARD_DOMAINS, is_constant, tell_outputs
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import infer_types
+from overflow_fixer.subgraphs import bodies
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
@@ -205,9 +206,12 @@ def _infer_once(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The type of every tensor of the main graph, as recorded or inferred, but of large weights."""
+    """The type of every tensor of the main graph, as recorded or inferred, but of large weights.
+
+    Nothing is inferred where a body has a name of the graph around it: ONNX's inference takes the one for the other.
+    """
     graph = skeleton.graph
-    for data_prop in (True, False):
+    for data_prop in () if _has_name_twice(graph) else (True, False):
         try:
             graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop).graph
             break
@@ -217,6 +221,16 @@ def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
         one.name: onnx.helper.make_tensor_type_proto(one.data_type, one.dims) for one in graph.initializer
     }
     return {**held, **{info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}}
+
+
+def _has_name_twice(graph: onnx.GraphProto, around: frozenset[str] = frozenset()) -> bool:
+    """Whether a body, at any depth, has a tensor of the name of one of a graph around it."""
+    inner = [body for node in graph.node for body in bodies(node)]
+    if not inner and not around:
+        return False
+    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    own |= {name for node in graph.node for name in node.output if name}
+    return not own.isdisjoint(around) or any(_has_name_twice(body, around | own) for body in inner)
 
 
 def _skeleton(model: onnx.ModelProto, defaults: Collection[str] = ()) -> onnx.ModelProto:

@@ -385,6 +385,26 @@ def test_names_that_the_outer_graph_has_too(tmp_path: Path) -> None:
     assert table.by_tensor["_l/body/late"].max == 16
 
 
+@pytest.mark.parametrize("kind", PROBES)
+def test_a_name_that_the_node_around_it_writes_in_another_shape(kind: Probes, tmp_path: Path) -> None:
+    """ONNX's inference of shapes takes the one for the other; the Softmax inside lets shapes be asked for."""
+    text = """
+    g (float[3,4] x) => (float[3,4] o) {
+        o = Scan <num_scan_inputs = 1, body = step (float[4] row) => (float[4] inside) {
+            o = Add (row, row)
+            inside = Softmax <axis = -1> (o)
+        }> (x)
+    }
+    """
+    graph = parse(tmp_path, text)
+    assert "o" not in graph.sure_shapes
+    with use_probes(kind):
+        ranges = collect_ranges(graph, MemoryBatches(({"x": np.arange(12, dtype=np.float32).reshape(3, 4)},)))
+    outer, inner = (found for name, found in ranges.by_tensor.items() if name.endswith("o"))
+    assert (outer.element_count, inner.element_count, inner.max_abs) == (12, 12, 22)
+    assert outer.max_abs < 1
+
+
 def test_outputs_that_no_node_of_the_body_writes(tmp_path: Path) -> None:
     text = """
     g (float[N] x, bool c, int64 trips) => (float[N] y, float[N] z) {
