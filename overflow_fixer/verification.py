@@ -175,6 +175,9 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
             f"{error.mismatched} of {error.element_count} values are NaN in FP32 too, at the same places: what FP32 does "
             "not tell, nothing can be held against"
         )
+    counted = error.candidate_nan + error.candidate_inf + error.reference_nan + error.reference_inf
+    if error.mismatched and not error.compared + counted:
+        return "it has another shape than in FP32, so that nothing can be compared"
     if error.mismatched:
         return (
             f"{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "

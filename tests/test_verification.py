@@ -158,6 +158,8 @@ def test_what_is_no_float_passes_by_agreement() -> None:
 def test_another_shape_fails() -> None:
     assert not compare([floats(1, 2)], [floats(1)]).passed
     assert not compare([np.asarray([1, 2])], [np.asarray([[1, 2]])]).passed
+    (found,) = compare([floats(1, 2)] * 2, [floats(1)] * 2).outputs
+    assert found.reason == "it has another shape than in FP32, so that nothing can be compared"
 
 
 def test_an_empty_output_says_that_nothing_was_compared() -> None:
