@@ -10,6 +10,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def refuse_layernorm(graph: Graph, path: Path, batches: Iterable[Batch]) -> Fuse
     CalibrationError when there is no batch, OutputError when it cannot be written or is the model itself.
     """
     _check_target(graph, path)
+    is_new = not path.parent.exists()
+    try:
+        return _refuse(graph, path, batches)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                path.parent.rmdir()
+        raise
+
+
+def _refuse(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
     fusions, left = _choose(graph)
     if not fusions:
         raise ModelError(_nothing_to_fuse(graph, left))
