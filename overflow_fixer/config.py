@@ -142,6 +142,17 @@ class FixConfig(BaseModel):
         return self.model_copy(update={"model": model, "out": self.folder})
 
 
+def check_folders(config: FixConfig) -> None:
+    """Raise ConfigError where results would be written among the calibration data, and be taken for data the next time."""
+    data = None if config.calib == "random" else Path(config.calib)
+    if data is not None and data.is_dir() and config.folder.resolve().is_relative_to(data.resolve()):
+        raise ConfigError(
+            f"The output folder {config.folder} lies in the folder of the calibration data, {data}. Expected it elsewhere, "
+            "since what is written there would be taken for data by the next run. Name another one with --out. Nothing was "
+            "written."
+        )
+
+
 SECTIONS = ("calibration", "scan", "plan", "build", "verify", "repair")
 
 
@@ -175,6 +186,10 @@ def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
             merged[key] = {**table, **given} if isinstance(table, dict) else table
         elif value is not None:
             merged[key] = value
+    if "model" not in merged:
+        raise ConfigError(
+            "No model was named. Expected MODEL, the path of an ONNX model, or model in a file given with --config."
+        )
     if "calib" not in merged:
         raise ConfigError(
             "No calibration data was named. Expected --calib PATH (a folder or file of real inputs; see "

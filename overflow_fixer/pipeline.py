@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 
 import onnxruntime
 
@@ -16,7 +17,7 @@ from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, te
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.confidence import judge_confidence
-from overflow_fixer.config import FixConfig
+from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder
 from overflow_fixer.flops import count_share
@@ -62,6 +63,7 @@ def fix(
     for what cannot be done; what had been written by then stays valid.
     """
     clock = _Clock()
+    check_folders(config)
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, backend)
@@ -102,15 +104,18 @@ def _write(report: FixReport, config: FixConfig, bench: Bench) -> FixReport:
     return replace(report, files=(*report.files, *written))
 
 
-def verify_built(config: FixConfig, progress: Progress = silent) -> FixReport:
-    """Verify the artifact, plan and ranges that earlier stages left in `config.folder`, and report."""
+def verify_built(
+    config: FixConfig, progress: Progress = silent, ranges_path: Path | None = None
+) -> FixReport:
+    """Verify the artifact and plan that earlier stages left in `config.folder`, and report; the ranges too, unless named."""
     clock = _Clock()
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-        ranges, plan = load_ranges(config.folder / "ranges.h5"), load_plan(config.folder / "plan.json")
+        ranges = load_ranges(ranges_path or config.folder / "ranges.h5")
+        plan = load_plan(config.folder / "plan.json")
         check_plan(graph, plan)
         check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):

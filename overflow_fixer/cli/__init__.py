@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -60,15 +61,16 @@ def main(args: list[str] | None = None) -> None:
 
 
 def run(args: list[str] | None) -> int:
-    """Run a command and return its exit code; an error is one paragraph on stderr, or raised with --debug."""
+    """Run a command and return its exit code; an error is one paragraph on stderr, with --debug behind its traceback."""
+    shows_traceback = "--debug" in (args if args is not None else sys.argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args, prog_name="fix-fp16", standalone_mode=False)
     except FixError as error:
-        if "--debug" in (args if args is not None else sys.argv):
-            raise
+        if shows_traceback:
+            traceback.print_exc()
         click.echo(f"fix-fp16: {error}", err=True)
         code = error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -84,8 +86,8 @@ def run(args: list[str] | None) -> int:
         click.echo(f"fix-fp16: {_OUT_OF_MEMORY}", err=True)
         code = ModelError.exit_code
     except Exception as error:
-        if "--debug" in (args if args is not None else sys.argv):
-            raise
+        if shows_traceback:
+            traceback.print_exc()
         click.echo(
             f"fix-fp16: a fault of fix-fp16 itself: {type(error).__name__}: {error}. Expected no such error on any "
             "input. Run the command again with --debug and report what it prints.",

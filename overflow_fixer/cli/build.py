@@ -12,6 +12,7 @@ from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
+from overflow_fixer.cli.results import say
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.planning import check_plan
@@ -45,7 +46,7 @@ def build_command(
     artifact = BACKENDS[name].emit(graph, plan, path, settings, silent)
     exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
     if as_json:
-        click.echo(_to_json(artifact, reason, exported))
+        say(_to_json(artifact, reason, exported))
     elif not quiet:
         _print(artifact, reason, exported)
 
@@ -64,10 +65,10 @@ def _to_json(artifact: Artifact, reason: str, exported: Sequence[Path]) -> str:
 
 def _print(artifact: Artifact, reason: str, exported: Sequence[Path]) -> None:
     is_weak = artifact.engine is not None and artifact.engine.typing == "weak"
-    click.echo(
+    say(
         f"{artifact.path}: {len(artifact.fp16_nodes)} float nodes in FP16, {len(artifact.fp32_nodes)} in FP32, "
         f"{artifact.cast_count} {'layers that only convert' if is_weak else 'casts inserted'}. "
         f"Backend {artifact.backend}: {reason}. Not verified yet."
     )
     for file in exported:
-        click.echo(f"{file}: exported.")
+        say(f"{file}: exported.")

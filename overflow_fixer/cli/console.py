@@ -1,4 +1,4 @@
-"""What a verb says on the terminal: progress on stderr, results on stdout."""
+"""The progress that a verb shows, on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from overflow_fixer.cli.progress_lines import ProgressLines
 from overflow_fixer.errors import EXIT_STOPPED
 from overflow_fixer.records import Range
 
-_PIPED_WIDTH = 120
 _STDERR = 2
 _PATIENT_STAGE = "scan"
 """The stage in which a signal waits for the batch at hand."""
@@ -55,12 +54,6 @@ class ShownProgress:
     def over(self, ranges: Sequence[Range]) -> None:
         if self._display is not None:
             self._display.over(ranges)
-
-
-def open_console() -> Console:
-    """stdout as it is: names are printed to the letter, and a pipe gets room for long ones."""
-    console = Console(markup=False, highlight=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, width=_PIPED_WIDTH)
 
 
 @contextmanager

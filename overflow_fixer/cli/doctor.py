@@ -12,6 +12,7 @@ import onnxruntime
 from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_installed, probe
 from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.cli.results import say
 from overflow_fixer.errors import BackendError
 from overflow_fixer.providers import Provider, find_lack
 
@@ -21,7 +22,7 @@ def doctor_command() -> None:
     """Say what this machine can do: libraries, ONNX Runtime's providers, the GPU, TensorRT."""
     told = (*_libraries(), *_providers(), ("GPU", _describe_gpu()), ("TensorRT", _describe_tensorrt()))
     for name, text in told:
-        click.echo(f"{name:<16} {text}")
+        say(f"{name:<16} {text}")
 
 
 def _libraries() -> Iterator[tuple[str, str]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 
 from overflow_fixer.cli import options
-from overflow_fixer.cli.console import open_console, show_progress
+from overflow_fixer.cli.console import show_progress
+from overflow_fixer.cli.results import say
+from overflow_fixer.cli.tables import show
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
@@ -40,23 +43,22 @@ def fix_command(fresh: bool, quiet: bool, verbose: bool, as_json: bool, debug: b
     with show_progress(quiet or as_json) as progress:
         report = fix(config, progress, over=progress.over, fresh=fresh)
     if as_json:
-        click.echo(render_json(report))
+        say(render_json(report))
     elif not quiet:
-        console = open_console()
-        console.print(closing_table(report))
-        _print_details(console, report, verbose)
+        show(closing_table(report), *_tell(report, verbose))
     return EXIT_FIXED if report.passed else EXIT_NOT_VERIFIED
 
 
-def _print_details(console: Console, report: FixReport, verbose: bool) -> None:
-    console.print(f"Backend: {report.backend} ({report.backend_reason})")
+def _tell(report: FixReport, verbose: bool) -> Iterator[RenderableType]:
+    """What the table does not say."""
+    yield f"Backend: {report.backend} ({report.backend_reason})"
     if not verbose:
         return
     for stage, seconds in report.durations_seconds.items():
-        console.print(f"{stage}: {seconds:.2f} s")
+        yield f"{stage}: {seconds:.2f} s"
     for pin in report.plan.pins:
-        console.print(f"FP32 {pin.node} ({pin.op_type})")
+        yield f"FP32 {pin.node} ({pin.op_type})"
         for finding in pin.findings:
-            console.print(f"     {finding.rule}: {finding.reason}")
+            yield f"     {finding.rule}: {finding.reason}"
     for kept in report.artifact.kept:
-        console.print(f"kept in FP32 {kept.node} ({kept.op_type}): {kept.reason}")
+        yield f"kept in FP32 {kept.node} ({kept.op_type}): {kept.reason}"

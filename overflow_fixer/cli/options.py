@@ -83,7 +83,8 @@ def _plain(value: Any) -> Any:
 
 
 def model_argument(function: F) -> F:
-    return click.argument("model", type=_FILE)(function)
+    """MODEL, which a config file may name instead."""
+    return click.argument("model", type=_FILE, required=False)(function)
 
 
 def common_options(function: F) -> F:

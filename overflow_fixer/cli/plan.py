@@ -9,6 +9,7 @@ import click
 
 from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
+from overflow_fixer.cli.results import say
 from overflow_fixer.confidence import judge_confidence
 from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import load_graph
@@ -42,16 +43,16 @@ def plan_command(
     before = find_earlier_plan(path, plan.model_sha256)
     save_plan(plan, path)
     if as_json:
-        click.echo(path.read_text(encoding="utf-8"))
+        say(path.read_text(encoding="utf-8"))
     elif not quiet:
-        click.echo(
+        say(
             f"{path}: {len(plan.pins)} of {len(graph.nodes)} nodes pinned, {len(plan.clamps)} constants clamped"
         )
         for pin in plan.pins if verbose else ():
-            click.echo(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")
+            say(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")
         for line in say_change(compare_plans(before, plan)) if before is not None else ():
-            click.echo(line)
+            say(line)
         foreign = count_foreign(graph)
         if foreign:
-            click.echo(say_foreign(foreign))
-        click.echo(say_confidence(judge_confidence(graph, table, plan, policy)))
+            say(say_foreign(foreign))
+        say(say_confidence(judge_confidence(graph, table, plan, policy)))

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import click
 
-from overflow_fixer.cli.console import open_console
+from overflow_fixer.cli.tables import show
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
 from overflow_fixer.files import write_text
 from overflow_fixer.reports import fill_template, lay_out, load_document
 
 
 @click.command("report")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path), metavar="FOLDER")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def report_command(folder: Path, quiet: bool, debug: bool) -> int:
-    """Tell FOLDER/report.json again: the closing table, and FOLDER/report.html made anew."""
-    document = load_document(folder / "report.json")
-    write_text(folder / "report.html", fill_template(document))
+def report_command(path: Path, quiet: bool, debug: bool) -> int:
+    """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew."""
+    file = path if path.is_file() else path / "report.json"
+    document = load_document(file)
+    write_text(file.with_suffix(".html"), fill_template(document))
     if not quiet:
-        open_console().print(lay_out(document))
+        show(lay_out(document))
     return EXIT_FIXED if document["verdict"]["passed"] else EXIT_NOT_VERIFIED

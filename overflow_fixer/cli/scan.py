@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import click
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
+from overflow_fixer.cli.results import say
+from overflow_fixer.config import check_folders
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import scan
@@ -21,7 +24,7 @@ _FILES = click.Path(path_type=Path)
 
 
 @click.command("scan")
-@click.argument("paths", type=_FILES, nargs=-1, required=True, metavar="MODEL | --merge RANGES RANGES...")
+@click.argument("paths", type=_FILES, nargs=-1, metavar="MODEL | --merge RANGES RANGES...")
 @click.option("--merge", is_flag=True, help="Join finished scans of parts of the data into OUT/ranges.h5.")
 @click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")
 @options.calibration_options
@@ -43,18 +46,21 @@ def scan_command(
     """
     existing: Existing = "overwrite" if fresh else "keep"
     if merge:
-        path = _check_merge(flags)
+        path = _check_merge(paths, flags)
         ranges = merge_ranges(paths, path, existing=existing)
     else:
         ranges, path = _scan(_check_one(paths), flags, existing, quiet or as_json)
     if as_json:
-        click.echo(_to_json(ranges, path))
+        say(_to_json(ranges, path))
     elif not quiet:
-        click.echo(_say(ranges, path))
+        say(_say(ranges, path))
 
 
-def _scan(model: Path, flags: dict[str, Any], existing: Existing, quiet: bool) -> tuple[RangeTable, Path]:
+def _scan(
+    model: Path | None, flags: dict[str, Any], existing: Existing, quiet: bool
+) -> tuple[RangeTable, Path]:
     config = options.settings(model=model, **flags)
+    check_folders(config)
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     make_folder(config.folder)
@@ -65,17 +71,22 @@ def _scan(model: Path, flags: dict[str, Any], existing: Existing, quiet: bool) -
     return ranges, config.folder / "ranges.h5"
 
 
-def _check_one(paths: tuple[Path, ...]) -> Path:
+def _check_one(paths: tuple[Path, ...]) -> Path | None:
+    """None where the config file is to name it."""
     if len(paths) > 1:
         raise click.UsageError(
             f"{len(paths)} models were named, {paths[0]} first. Expected one, or --merge before ranges files."
         )
-    return paths[0]
+    return paths[0] if paths else None
 
 
-def _check_merge(flags: dict[str, Any]) -> Path:
+def _check_merge(paths: Sequence[Path], flags: dict[str, Any]) -> Path:
     """The file that a merge writes. Nothing else of a scan applies to it."""
     given = [name for name, value in flags.items() if value not in (None, ()) and name not in _OF_MERGE]
+    if not paths:
+        raise click.UsageError(
+            "--merge was given without a file. Expected the ranges files of two scans or more."
+        )
     if given or flags["out"] is None:
         found = f"--{given[0].replace('_', '-')}" if given else "no --out"
         raise click.UsageError(
@@ -91,19 +102,26 @@ def _to_json(ranges: RangeTable, path: Path) -> str:
         tensors=len(ranges.ranges),
         batches=len(ranges.batch_names),
         over_fp16=_overflowing(ranges),
+        nan=_with_nan(ranges),
         observe=ranges.observe,
         provider=ranges.provider,
     )
 
 
 def _say(ranges: RangeTable, path: Path) -> str:
-    over = _overflowing(ranges)
+    over, with_nan = _overflowing(ranges), _with_nan(ranges)
     said = f"{path}: {len(ranges.ranges)} tensors over {len(ranges.batch_names)} batches"
-    if not over:
-        return f"{said}; none overflows in FP16"
-    worst = min((ranges.by_tensor[name] for name in over), key=lambda found: found.headroom)
-    return f"{said}; {len(over)} overflow in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"
+    if over:
+        worst = min((ranges.by_tensor[name] for name in over), key=lambda found: found.headroom)
+        said += f"; {len(over)} overflow in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"
+    else:
+        said += "; none overflows in FP16"
+    return f"{said}; {len(with_nan)} hold NaN, the first {with_nan[0]}" if with_nan else said
 
 
 def _overflowing(ranges: RangeTable) -> list[str]:
-    return [found.tensor for found in ranges.ranges if found.over_fp16_count or found.nan_count]
+    return [found.tensor for found in ranges.ranges if found.over_fp16_count]
+
+
+def _with_nan(ranges: RangeTable) -> list[str]:
+    return [found.tensor for found in ranges.ranges if found.nan_count]

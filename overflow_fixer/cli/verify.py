@@ -10,10 +10,12 @@ import click
 from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
-from overflow_fixer.cli.console import open_console, show_progress
+from overflow_fixer.cli.console import show_progress
+from overflow_fixer.cli.results import say
+from overflow_fixer.cli.tables import show
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
@@ -31,12 +33,19 @@ _ENGINES = frozenset({".engine", ".plan", ".trt"})
     type=click.Path(path_type=Path),
     help="Another tool's typed model or engine, without a plan.",
 )
+@click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
 @options.calibration_options
 @options.build_options
 @options.verify_options
 @options.common_options
 def verify_command(
-    artifact: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
+    artifact: Path | None,
+    ranges: Path | None,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+    debug: bool,
+    **flags: Any,
 ) -> int:
     """Compare what was built from MODEL with FP32 on the calibration data, as FP16 hardware would run it.
 
@@ -48,14 +57,14 @@ def verify_command(
         if artifact is not None:
             found = _verify_foreign(config, artifact, progress)
         else:
-            report = verify_built(config, progress)
+            report = verify_built(config, progress, ranges)
             found = report.fixed
     if artifact is not None:
         _print(found, quiet, as_json)
     elif as_json:
-        click.echo(render_json(report))
+        say(render_json(report))
     elif not quiet:
-        open_console().print(closing_table(report))
+        show(closing_table(report))
     return EXIT_FIXED if found.passed else EXIT_NOT_VERIFIED
 
 
@@ -65,7 +74,9 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
     name = "tensorrt" if path.suffix in _ENGINES else "onnx"
     choose_backend(name)
     if name == "onnx":
-        _refuse_unsimulated(path)
+        typed = load_graph(path)
+        _check_inputs(graph, typed)
+        _refuse_unsimulated(typed)
     settings = config.build.settings(config.folder, {})
     candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings)
     return verify(
@@ -77,12 +88,22 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
     )
 
 
-def _refuse_unsimulated(path: Path) -> None:
+def _check_inputs(graph: Graph, typed: Graph) -> None:
+    """Raise BackendError where the data of the one model cannot be fed to the other."""
+    wanted, found = ({spec.name for spec in one.inputs} for one in (graph, typed))
+    if wanted != found:
+        raise BackendError(
+            f"{typed.path} has the inputs {', '.join(sorted(found)) or '(none)'}. Expected those of {graph.path}: "
+            f"{', '.join(sorted(wanted)) or '(none)'}. It was made from another model, or its inputs were renamed."
+        )
+
+
+def _refuse_unsimulated(typed: Graph) -> None:
     """Raise BackendError for a model whose FP16 the simulation does not round everywhere."""
-    opaque = next(find_unsimulated(load_graph(path)), None)
+    opaque = next(find_unsimulated(typed), None)
     if opaque is not None:
         raise BackendError(
-            f"{path}: node {opaque.label!r} ({opaque.op_type}) computes in FP16 where rounding cannot be simulated. "
+            f"{typed.path}: node {opaque.label!r} ({opaque.op_type}) computes in FP16 where rounding cannot be simulated. "
             "Expected FP16 in standard operators of the main graph alone. Keep that node in FP32."
         )
 
@@ -90,11 +111,11 @@ def _refuse_unsimulated(path: Path) -> None:
 def _print(found: Verification, quiet: bool, as_json: bool) -> None:
     if as_json:
         rows = [_row(verdict) for verdict in found.outputs]
-        click.echo(options.to_json(passed=found.passed, batches=found.batch_count, outputs=rows))
+        say(options.to_json(passed=found.passed, batches=found.batch_count, outputs=rows))
     elif not quiet:
         for verdict in found.outputs:
             mark = "ok   " if verdict.passed else "WRONG"
-            click.echo(
+            say(
                 f"{mark} {verdict.error.tensor}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
             )
 

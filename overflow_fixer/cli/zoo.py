@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from overflow_fixer.cli.results import say
 from overflow_fixer.cli.zoo_display import open_display
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, ConfigError
 from overflow_fixer.reports.numbers_json import dump_json
@@ -89,9 +90,9 @@ def zoo_command(
             display.show_outcome(outcome)
     document, files = summarize(found, outcomes, earlier)
     if as_json:
-        click.echo(dump_json(document))
+        say(dump_json(document))
     elif not quiet:
-        click.echo(_say_end(document["counts"], files[0]))
+        say(_say_end(document["counts"], files[0]))
     return EXIT_FIXED if all(outcome.passed for outcome in outcomes.values()) else EXIT_NOT_VERIFIED
 
 

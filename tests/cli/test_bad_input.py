@@ -243,11 +243,15 @@ def test_bad_input_is_one_paragraph(
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    from overflow_fixer.errors import ModelError
-
-    with pytest.raises(ModelError):
+def test_debug_shows_the_traceback_and_keeps_the_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
         main([*missing_model(tmp_path), "--debug", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert end.value.code == 3
+    assert said.startswith("Traceback")
+    assert said.splitlines()[-1].startswith("fix-fp16: ")
 
 
 @pytest.fixture

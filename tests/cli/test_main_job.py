@@ -1,6 +1,7 @@
 """The main job and the stages on every sample that ships, as a user runs them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -71,6 +72,72 @@ def test_the_stages_give_what_the_main_job_gives(name: str, tmp_path: Path) -> N
     assert reports[0]["plan"]["pins"] == reports[1]["plan"]["pins"]
     for part in ("verdict", "verification", "share", "kept_in_fp32"):
         assert reports[0][part] == reports[1][part]
+
+
+def test_ranges_that_lie_elsewhere_serve_every_later_stage_and_a_report_is_told_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, elsewhere, out = SAMPLES / "conv_chain", tmp_path / "scan" / "ranges.h5", tmp_path / "out"
+    model, data = sample / "model.onnx", sample / "data"
+    assert _run("scan", model, "--calib", data, "--out", elsewhere.parent, "-q") == 0
+    assert _run("plan", model, "--ranges", elsewhere, "--out", out, "-q") == 0
+    assert _run("build", model, "--out", out, "-q") == 0
+    assert _run("verify", model, "--calib", data, "--ranges", elsewhere, "--out", out, "-q") == 0
+    (out / "report.html").unlink()
+    assert _run("report", out / "report.json") == 0
+    assert "FIXED and verified" in capsys.readouterr().out
+    assert (out / "report.html").is_file()
+
+
+def test_a_config_file_may_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample, config = SAMPLES / "conv_chain", tmp_path / "fix.toml"
+    paths = {"model": sample / "model.onnx", "calib": sample / "data", "out": tmp_path / "out"}
+    config.write_text("".join(f"{key} = '{path}'\n" for key, path in paths.items()))
+    assert _run("scan", "--config", config, "-q") == 0
+    assert _run("--config", config, "-q") == 0
+    assert (tmp_path / "out" / "model.fp16.onnx").is_file()
+    config.write_text("")
+    assert _run("--config", config) == 2
+    assert "No model was named. Expected MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["fix", "scan"])
+@pytest.mark.parametrize("place", ["", "out"])
+def test_results_among_the_data_are_refused(
+    verb: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(SAMPLES / "conv_chain" / "data", data)
+    before = sorted(data.iterdir())
+    model = SAMPLES / "conv_chain" / "model.onnx"
+    assert _run(verb, model, "--calib", data, "--out", data / place) == 2
+    assert "lies in the folder of the calibration data" in capsys.readouterr().err
+    assert sorted(data.iterdir()) == before
+
+
+def test_an_artifact_of_another_model_is_told_by_its_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "conv_chain"
+    model = onnx.load(sample / "model.onnx")
+    verify = (
+        "verify",
+        sample / "model.onnx",
+        "--calib",
+        sample / "data",
+        "--artifact",
+        tmp_path / "other.onnx",
+    )
+    given, taken = model.graph.input[0].name, "renamed"
+    model.graph.input[0].name = taken
+    for node in model.graph.node:
+        node.input[:] = [taken if name == given else name for name in node.input]
+    onnx.save(model, tmp_path / "other.onnx")
+    assert _run(*verify) == 6
+    assert (
+        f"has the inputs renamed. Expected those of {sample / 'model.onnx'}: {given}."
+        in capsys.readouterr().err
+    )
 
 
 def test_verify_fails_a_model_of_another_tool_that_overflows(
