@@ -242,8 +242,9 @@ class Expression:
     def add_up(self, op_type: str, rows: Rows) -> str:
         """A sum or mean, of magnitudes or squares too, of each of the `rows`: right to 1e-5.
 
-        Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes the last is
-        taken for that of an image where it is not known, since FP64 costs as much as the rest of a scan.
+        Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes, of three
+        dimensions or more, the last is taken for that of an image where it is not known, since FP64 costs as much as the
+        rest of a scan.
         """
         sums = self.sums(rows) if op_type in _SUMMED else None
         if sums is not None:
@@ -251,7 +252,7 @@ class Expression:
         rows = self.cut_last(rows)
         found = rows.tensor
         for axes, length in _cut(rows.axes, self.lengths(rows)):
-            is_image = found == rows.tensor and len(rows.axes) > 1
+            is_image = found == rows.tensor and len(rows.axes) > 1 and self.rank != 2
             is_long = length > FEW and not (math.isinf(length) and is_image)
             found = (self._reduce_wide if is_long else self.reduce)(op_type, found, axes)
             op_type = _THEN.get(op_type, op_type)

@@ -358,6 +358,7 @@ LONG = [
             (19, (1, 1, 90, 80), False, {"kernel_shape": [31, 20], "dilations": [2, 3]}),
         )
     ),
+    Case("ReduceMean", 17, (3, 50_000), sums, (0, 1), dims=("n", "k")),
 ]
 CASES += [
     Case("AveragePool", opset, shape, windows(is_measured, **attributes), None, attributes, dims=dims)
