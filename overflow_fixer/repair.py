@@ -290,9 +290,15 @@ class _Search:
             lowered = plan_precision(self.graph, self.ranges, policy)
             pins = [pin for pin in lowered.pins if pin.node not in self.best.plan.pinned]
             if self._is_new(pin.node for pin in pins):
-                added = [finding for pin in pins for finding in pin.findings if finding.rule != REGION]
-                return f"lowered the threshold to {self.threshold:g}", added
+                found = (finding for pin in pins for finding in pin.findings if finding.rule != REGION)
+                return f"lowered the threshold to {self.threshold:g}", list(map(self._say_lowered, found))
         return None
+
+    def _say_lowered(self, finding: Finding) -> Finding:
+        """One by the threshold says whose that is: the plan's own is another."""
+        if finding.rule != "threshold":
+            return finding
+        return replace(finding, reason=f"{finding.reason}, lowered in repair from {self.policy.threshold:g}")
 
     def _blame(self, added: dict[str, Finding], nodes: Iterable[Node], finding: Finding) -> None:
         """Add the finding for each node that has none yet, is not pinned, and can and may be."""
