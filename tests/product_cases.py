@@ -67,8 +67,10 @@ def _gemm(
     transA: int = 0,  # noqa: N803
     transB: int = 0,  # noqa: N803
 ) -> Array:
+    """A Gemm that makes its sum smaller has the whole of it before."""
+    sums, scale = (a.T if transA else a) @ (b.T if transB else b), abs(float(np.float32(alpha)))
     added = 0 if c is None else abs(float(np.float32(beta))) * c
-    return max(1.0, abs(float(np.float32(alpha)))) * ((a.T if transA else a) @ (b.T if transB else b)) + added
+    return scale * sums + added if scale >= 1 else sums
 
 
 def _einsum(*factors: Array, equation: str) -> Array:

@@ -158,10 +158,11 @@ def multiply_magnitudes(product: Product, prefix: str) -> list[onnx.NodeProto]:
     node.ClearField("name")
     node.input[:] = inputs
     node.output[:] = [f"{prefix}sum"]
-    scales = dict(zip(("alpha", "beta"), _gemm_factors(product.node), strict=True))
-    for attribute in node.attribute:
-        if attribute.name in scales:
-            attribute.f = scales[attribute.name]
+    if node.op_type == "Gemm":
+        kept = [attribute for attribute in node.attribute if attribute.name not in ("alpha", "beta")]
+        scales = zip(("alpha", "beta"), _gemm_factors(product.node), strict=True)
+        del node.attribute[:]
+        node.attribute.extend([*kept, *(onnx.helper.make_attribute(name, value) for name, value in scales)])
     return [*nodes, node]
 
 
@@ -172,10 +173,14 @@ def _adds_products(graph: Graph, node: Node) -> bool:
 
 
 def _gemm_factors(node: Node) -> tuple[float, float]:
-    """|alpha|, or 1 where that is less, for the sum is there before it is scaled, and |beta|; 1 but for Gemm."""
+    """What products and bias are multiplied with: |alpha| and |beta| of a Gemm.
+
+    Where |alpha| is below 1, 1 and 0: the sum is there before it is made smaller, and what the bias is added to then is
+    the output, which is a tensor.
+    """
     factors = (node.attribute(name) if node.op_type == "Gemm" else None for name in ("alpha", "beta"))
     alpha, beta = (1.0 if factor is None else abs(factor.f) for factor in factors)
-    return max(alpha, 1.0), beta
+    return (alpha, beta) if alpha >= 1 else (1.0, 0.0)
 
 
 def count_terms(product: Product, shapes: Shapes) -> float:

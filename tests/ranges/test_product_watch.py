@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
 from product_cases import Case, draw_values
+from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
@@ -110,6 +111,19 @@ def test_the_sum_of_a_gemm_is_there_before_it_is_scaled(
     gemm = node("Gemm", "x w", "y", alpha=alpha)
     scan = _scan(tmp_path, [gemm], {"x": ["n", 64]}, "y", w=w)
     assert _sums(scan({"x": np.full((2, 64), 50, np.float32)})) == [expected]
+
+
+@pytest.mark.parametrize("kind", PROBES)
+@pytest.mark.parametrize(("x", "expected"), [(5, np.nan), (5.5, 70_400.0)])
+def test_a_bias_is_no_part_of_a_sum_that_is_scaled_before_it_is_added(
+    x: float, expected: float, kind: Probes, tmp_path: Path
+) -> None:
+    """64,000 or 70,400, halved, and 9,000."""
+    w, c = np.full((64, 1), 200, np.float32), np.full((1,), 9000, np.float32)
+    scan = _scan(tmp_path, [node("Gemm", "x w c", "y", alpha=0.5)], {"x": ["n", 64]}, "y", w=w, c=c)
+    with use_probes(kind):
+        (found,) = _sums(scan({"x": np.full((2, 64), x, np.float32)}))
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_length_keeps_what_its_magnitudes_allow_from_being_measured(
