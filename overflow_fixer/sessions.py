@@ -302,7 +302,7 @@ def _feedable(array: Array) -> Any:
     """ONNX Runtime takes BF16, which numpy does not have, only as an OrtValue made of its bits."""
     if not isinstance(array, np.ndarray) or array.dtype.name != "bfloat16":
         return array
-    bits = array.view(np.uint16)
+    bits = np.ascontiguousarray(array).view(np.uint16)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
 
 
@@ -312,7 +312,7 @@ def _fetch_with_bf16(
     """The same; what is no tensor, which an OrtValue does not give, by one more run."""
     given = {name: _as_ort_value(array) for name, array in feeds.items()}
     fetched = list(zip(outputs, session.run_with_ort_values(outputs, given, options), strict=True))
-    others = [name for name, value in fetched if not value.is_tensor()]
+    others = [name for name, value in fetched if value.has_value() and not value.is_tensor()]
     found = dict(zip(others, session.run(others, feeds, options), strict=True)) if others else {}
     return [found[name] if name in found else _to_numpy(value) for name, value in fetched]
 
@@ -321,7 +321,10 @@ def _as_ort_value(array: Any) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
-def _to_numpy(value: Any) -> Array:
+def _to_numpy(value: Any) -> Array | None:
+    """None for an optional that is empty, of which nothing else may be asked."""
+    if not value.has_value():
+        return None
     if value.data_type() != "tensor(bfloat16)":
         return np.asarray(value.numpy())
     shape = value.shape()

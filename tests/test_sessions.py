@@ -147,6 +147,22 @@ def test_bf16_outputs_come_as_ml_dtypes_arrays_beside_others(tmp_path: Path, sha
     assert [part.tolist() for part in found["list"]] == [values.tolist()] * 2
 
 
+def test_an_optional_that_is_empty_beside_bf16_is_none(tmp_path: Path) -> None:
+    of_floats = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16),
+        helper.make_node("Optional", [], ["nothing"], type=of_floats),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    narrow = helper.make_tensor_value_info("narrow", TensorProto.BFLOAT16, [2])
+    nothing = helper.make_value_info("nothing", helper.make_optional_type_proto(of_floats))
+    graph = helper.make_graph(nodes, "g", [x], [narrow, nothing])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = SessionRunner(open_session(model, tmp_path)).run(Batch("b", {"x": np.ones(2, np.float32)}))
+    assert found["narrow"].tolist() == [1, 1]
+    assert found["nothing"] is None
+
+
 def test_onnx_runtime_tells_types(tmp_path: Path) -> None:
     assert infer_types(_model(TensorProto.DOUBLE), tmp_path, ["t"]) == {"t": TensorProto.DOUBLE}
 
