@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,12 +143,12 @@ class FixConfig(BaseModel):
         return self.model_copy(update={"model": model, "out": self.folder})
 
 
-def check_folders(config: FixConfig) -> None:
+def check_folders(folder: Path, calib: Path | str) -> None:
     """Raise ConfigError where results would be written among the calibration data, and be taken for data the next time."""
-    data = None if config.calib == "random" else Path(config.calib)
-    if data is not None and data.is_dir() and config.folder.resolve().is_relative_to(data.resolve()):
+    data = Path(os.path.realpath(calib))
+    if calib != "random" and data.is_dir() and Path(os.path.realpath(folder)).is_relative_to(data):
         raise ConfigError(
-            f"The output folder {config.folder} lies in the folder of the calibration data, {data}. Expected it elsewhere, "
+            f"The output folder {folder} lies in the folder of the calibration data, {data}. Expected it elsewhere, "
             "since what is written there would be taken for data by the next run. Name another one with --out. Nothing was "
             "written."
         )

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import onnxruntime
+from onnx import TensorProto
 
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, tensorrt
@@ -63,7 +64,7 @@ def fix(
     for what cannot be done; what had been written by then stays valid.
     """
     clock = _Clock()
-    check_folders(config)
+    check_folders(config.folder, config.calib)
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, backend)
@@ -71,13 +72,13 @@ def fix(
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     check_request(config, graph, BACKENDS[backend])
-    make_folder(config.folder)
     fused = None
     if config.refuse_layernorm:
         with clock.time("fuse"):
             path = config.folder / "fused" / config.model.name
             fused = refuse_layernorm(graph, path, _tell("fuse", calibration, progress))
         config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
+    make_folder(config.folder)
     with clock.time("scan"):
         ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
     with clock.time("plan"):
@@ -293,6 +294,7 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
     broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
     if broken:
         yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
+    yield from _warn_of_own_fp16(graph, ranges)
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
@@ -300,6 +302,19 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
         yield f"Tensor {tensor} was not observed: {reason}."
     if len(ranges.not_observed) > _MOST_WARNINGS:
         yield f"{len(ranges.not_observed) - _MOST_WARNINGS} more tensors were not observed: see ranges.h5."
+
+
+def _warn_of_own_fp16(graph: Graph, ranges: RangeTable) -> Iterator[str]:
+    """That the first of the tensors that are FP16 in the model itself does not fit: no pin is of use."""
+    halves = (name for name in graph.tensors if graph.dtypes.get(name) == TensorProto.FLOAT16)
+    for name in halves:
+        seen = ranges.get(name)
+        if seen is not None and seen.nan_count + seen.inf_count:
+            yield (
+                f"Tensor {name} is FP16 in the model itself, and holds {seen.nan_count} NaN and {seen.inf_count} infinite "
+                "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
+            )
+            return
 
 
 @dataclass

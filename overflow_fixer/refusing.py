@@ -67,13 +67,13 @@ def refuse_layernorm(graph: Graph, path: Path, batches: Iterable[Batch]) -> Fuse
     CalibrationError when there is no batch, OutputError when it cannot be written or is the model itself.
     """
     _check_target(graph, path)
-    is_new = not path.parent.exists()
+    new = [folder for folder in path.parents if not folder.exists()]
     try:
         return _refuse(graph, path, batches)
     except BaseException:
-        if is_new:
+        for folder in new:
             with suppress(OSError):
-                path.parent.rmdir()
+                folder.rmdir()
         raise
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PREFIX = ".trials-"
 _MARK = "trials"
-"""The file that tells a run's folder from one of the user's. It goes where the trials go, also to another machine."""
+"""The file that tells a run's folder with trials in it from one of the user's. It goes where they go, also to another machine."""
 _LOCK = "run.lock"
 _LOCK_SECONDS = 5.0
 """A folder that is new is another's for a moment at most. Where a file system has no locks, some filelocks wait for one."""

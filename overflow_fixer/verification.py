@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.copies import copy_model
@@ -28,7 +27,6 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
-from overflow_fixer.simulation import simulate
 
 _CACHE_BYTES = 64 << 20
 
@@ -37,12 +35,7 @@ OpenRunner = Callable[[Sequence[str]], Runner]
 
 
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
-    """The original model in FP32, optimisation off, each node computed as it stands.
-
-    What it has in FP16 itself is rounded, as hardware does, the scan, and the simulation of what is held against it.
-    """
-    if TensorProto.FLOAT16 in graph.dtypes.values():
-        return SessionRunner(open_session(simulate(graph, extra_outputs), graph.folder))
+    """The original model in FP32, optimisation off, each node computed as it stands: what it has in FP16 itself, unrounded."""
     model = copy_model(graph)
     mark_outputs(model, extra_outputs)
     return SessionRunner(open_session(model, graph.folder))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from in_memory_calibration import make_model, node, save
+from onnx import TensorProto
 
 from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, ModelError
@@ -51,6 +54,27 @@ def test_a_tolerance_for_an_output_that_is_none_is_refused_before_the_scan(tmp_p
     with pytest.raises(ConfigError, match="names 'lgits'"):
         fix(config)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "x", "half", to=TensorProto.FLOAT16),
+        node("Mul", "half half", "square"),
+        node("Cast", "square", "wide", to=TensorProto.FLOAT),
+        node("Add", "wide x", "y"),
+    ]
+    save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([300, 2], np.float32))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert not report.passed
+    (warning,) = report.warnings
+    assert warning.startswith(
+        "Tensor square is FP16 in the model itself, and holds 0 NaN and 1 infinite values there"
+    )
+    reasons = [finding.reason for pin in report.plan.pins for finding in pin.findings]
+    assert reasons
+    assert not any(reason.endswith("in FP32") for reason in reasons)
 
 
 def test_the_plan_itself_that_cannot_be_built_ends_the_job(
@@ -110,4 +134,4 @@ def test_nothing_to_fuse_ends_the_job_before_the_scan(tmp_path: Path) -> None:
     config = _config(tmp_path).model_copy(update={"refuse_layernorm": True})
     with pytest.raises(ModelError, match="no LayerNorm that is written out"):
         fix(config)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()

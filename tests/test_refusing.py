@@ -204,7 +204,7 @@ def test_where_fp32_itself_is_not_sure_nothing_is_written(tmp_path: Path) -> Non
     with pytest.raises(
         ModelError, match=r"output 'y' differs by \S+ of its largest magnitude in batch_1"
     ) as caught:
-        _refuse(_model(tmp_path), tmp_path / "new", X, X + np.float32(1e4))
+        _refuse(_model(tmp_path), tmp_path / "new" / "fused", X, X + np.float32(1e4))
     assert "1e-05" in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
 

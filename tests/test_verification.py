@@ -212,22 +212,6 @@ def test_the_reference_is_the_model_run_as_it_stands(tmp_path: Path) -> None:
     assert [output.name for output in graph.model.graph.output] == ["y"]
 
 
-def test_what_the_model_has_in_fp16_itself_is_rounded_in_the_reference(tmp_path: Path) -> None:
-    """ONNX Runtime's CPU would not, and what is held against it is."""
-    nodes = [
-        node("Cast", "x", "half", to=TensorProto.FLOAT16),
-        node("Abs", "half", "positive"),
-        node("Cast", "positive", "y", to=TensorProto.FLOAT),
-    ]
-    graph = save(make_model(nodes, {"x": [3]}, "y"), tmp_path)
-    batches = InMemoryCalibration(({"x": floats(-1e5, 2049, 1)},))
-    (batch,) = batches
-    assert open_reference(graph).run(batch)["y"].tolist() == [math.inf, 2048, 1]
-    inside = open_reference(graph, ["half"]).run(batch)
-    assert (inside["half"].dtype, inside["half"].tolist()) == (np.float16, [-math.inf, 2048, 1])
-    assert verify(open_reference(graph), naive_artifact(graph, tmp_path)(()), batches, TOLERANCE).passed
-
-
 # ---------------------------------------------------------------- outputs that are kept
 
 

@@ -11,6 +11,7 @@ import click
 
 from overflow_fixer import __version__
 from overflow_fixer.cli.guard import STOPPED, run_guarded
+from overflow_fixer.cli.results import open_closed
 from overflow_fixer.errors import EXIT_FAULT, EXIT_STOPPED, FixError, ModelError
 
 VERBS = ("fix", "scan", "plan", "build", "verify", "report", "zoo", "doctor")
@@ -57,6 +58,7 @@ def main(args: list[str] | None = None) -> None:
 
     As a program (no `args`), guarded against a crash and a want of memory: see `guard`.
     """
+    open_closed()
     sys.exit(run_guarded(lambda: run(None)) if args is None else run(args))
 
 

@@ -18,7 +18,7 @@ from overflow_fixer.reports import fill_template, lay_out, load_document
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def report_command(path: Path, quiet: bool, debug: bool) -> int:
     """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew."""
-    file = path if path.is_file() else path / "report.json"
+    file = path if path.suffix == ".json" and path.is_file() else path / "report.json"
     document = load_document(file)
     write_text(file.with_suffix(".html"), fill_template(document))
     if not quiet:

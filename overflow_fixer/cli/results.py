@@ -33,6 +33,17 @@ def on_stdout() -> Iterator[None]:
         ) from error
 
 
+def open_closed() -> None:
+    """Give a process that was started without stdin, stdout or stderr somewhere to write: a file it opens would be that."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def leave_stdout() -> None:
     """What is still in buffers, and what follows, goes nowhere: Python would end with an error over it."""
     with suppress(OSError, ValueError):

@@ -60,7 +60,7 @@ def _scan(
     model: Path | None, flags: dict[str, Any], existing: Existing, quiet: bool
 ) -> tuple[RangeTable, Path]:
     config = options.settings(model=model, **flags)
-    check_folders(config)
+    check_folders(config.folder, config.calib)
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     make_folder(config.folder)

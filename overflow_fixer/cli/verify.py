@@ -52,6 +52,10 @@ def verify_command(
     Takes ranges.h5, plan.json and the model in OUT, and writes report.json and report.html there. With
     --artifact, only compares that file and writes nothing.
     """
+    if artifact is not None and ranges is not None:
+        raise click.UsageError(
+            "--artifact was given with --ranges. Expected one of them: an artifact has no plan."
+        )
     config = options.settings(**flags)
     with show_progress(quiet or as_json) as progress:
         if artifact is not None:
@@ -94,7 +98,7 @@ def _check_inputs(graph: Graph, typed: Graph) -> None:
     if wanted != found:
         raise BackendError(
             f"{typed.path} has the inputs {', '.join(sorted(found)) or '(none)'}. Expected those of {graph.path}: "
-            f"{', '.join(sorted(wanted)) or '(none)'}. It was made from another model, or its inputs were renamed."
+            f"{', '.join(sorted(wanted)) or '(none)'}. It was made from another model, or inputs were renamed or dropped."
         )
 
 

@@ -13,6 +13,7 @@ import click
 
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.zoo_display import open_display
+from overflow_fixer.config import check_folders
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, ConfigError
 from overflow_fixer.reports.numbers_json import dump_json
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
@@ -76,6 +77,8 @@ def zoo_command(
     fixed, 1 some not, 2 usage or zoo file.
     """
     found = read_folder(zoo, out) if zoo.is_dir() else read_zoo_file(zoo, out)
+    for entry in found.entries:
+        check_folders(found.folder, entry.config.calib)
     earlier = None if compare is None else load_summary(compare)
     chosen = _choose(found, only, shard, failed)
     chosen_gpus = _parse_gpus(gpus)

@@ -314,6 +314,7 @@ class OptimizedObserver(ReductionObserver):
                 model, folder = optimize_probed(probed, Path(work))
                 return open_session(model, folder, by_priority=True, pack_weights=False)
         except ModelError as error:
+            super()._open_probed(probed)  # one that ONNX Runtime refuses as it stands is told as such
             raise ModelError(
                 f"ONNX Runtime cannot optimise the model, or refuses what it made of it: {first_line(error.__cause__ or error)}. "
                 "Expected a model that it optimises, since --fast observes what comes of that. Leave --fast out: the scan then "

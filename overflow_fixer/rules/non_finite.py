@@ -1,8 +1,10 @@
-"""A tensor that holds NaN or infinity in FP32 pins the node that writes it and every node that reads it."""
+"""A tensor that holds NaN or infinity in the original model pins the node that writes it and every node that reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph, Node
@@ -23,8 +25,9 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
             continue
         if only_bounds(graph, node, seen, FP16_MAX):
             continue
+        where = "as the model stands" if TensorProto.FLOAT16 in graph.dtypes.values() else "in FP32"
         reason = (
-            f"{verb} {tensor}, which holds {seen.nan_count} NaN and {seen.inf_count} infinite values in FP32"
+            f"{verb} {tensor}, which holds {seen.nan_count} NaN and {seen.inf_count} infinite values {where}"
         )
         is_seen = seen.inf_count and tensor not in graph.constants
         batch = ranges.worst_batch_name(tensor) if is_seen else None

@@ -1,6 +1,7 @@
 """Results on stdout, whoever reads them or not."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,11 @@ def test_a_stdout_that_cannot_be_written_is_told(done: Path) -> None:
             "fix-fp16: The result cannot be written to standard output: No space left"
         )
         assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_change_no_exit_code(closed: str, done: Path) -> None:
+    for command in _commands(done):
+        script = f"{shlex.join([*COMMAND, *command])} {closed}"
+        ended = subprocess.run(["sh", "-c", script], capture_output=True)
+        assert (ended.returncode, ended.stderr) == (0, b"")

@@ -88,6 +88,19 @@ def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, tmp_pa
     assert broken.is_file()
 
 
+def test_results_among_the_data_of_a_model_are_refused(run: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "models", "one")
+    data = tmp_path / "data"
+    data.mkdir()
+    model.with_suffix(".npz").rename(data / "0.npz")
+    zoo = tmp_path / "zoo.toml"
+    zoo.write_text(f"[[model]]\npath = '{model}'\ncalib = '{data}'\n")
+    code, _, err = run(zoo, "--out", data / "zoo")
+    assert code == 2
+    assert "lies in the folder of the calibration data" in err
+    assert [path.name for path in data.iterdir()] == ["0.npz"]
+
+
 def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
     code, out, _ = run(
         zoo, "--out", tmp_path / "out", "--only", "t*", "--json", "--compare", _earlier(run, tmp_path)
