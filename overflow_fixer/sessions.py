@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 
 from overflow_fixer.allotment import count_threads
+from overflow_fixer.bf16_values import run_with_bf16
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import sha256_of
 from overflow_fixer.formats import round_to_fp16
@@ -168,12 +167,7 @@ def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, optio
     `options` are those of make_run_options. Raises ModelError naming the batch.
     """
     try:
-        feeds = {name: _feedable(array) for name, array in batch.feeds.items()}
-        types = {output.name: output.type for output in session.get_outputs()}
-        asked = list(types if outputs is None else outputs)
-        if any(types[name] == "tensor(bfloat16)" for name in asked):
-            return _fetch_with_bf16(session, asked, feeds, options)
-        return list(session.run(outputs, feeds, options))
+        return run_with_bf16(session, outputs, batch.feeds, options)
     except Exception as error:
         raise ModelError(
             f"The model could not be run on batch {batch.name}: {first_line(error)}. Expected every batch to run in "
@@ -296,41 +290,6 @@ def _refusal(provider: Provider, reason: str) -> str:
 
 def _or_the_cpu(session: Any) -> str:
     return "" if session.get_providers() == [EXECUTION_PROVIDERS["cpu"]] else ", or --provider cpu"
-
-
-def _feedable(array: Array) -> Any:
-    """ONNX Runtime takes BF16, which numpy does not have, only as an OrtValue made of its bits."""
-    if not isinstance(array, np.ndarray) or array.dtype.name != "bfloat16":
-        return array
-    bits = np.ascontiguousarray(array).view(np.uint16)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.TensorProto.BFLOAT16)
-
-
-def _fetch_with_bf16(
-    session: Any, outputs: Sequence[str], feeds: Mapping[str, Any], options: Any
-) -> list[Any]:
-    """The same; what is no tensor, which an OrtValue does not give, by one more run."""
-    given = {name: _as_ort_value(array) for name, array in feeds.items()}
-    fetched = list(zip(outputs, session.run_with_ort_values(outputs, given, options), strict=True))
-    others = [name for name, value in fetched if value.has_value() and not value.is_tensor()]
-    found = dict(zip(others, session.run(others, feeds, options), strict=True)) if others else {}
-    return [found[name] if name in found else _to_numpy(value) for name, value in fetched]
-
-
-def _as_ort_value(array: Any) -> Any:
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array) if isinstance(array, np.ndarray) else array
-
-
-def _to_numpy(value: Any) -> Array | None:
-    """None for an optional that is empty, of which nothing else may be asked."""
-    if not value.has_value():
-        return None
-    if value.data_type() != "tensor(bfloat16)":
-        return np.asarray(value.numpy())
-    shape = value.shape()
-    bits = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr())
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
-    return np.asarray(np.array(bits, np.uint16).view(dtype).reshape(shape))
 
 
 def _serialize(model: onnx.ModelProto) -> bytes:

@@ -9,6 +9,7 @@ ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
     {
         "allotment",
+        "bf16_values",
         "errors",
         "formats",
         "lazy_names",
