@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import onnx
 from onnx import TensorProto
 
 from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _HOLDS_NO_TENSOR = frozenset(
     getattr(onnx.AttributeProto, kind)
     for kind in "FLOAT INT STRING FLOATS INTS STRINGS GRAPH GRAPHS TYPE_PROTO TYPE_PROTOS".split()
@@ -31,11 +33,40 @@ def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
+def own_names(graph: onnx.GraphProto) -> set[str]:
+    """The tensors of a graph itself, of its bodies none; "" where a node leaves an output out."""
+    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    own |= {tensor.values.name for tensor in graph.sparse_initializer}
+    return own | {name for node in graph.node for name in node.output}
+
+
+def separate_names(
+    graph: onnx.GraphProto, around: frozenset[str] = frozenset(), renamed: Mapping[str, str] = _NOTHING
+) -> None:
+    """Give a tensor of a body, in place, another name where a graph around it has one of that.
+
+    `around` are the names of the graphs around, `renamed` those of them that have another.
+    """
+    inner = [body for node in graph.node for body in bodies(node)]
+    if not inner and not around:
+        return
+    own = own_names(graph)
+    fresh = {name: f"{name}_in_{graph.name}_{len(around)}" for name in own & around if name}
+    renamed = {name: other for name, other in renamed.items() if name not in own} | fresh
+    for body in inner:
+        separate_names(body, around | own, renamed)
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        info.name = renamed.get(info.name, info.name)
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        tensor.name = renamed.get(tensor.name, tensor.name)
+
+
 def captures(body: onnx.GraphProto) -> list[str]:
     """Tensors of the outer graph that the body, or one inside it, reads; each once."""
-    own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
-    own |= {name for node in body.node for name in node.output}
+    own = own_names(body)
     reads = [name for node in body.node for name in (*node.input, *captured_by(node))]
     reads += [info.name for info in body.output]
     return list(dict.fromkeys(name for name in reads if name and name not in own))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +15,13 @@ from onnx import TensorProto
 from overflow_fixer.operator_types import STANDARD_DOMAINS, is_constant, tell_outputs
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import infer_types
-from overflow_fixer.subgraphs import bodies
+from overflow_fixer.subgraphs import separate_names
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
 _DEFAULTS_SINCE_IR = 4
 """Below that version every initializer is an input too, and hardly any is fed."""
 _OTHER_KINDS = ("sequence_type", "optional_type")
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class LateShapes(Mapping[str, tuple[Dim, ...]]):
@@ -213,8 +211,7 @@ def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     Where a body has a name of the graph around it, ONNX's inference takes the one tensor for the other.
     """
     graph = skeleton.graph
-    if any(True for node in graph.node for _ in bodies(node)):
-        _separate_names(graph)
+    separate_names(graph)
     for data_prop in (True, False):
         try:
             graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=data_prop).graph
@@ -225,28 +222,6 @@ def _infer(skeleton: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
         one.name: onnx.helper.make_tensor_type_proto(one.data_type, one.dims) for one in graph.initializer
     }
     return {**held, **{info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}}
-
-
-def _separate_names(
-    graph: onnx.GraphProto, around: frozenset[str] = frozenset(), renamed: Mapping[str, str] = _NOTHING
-) -> None:
-    """Give a tensor of a body, in place, another name where a graph around it has one of that: see _infer.
-
-    `around` are the names of the graphs around, `renamed` those of them that have another.
-    """
-    own = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
-    own |= {name for node in graph.node for name in node.output}
-    fresh = {name: f"{name}_in_{graph.name}_{len(around)}" for name in own & around if name}
-    renamed = {name: other for name, other in renamed.items() if name not in own} | fresh
-    for node in graph.node:
-        for body in bodies(node):
-            _separate_names(body, around | own, renamed)
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
-    for one in (*graph.input, *graph.output, *graph.value_info):
-        one.name = renamed.get(one.name, one.name)
-    for tensor in graph.initializer:
-        tensor.name = renamed.get(tensor.name, tensor.name)
 
 
 def _skeleton(model: onnx.ModelProto, defaults: Collection[str] = ()) -> onnx.ModelProto:

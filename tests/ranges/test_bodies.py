@@ -206,17 +206,19 @@ def test_what_is_inside_an_unseen_body_is_not_told_by_itself(tmp_path: Path) -> 
     assert dict(table.not_observed) == {"outer/body/inner/then_branch": reason}
 
 
-def test_a_sequence_that_is_carried_and_one_that_is_captured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["s", "last"])
+def test_a_sequence_that_is_carried_and_one_that_is_captured(state: str, tmp_path: Path) -> None:
+    """Also where the body has a name of the graph around it."""
     text = """
     g (float[N] x, int64 trips) => (float[M] y) {
         start = SequenceEmpty <dtype = 1> ()
         known = SequenceConstruct (x)
         [l] parts, last = Loop (trips, , start, x) <
-            body = b (int64 i, bool c, seq(float[A]) q, float[N] s)
+            body = b (int64 i, bool c, seq(float[A]) q, float[N] STATE)
                 => (bool c, seq(float[A]) r, float[N] t) {
                 zero = Constant <value = int64 {0}> ()
                 first = SequenceAt (known, zero)
-                t = Mul (s, first)
+                t = Mul (STATE, first)
                 r = SequenceInsert (q, t)
                 all = ConcatFromSequence <axis = 0> (r)
                 twice = Concat <axis = 0> (all, all)
@@ -227,18 +229,18 @@ def test_a_sequence_that_is_carried_and_one_that_is_captured(tmp_path: Path) -> 
         >
         y = ConcatFromSequence <axis = 0> (parts)
     }"""
-    graph = parse(tmp_path, text)
+    graph = parse(tmp_path, text.replace("STATE", state))
     feeds = [{"x": floats(2, 10), "trips": np.array(3)}, {"x": floats(1, 1), "trips": np.array(1)}]
     table = scan_runs(graph, feeds)
     runs: list[list[Run]] = []
     for feed in feeds:
-        state, queue, batch = feed["x"], [], []
+        carried, queue, batch = feed["x"], [], []
         for i in range(int(feed["trips"])):
-            given = {"i": np.array(i), "c": TRUE, "q": queue, "s": state, "known": [feed["x"]]}
+            given = {"i": np.array(i), "c": TRUE, "q": queue, state: carried, "known": [feed["x"]]}
             batch.append(run_body(find_body(graph, "l", "body"), given))
-            queue, state = batch[-1]["r"], batch[-1]["t"]
+            queue, carried = batch[-1]["r"], batch[-1]["t"]
         runs.append(batch)
-    assert_body(table, "l/body/", runs, "s first t all twice negative both p")
+    assert_body(table, "l/body/", runs, f"{state} first t all twice negative both p")
     assert table.by_tensor["l/body/all"].element_count == 2 + 4 + 6 + 2
     assert {"l/body/q", "l/body/r"} <= set(table.not_observed)
     assert table.not_observed["l/body/q"] == "it is a sequence, not a tensor"
