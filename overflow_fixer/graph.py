@@ -359,7 +359,7 @@ def free_prefix(graph: Graph, wanted: str) -> str:
 def _sort_nodes(path: Path, graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes in topological order, as ONNX demands; brought into it, in `graph` too, where the file has another.
 
-    ONNX Runtime and TensorRT sort as well, and its own converter to FP16 leaves Casts at the end.
+    ONNX Runtime and TensorRT sort as well, and what ONNX Runtime's converter to FP16 writes has its Casts at the end.
     """
     if _are_sorted(nodes):
         return nodes

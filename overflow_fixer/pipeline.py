@@ -306,15 +306,13 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
 
 def _warn_of_own_fp16(graph: Graph, ranges: RangeTable) -> Iterator[str]:
     """That the first of the tensors that are FP16 in the model itself does not fit: no pin is of use."""
-    halves = (name for name in graph.tensors if graph.dtypes.get(name) == TensorProto.FLOAT16)
-    for name in halves:
-        seen = ranges.get(name)
-        if seen is not None and seen.nan_count + seen.inf_count:
-            yield (
-                f"Tensor {name} is FP16 in the model itself, and holds {seen.nan_count} NaN and {seen.inf_count} infinite "
-                "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
-            )
-            return
+    halves = (ranges.get(name) for name in graph.tensors if graph.dtypes.get(name) == TensorProto.FLOAT16)
+    lost = next((seen for seen in halves if seen is not None and seen.nan_count + seen.inf_count), None)
+    if lost is not None:
+        yield (
+            f"Tensor {lost.tensor} is FP16 in the model itself, and holds {lost.nan_count} NaN and {lost.inf_count} infinite "
+            "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
+        )
 
 
 @dataclass

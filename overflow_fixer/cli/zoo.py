@@ -76,9 +76,7 @@ def zoo_command(
     What is finished is not run again, unless its model, data, settings or the tool's version changed. Exit code: 0 all
     fixed, 1 some not, 2 usage or zoo file.
     """
-    found = read_folder(zoo, out) if zoo.is_dir() else read_zoo_file(zoo, out)
-    for entry in found.entries:
-        check_folders(found.folder, entry.config.calib)
+    found = _read(zoo, out)
     earlier = None if compare is None else load_summary(compare)
     chosen = _choose(found, only, shard, failed)
     chosen_gpus = _parse_gpus(gpus)
@@ -97,6 +95,14 @@ def zoo_command(
     elif not quiet:
         say(_say_end(document["counts"], files[0]))
     return EXIT_FIXED if all(outcome.passed for outcome in outcomes.values()) else EXIT_NOT_VERIFIED
+
+
+def _read(path: Path, out: Path | None) -> Zoo:
+    """The zoo, whose results may not lie among the data of a model."""
+    found = read_folder(path, out) if path.is_dir() else read_zoo_file(path, out)
+    for entry in found.entries:
+        check_folders(found.folder, entry.config.calib)
+    return found
 
 
 def _choose(zoo: Zoo, only: Sequence[str], shard: str | None, failed: bool) -> list[ZooEntry]:
