@@ -16,7 +16,8 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph, Node, derive_graph
+from overflow_fixer.graph import Graph, derive_graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.subgraphs import bodies, captures
 from overflow_fixer.tensor_types import is_typed
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
 from overflow_fixer.rules.inner_function import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED

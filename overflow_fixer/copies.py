@@ -8,7 +8,8 @@ from dataclasses import replace
 import onnx
 
 from overflow_fixer.external_data import external_tensors
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.weights import bring_in
 
 _COPIED_FIELDS = ("input", "sparse_initializer", "value_info", "quantization_annotation", "initializer")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Artifact, Batch, Dim, Share
 from overflow_fixer.sessions import mark_outputs, open_session, run_session
 from overflow_fixer.tensor_types import infer_shapes

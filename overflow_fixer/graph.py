@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from onnx import TensorProto
 from overflow_fixer.errors import ModelError
 from overflow_fixer.external_data import check_external_data, external_tensors, read_referring
 from overflow_fixer.files import FileStamp, sha256_of
-from overflow_fixer.operator_types import STANDARD_DOMAINS
+from overflow_fixer.nodes import Node, number_nodes, sort_nodes
 from overflow_fixer.records import Array, Dim, InputSpec
-from overflow_fixer.subgraphs import all_names, bodies, captured_by, may_have_bodies
+from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, bodies
 from overflow_fixer.tensor_types import (
     LateShapes,
-    constant_tensor,
     dims_of,
+    find_constants,
     find_defaults,
     find_loose,
     infer_shapes,
@@ -33,64 +32,6 @@ from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One node of a graph.
-
-    `label` is unique in the graph: the node's name, or `node_of_<first output>` where that is empty
-    or taken (the name TensorRT's parser gives to a nameless node). `inputs` and `outputs` are tensor
-    names, "" for one left out. `captured` are the outer tensors that the node's bodies read.
-    """
-
-    index: int
-    label: str
-    op_type: str
-    domain: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    captured: tuple[str, ...]
-    proto: onnx.NodeProto = field(repr=False)
-
-    @staticmethod
-    def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
-        op_type, domain = proto.op_type, proto.domain
-        captured = tuple(captured_by(proto)) if may_have_bodies(op_type, domain) else ()
-        return Node(index, label, op_type, domain, tuple(proto.input), tuple(proto.output), captured, proto)
-
-    def at(self, index: int) -> Node:
-        """The same in another place."""
-        if index == self.index:
-            return self
-        names = self.inputs, self.outputs, self.captured
-        return Node(index, self.label, self.op_type, self.domain, *names, self.proto)
-
-    @property
-    def is_standard(self) -> bool:
-        """Whether it is one of ONNX's own operators, and not another domain's of the same name."""
-        return self.domain in STANDARD_DOMAINS
-
-    @property
-    def standard_op(self) -> str:
-        """Its operator, or "" for one of another domain, of which tables of ONNX's operators know nothing."""
-        return self.op_type if self.is_standard else ""
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Every tensor the node reads, its bodies included, none left out, repeats kept."""
-        return _drop_empty(self.inputs + self.captured)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        return _drop_empty(self.outputs)
-
-    def attribute(self, name: str) -> onnx.AttributeProto | None:
-        return next((found for found in self.proto.attribute if found.name == name), None)
-
-
-def _drop_empty(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(filter(None, names)) if "" in names else names
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,12 +154,7 @@ class Graph:
     @cached_property
     def constants(self) -> Mapping[str, TensorProto]:
         """Initializers and the outputs of Constant nodes that hold a dense tensor."""
-        nodes = {n.outputs[0]: n.proto for n in self.nodes if n.op_type == "Constant" and n.is_standard}
-        values = {name: constant_tensor(proto) for name, proto in nodes.items()}
-        return {
-            **self.initializers,
-            **{name: tensor for name, tensor in values.items() if tensor is not None},
-        }
+        return find_constants(self.model.graph, self.nodes)
 
     @cached_property
     def copied_constants(self) -> Mapping[str, str]:
@@ -271,7 +207,7 @@ def load_graph(path: Path | str) -> Graph:
     has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
-    nodes = _sort_nodes(path, model.graph, tuple(_number_nodes(model.graph)))
+    nodes = sort_nodes(path, model.graph, number_nodes(model.graph))
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
 
 
@@ -280,14 +216,15 @@ def derive_graph(graph: Graph, model: onnx.ModelProto, place: str = "") -> Graph
 
     Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
-    nodes = tuple(_number_nodes(model.graph))
+    nodes = number_nodes(model.graph)
     return _with_types(replace(graph, model=model, nodes=nodes, place=graph.place + place))
 
 
 def _with_types(graph: Graph) -> Graph:
-    written = [name for node in graph.nodes for name in node.writes]
-    dtypes, others, ranks, shapes, sure_shapes = tell_types(graph.model, graph.folder, written)
+    known = graph.model, graph.folder, graph.nodes, graph.constants
+    dtypes, others, ranks, shapes, sure_shapes = tell_types(*known)
     typed = replace(graph, dtypes=dtypes, other_types=others, ranks=ranks, shapes=shapes)
+    typed.__dict__["constants"] = graph.constants
     if sure_shapes is not None:
         typed.__dict__["sure_shapes"] = sure_shapes
     return typed
@@ -328,23 +265,6 @@ def _drop_repeated_names(graph: onnx.GraphProto) -> None:
         _drop_repeated_names(body)
 
 
-def _number_nodes(graph: onnx.GraphProto) -> Iterator[Node]:
-    names = Counter([proto.name for proto in graph.node])
-    taken = set(names)
-    for index, proto in enumerate(graph.node):
-        label = proto.name
-        if not label or names[label] > 1:
-            label = _free_label(f"node_of_{next(filter(None, proto.output), index)}", taken)
-        yield Node.of(index, label, proto)
-
-
-def _free_label(label: str, taken: set[str]) -> str:
-    while label in taken:
-        label += "_"
-    taken.add(label)
-    return label
-
-
 def free_prefix(graph: Graph, wanted: str) -> str:
     """`wanted` in the graph's place, with underscores before it until no name in the model begins with it, bodies included."""
     wanted = graph.place + wanted
@@ -354,39 +274,6 @@ def free_prefix(graph: Graph, wanted: str) -> str:
     while any(name.startswith(wanted) for name in taken):
         wanted = "_" + wanted
     return wanted
-
-
-def _sort_nodes(path: Path, graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes in topological order, as ONNX demands; brought into it, in `graph` too, where the file has another.
-
-    ONNX Runtime and TensorRT sort as well, and what ONNX Runtime's converter to FP16 writes has its Casts at the end.
-    """
-    if _are_sorted(nodes):
-        return nodes
-    writers = {name: node.index for node in nodes for name in node.writes}
-    before = {node.index: [writers[name] for name in node.reads if name in writers] for node in nodes}
-    try:
-        order = list(TopologicalSorter(before).static_order())
-    except CycleError as error:
-        around = ", ".join(repr(nodes[index].label) for index in dict.fromkeys(error.args[1]))
-        raise ModelError(
-            f"{path}: what nodes read goes round in a circle: {around}. Expected a graph without cycles, as ONNX demands. "
-            "Its tensors' names were mixed up; export it again."
-        ) from error
-    found = onnx.GraphProto(node=[nodes[index].proto for index in order])
-    del graph.node[:]
-    graph.node.extend(found.node)
-    return tuple(_number_nodes(graph))
-
-
-def _are_sorted(nodes: Iterable[Node]) -> bool:
-    written = {name for node in nodes for name in node.writes}
-    seen: set[str] = set()
-    for node in nodes:
-        if not seen.issuperset(written.intersection(node.reads)):
-            return False
-        seen.update(node.writes)
-    return True
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:

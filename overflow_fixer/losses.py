@@ -19,8 +19,9 @@ from onnx.helper import make_tensor_value_info
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.copies import copy_shell
 from overflow_fixer.formats import round_to_fp16
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.sessions import open_session, run_session
 from overflow_fixer.simulation import is_small_constant

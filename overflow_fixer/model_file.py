@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
+from overflow_fixer.subgraphs import CONTROL_FLOW, STANDARD_DOMAINS
 
 LEAST_BYTES = 16384
 """Smaller weights stay in the message: rules and shape inference look into those."""

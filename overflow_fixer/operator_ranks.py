@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import onnx
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
+
+from overflow_fixer.nodes import Node
 
 REDUCTIONS = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
@@ -30,16 +31,12 @@ Constants = Mapping[str, TensorProto]
 Ranks = Mapping[str, int]
 
 
-def find_rank(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+def find_rank(node: Node, constants: Constants, ranks: Ranks) -> int | None:
     """Of each output of a standard node; None where nobody knows."""
     if node.op_type in RANKED_INPUTS:
-        return _find_greatest(node.input[: RANKED_INPUTS[node.op_type]], ranks)
+        return _find_greatest(node.inputs[: RANKED_INPUTS[node.op_type]], ranks)
     find = RANKS.get(node.op_type)
     return None if find is None else find(node, constants, ranks)
-
-
-def find_attribute(node: NodeProto, name: str) -> onnx.AttributeProto | None:
-    return next((found for found in node.attribute if found.name == name), None)
 
 
 def _find_greatest(names: Sequence[str], ranks: Ranks) -> int | None:
@@ -52,66 +49,66 @@ def _find_all(names: Sequence[str], ranks: Ranks) -> list[int] | None:
     return found if len(found) == len(names) else None
 
 
-def _count_listed(node: NodeProto, constants: Constants) -> int | None:
+def _count_listed(node: Node, constants: Constants) -> int | None:
     """How many numbers the second input holds, a constant, or below opset 13 the axes."""
-    if len(node.input) > 1:
-        listed = constants.get(node.input[1])
+    if len(node.inputs) > 1:
+        listed = constants.get(node.inputs[1])
         return listed.dims[0] if listed is not None and len(listed.dims) == 1 else None
-    axes = find_attribute(node, "axes")
+    axes = node.attribute("axes")
     return None if axes is None else len(axes.ints)
 
 
-def _reshape(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    return _count_listed(node, constants) if len(node.input) > 1 else None
+def _reshape(node: Node, constants: Constants, ranks: Ranks) -> int | None:
+    return _count_listed(node, constants) if len(node.inputs) > 1 else None
 
 
-def _reduce(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    keeps = find_attribute(node, "keepdims")
-    return _find_greatest(node.input[:1], ranks) if keeps is None or keeps.i else None
+def _reduce(node: Node, constants: Constants, ranks: Ranks) -> int | None:
+    keeps = node.attribute("keepdims")
+    return _find_greatest(node.inputs[:1], ranks) if keeps is None or keeps.i else None
 
 
-def _squeeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+def _squeeze(node: Node, constants: Constants, ranks: Ranks) -> int | None:
     """Where none is named, all of one element are dropped."""
-    rank, axes = _find_greatest(node.input[:1], ranks), _count_listed(node, constants)
+    rank, axes = _find_greatest(node.inputs[:1], ranks), _count_listed(node, constants)
     return None if rank is None or not axes else rank - axes
 
 
-def _unsqueeze(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    rank, axes = _find_greatest(node.input[:1], ranks), _count_listed(node, constants)
+def _unsqueeze(node: Node, constants: Constants, ranks: Ranks) -> int | None:
+    rank, axes = _find_greatest(node.inputs[:1], ranks), _count_listed(node, constants)
     return None if rank is None or axes is None else rank + axes
 
 
-def _gather(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    found = _find_all(node.input, ranks)
+def _gather(node: Node, constants: Constants, ranks: Ranks) -> int | None:
+    found = _find_all(node.inputs, ranks)
     return sum(found) - 1 if found and len(found) == 2 else None
 
 
-def _multiply(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+def _multiply(node: Node, constants: Constants, ranks: Ranks) -> int | None:
     """Of a MatMul, in which a vector stands for a matrix of one row or column, which the output does not have."""
-    found = _find_all(node.input, ranks)
+    found = _find_all(node.inputs, ranks)
     return max(*found, 2) - found.count(1) if found and len(found) == 2 else None
 
 
-def _expand(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    rank, dims = _find_greatest(node.input[:1], ranks), _count_listed(node, constants)
+def _expand(node: Node, constants: Constants, ranks: Ranks) -> int | None:
+    rank, dims = _find_greatest(node.inputs[:1], ranks), _count_listed(node, constants)
     return None if rank is None or dims is None else max(rank, dims)
 
 
-def _fill(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
-    shape = constants.get(node.input[0]) if node.input else None
+def _fill(node: Node, constants: Constants, ranks: Ranks) -> int | None:
+    shape = constants.get(node.inputs[0]) if node.inputs else None
     return shape.dims[0] if shape is not None and len(shape.dims) == 1 else None
 
 
-def _sum_letters(node: NodeProto, constants: Constants, ranks: Ranks) -> int | None:
+def _sum_letters(node: Node, constants: Constants, ranks: Ranks) -> int | None:
     """Of an Einsum that says what it gives, in letters alone."""
-    found = find_attribute(node, "equation")
+    found = node.attribute("equation")
     _, arrow, output = (
         found.s.decode().replace(" ", "").partition("->") if found is not None else ("", "", "")
     )
     return len(output) if arrow and "." not in output else None
 
 
-RANKS: Mapping[str, Callable[[NodeProto, Constants, Ranks], int | None]] = {
+RANKS: Mapping[str, Callable[[Node, Constants, Ranks], int | None]] = {
     **dict.fromkeys(REDUCTIONS, _reduce),
     "ConstantOfShape": _fill,
     "Einsum": _sum_letters,

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
-from overflow_fixer.operator_ranks import BROADCAST, OF_ONE_RANK, REDUCTIONS, find_attribute, find_rank
+from overflow_fixer.nodes import Node
+from overflow_fixer.operator_ranks import BROADCAST, OF_ONE_RANK, REDUCTIONS, find_rank
 
-STANDARD_DOMAINS = ("", "ai.onnx")
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""Standard operators that hold graphs."""
 _OF_ONE_TYPE = (
     "Einsum Expand Flatten Gather GatherElements GatherND MatMul Range Reshape ScatterElements ScatterND Squeeze "
     "Unsqueeze"
@@ -44,12 +42,8 @@ BODY_OUTPUTS: Mapping[str, tuple[str, int]] = {
 """Of operators that give what a body gives: which body, and the first of its outputs that is one of theirs."""
 
 
-def is_constant(node: NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in STANDARD_DOMAINS
-
-
 def tell_outputs(
-    nodes: Iterable[NodeProto],
+    nodes: Iterable[Node],
     constants: Mapping[str, TensorProto],
     dtypes: dict[str, int],
     ranks: dict[str, int],
@@ -59,14 +53,13 @@ def tell_outputs(
     What `constants` tell must be there already. False at the first node of which the table does not tell.
     """
     for node in nodes:
-        names = list(node.output)
-        if is_constant(node) and names and names[0] in constants:
+        if node.standard_op == "Constant" and node.outputs and node.outputs[0] in constants:
             continue
-        types = _find_types(node, dtypes) if node.domain in STANDARD_DOMAINS else None
+        types = _find_types(node, dtypes) if node.is_standard else None
         if types is None:
             return False
         rank = find_rank(node, constants, ranks)
-        for name, elem_type in zip(names, types, strict=True):
+        for name, elem_type in zip(node.outputs, types, strict=True):
             if name:
                 dtypes[name] = elem_type
             if name and rank is not None:
@@ -74,45 +67,45 @@ def tell_outputs(
     return True
 
 
-def _find_types(node: NodeProto, dtypes: Mapping[str, int]) -> list[int] | None:
+def _find_types(node: Node, dtypes: Mapping[str, int]) -> list[int] | None:
     """Of each output; None where not all can be told."""
     if node.op_type in BODY_OUTPUTS:
         return _find_body_types(node)
     first = _find_type(node, dtypes)
-    if first is None or (any(node.output[1:]) and node.op_type not in OTHER_OUTPUTS):
+    if first is None or (any(node.outputs[1:]) and node.op_type not in OTHER_OUTPUTS):
         return None
-    return [first, *[OTHER_OUTPUTS.get(node.op_type) or first] * (len(node.output) - 1)]
+    return [first, *[OTHER_OUTPUTS.get(node.op_type) or first] * (len(node.outputs) - 1)]
 
 
-def _find_body_types(node: NodeProto) -> list[int] | None:
+def _find_body_types(node: Node) -> list[int] | None:
     """As a body declares them; ONNX Runtime refuses one that declares others than it has."""
     attribute, first = BODY_OUTPUTS[node.op_type]
-    body = find_attribute(node, attribute)
+    body = node.attribute(attribute)
     infos = [] if body is None else list(body.g.output)[first:]
     types = [info.type.tensor_type.elem_type for info in infos]
-    is_told = len(types) >= len(node.output) and TensorProto.UNDEFINED not in types
-    return types[: len(node.output)] if is_told else None
+    is_told = len(types) >= len(node.outputs) and TensorProto.UNDEFINED not in types
+    return types[: len(node.outputs)] if is_told else None
 
 
-def _find_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
+def _find_type(node: Node, dtypes: Mapping[str, int]) -> int | None:
     if node.op_type in TYPED_INPUT:
         slot = TYPED_INPUT[node.op_type]
-        return dtypes.get(node.input[slot]) if slot < len(node.input) else None
+        return dtypes.get(node.inputs[slot]) if slot < len(node.inputs) else None
     if node.op_type in QUANTIZING:
         return _find_quantized_type(node, dtypes)
     if node.op_type == "Cast":
-        to = find_attribute(node, "to")
+        to = node.attribute("to")
         return None if to is None else to.i
     if node.op_type == "ConstantOfShape":
-        value = find_attribute(node, "value")
+        value = node.attribute("value")
         return TensorProto.FLOAT if value is None else value.t.data_type
     return FIXED_TYPES.get(node.op_type)
 
 
-def _find_quantized_type(node: NodeProto, dtypes: Mapping[str, int]) -> int | None:
-    told, slot = find_attribute(node, "output_dtype"), QUANTIZING[node.op_type]
+def _find_quantized_type(node: Node, dtypes: Mapping[str, int]) -> int | None:
+    told, slot = node.attribute("output_dtype"), QUANTIZING[node.op_type]
     if told is not None and told.i:
         return told.i
-    if any(node.input[slot:]):
-        return dtypes.get(node.input[slot])
+    if any(node.inputs[slot:]):
+        return dtypes.get(node.inputs[slot])
     return TensorProto.UINT8 if node.op_type == "QuantizeLinear" else None

@@ -24,7 +24,8 @@ from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
 from overflow_fixer.files import make_folder, refuse_os_errors
-from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.graph import Graph, free_prefix
+from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.layer_norm import LayerNorm, match_layer_norms
 from overflow_fixer.records import Array, Batch, FusedModel
 from overflow_fixer.sessions import SessionRunner, open_session

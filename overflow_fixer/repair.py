@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
 from overflow_fixer.losses import Loss, measure_losses
+from overflow_fixer.nodes import Node
 from overflow_fixer.planning import REGION, add_pins, is_excluded, plan_precision
 from overflow_fixer.records import (
     Artifact,

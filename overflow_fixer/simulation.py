@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.subgraphs import all_names, bodies
 
 _NO_TWIN = frozenset(

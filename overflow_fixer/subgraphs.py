@@ -8,8 +8,9 @@ from types import MappingProxyType
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.operator_types import CONTROL_FLOW, STANDARD_DOMAINS
-
+STANDARD_DOMAINS = ("", "ai.onnx")
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""Standard operators that hold graphs."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _HOLDS_NO_TENSOR = frozenset(
     getattr(onnx.AttributeProto, kind)

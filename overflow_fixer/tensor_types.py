@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.operator_types import STANDARD_DOMAINS, is_constant, tell_outputs
+from overflow_fixer.nodes import Node
+from overflow_fixer.operator_types import tell_outputs
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import infer_types
-from overflow_fixer.subgraphs import separate_names
+from overflow_fixer.subgraphs import STANDARD_DOMAINS, separate_names
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
@@ -54,24 +55,26 @@ class Types(NamedTuple):
     sure_shapes: Shapes | None
 
 
-def tell_types(model: onnx.ModelProto, folder: Path, written: Iterable[str]) -> Types:
-    """The types of the main graph's tensors, of which nodes write those named.
+def tell_types(
+    model: onnx.ModelProto, folder: Path, nodes: Sequence[Node], constants: Mapping[str, TensorProto]
+) -> Types:
+    """The types of the main graph's tensors; `nodes` are its own, `constants` what find_constants gives.
 
     By the table of common operators, and shapes once they are asked for; where that does not do, inferred with the
     shapes. Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
-    constants = _find_constants(model.graph)
     dtypes = {name: tensor.data_type for name, tensor in constants.items()}
     fixed = {name: constants[name] for name in constants.keys() - find_loose(model.graph)}
     ranks = {name: len(tensor.dims) for name, tensor in fixed.items()}
     _tell_given(model.graph, dtypes, ranks)
-    if tell_outputs(model.graph.node, fixed, dtypes, ranks):
+    if tell_outputs(nodes, fixed, dtypes, ranks):
         shapes = LateShapes(lambda: {**_shapes_of(_infer_once(model)), **_shapes_of_initializers(model)})
         return Types(dtypes, {}, ranks, *_tell_shapes(model, shapes))
     types = _infer_once(model)
     others = {name: info for name, info in types.items() if info.WhichOneof("value") in _OTHER_KINDS}
     dtypes = {name: one.tensor_type.elem_type for name, one in types.items() if one.HasField("tensor_type")}
     dtypes.update((tensor.name, tensor.data_type) for tensor in model.graph.initializer)
+    written = (name for node in nodes for name in node.writes)
     unknown = [name for name in written if name not in types or not is_typed(types[name])]
     if unknown:
         dtypes.update(infer_types(model, folder, unknown))
@@ -140,11 +143,15 @@ def constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
     return None
 
 
-def _find_constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
-    nodes = [node for node in graph.node if is_constant(node) and node.output]
-    values = ((node.output[0], constant_tensor(node)) for node in nodes)
-    found = {name: tensor for name, tensor in values if tensor is not None}
-    return found | {tensor.name: tensor for tensor in graph.initializer}
+def find_constants(graph: onnx.GraphProto, nodes: Iterable[Node]) -> dict[str, TensorProto]:
+    """Initializers, and the outputs of Constant nodes that hold a dense tensor."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in nodes:
+        if node.standard_op == "Constant" and node.outputs:
+            tensor = constant_tensor(node.proto)
+            if tensor is not None:
+                found[node.outputs[0]] = tensor
+    return found
 
 
 def _tell_given(graph: onnx.GraphProto, dtypes: dict[str, int], ranks: dict[str, int]) -> None:

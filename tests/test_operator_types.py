@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx.defs import OpSchema
 
 from overflow_fixer.graph import MIN_OPSET, load_graph
+from overflow_fixer.nodes import Node, number_nodes
 from overflow_fixer.operator_ranks import RANKED_INPUTS, RANKS, find_rank
 from overflow_fixer.operator_types import (
     BODY_OUTPUTS,
@@ -24,7 +25,7 @@ from overflow_fixer.operator_types import (
     TYPED_INPUT,
     tell_outputs,
 )
-from overflow_fixer.tensor_types import dims_of, infer_shapes, tell_types
+from overflow_fixer.tensor_types import dims_of, find_constants, infer_shapes, tell_types
 
 SAMPLES = sorted((Path(__file__).parents[1] / "calib_data").glob("*/model.onnx"))
 _NAMES = {TensorProto.INT64: "tensor(int64)", TensorProto.BOOL: "tensor(bool)"}
@@ -84,7 +85,7 @@ def _tell(
     infos = [info for info in model.graph.input if info.type.HasField("tensor_type")]
     dtypes = {info.name: info.type.tensor_type.elem_type for info in infos}
     ranks = {info.name: len(dims_of(info.type) or ()) for info in infos}
-    return (dtypes, ranks) if tell_outputs(model.graph.node, constants, dtypes, ranks) else None
+    return (dtypes, ranks) if tell_outputs(number_nodes(model.graph), constants, dtypes, ranks) else None
 
 
 def _find_integers(case: Any) -> dict[str, TensorProto]:
@@ -125,7 +126,8 @@ def test_what_is_told_of_the_nodes_that_onnx_tests_backends_with_is_right() -> N
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.parent.name)
 def test_types_and_ranks_are_those_that_onnx_infers(path: Path) -> None:
     model = onnx.load(path)
-    told = tell_types(model, path.parent, [])
+    nodes = number_nodes(model.graph)
+    told = tell_types(model, path.parent, nodes, find_constants(model.graph, nodes))
     inferred = onnx.shape_inference.infer_shapes(model).graph
     infos = (*inferred.value_info, *inferred.output)
     assert {info.name: told.dtypes[info.name] for info in infos} == {
@@ -186,7 +188,8 @@ def test_what_is_quantized_has_the_type_that_it_is_told(
 ) -> None:
     dtypes = {"x": TensorProto.FLOAT, "s": TensorProto.FLOAT16, "zero": TensorProto.INT8}
     ranks = {"x": 3, "zero": 3}
-    is_told = tell_outputs([helper.make_node(op_type, inputs, ["y"], **attributes)], {}, dtypes, ranks)
+    node = Node.of(0, "y", helper.make_node(op_type, inputs, ["y"], **attributes))
+    is_told = tell_outputs([node], {}, dtypes, ranks)
     assert is_told is (told is not None)
     assert (dtypes.get("y"), ranks.get("y")) == (told, None if told is None else 3)
 
@@ -211,7 +214,7 @@ def test_what_a_body_declares_is_what_its_node_gives(
     infos = [helper.make_tensor_value_info(f"o{i}", elem_type, None) for i, elem_type in enumerate(types)]
     more = helper.make_tensor_value_info("more", TensorProto.BOOL, [])
     body = helper.make_graph([], "b", [], [more, *infos])
-    node = helper.make_node("Loop", ["", "", "x"], outputs[1:], body=body)
+    node = Node.of(0, "loop", helper.make_node("Loop", ["", "", "x"], outputs[1:], body=body))
     dtypes: dict[str, int] = {}
     assert tell_outputs([node], {}, dtypes, {}) is (told is not None)
     assert dtypes == (told or {})
@@ -255,7 +258,7 @@ def test_what_a_list_says_of_the_rank(op_type: str, listed: list[int], rank: int
 def test_a_node_of_too_few_or_too_many_inputs_is_left_to_onnx_runtime(count: int) -> None:
     """It says what is wrong; no operator's row of the table fails before that."""
     nodes = [helper.make_node(op_type, ["x"] * count, ["y"]) for op_type in (*RANKED_INPUTS, *RANKS)]
-    told = {node.op_type: find_rank(node, {}, {"x": 2}) for node in nodes}
+    told = {node.op_type: find_rank(Node.of(0, "y", node), {}, {"x": 2}) for node in nodes}
     assert told["Gather"] is told["MatMul"] is told["Squeeze"] is None
     if not count:
         assert {op_type for op_type, rank in told.items() if rank is not None} == {"Flatten", "Shape"}

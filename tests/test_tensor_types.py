@@ -10,7 +10,8 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from overflow_fixer import tensor_types
 from overflow_fixer.graph import load_graph
-from overflow_fixer.tensor_types import Types, dims_of, infer_shapes, is_typed, tell_types
+from overflow_fixer.nodes import number_nodes
+from overflow_fixer.tensor_types import Types, dims_of, find_constants, infer_shapes, is_typed, tell_types
 
 FLOAT = TensorProto.FLOAT
 Dims = Sequence[int | str | None]
@@ -35,7 +36,8 @@ def _model(output: Dims | None, inner: Dims | None = None, opset: int = 17) -> o
 
 
 def _tell(model: onnx.ModelProto) -> Types:
-    return tell_types(model, Path(), ["a", "y", "z"])
+    nodes = number_nodes(model.graph)
+    return tell_types(model, Path(), nodes, find_constants(model.graph, nodes))
 
 
 def test_a_model_that_records_no_type_inside_is_inferred_once() -> None:
@@ -126,7 +128,7 @@ def test_copies_have_shapes_and_so_has_what_is_behind_them(outputs: str) -> None
     assert {name: found[name] for name in "vsy"} == {"v": (3,), "s": (3,), "y": (2, 3)}
     graph.node.append(helper.make_node("NonZero", ["y"], ["n"]))
     with patch.object(tensor_types, "infer_types", lambda *_: pytest.fail("a session was opened")):
-        assert tell_types(model, Path(), ["v", "s", "y", "n"]).dtypes["v"] == FLOAT
+        assert _tell(model).dtypes["v"] == FLOAT
 
 
 def test_what_onnx_cannot_infer_is_asked_of_onnx_runtime() -> None:

@@ -19,7 +19,8 @@ from onnx import TensorProto
 
 from overflow_fixer.copies import insert_nodes
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.graph import Graph, free_prefix
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Dim
 from overflow_fixer.weights import PIECE_BYTES
 

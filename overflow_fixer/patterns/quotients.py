@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.tracing import (
     constant_operand,
     is_same,

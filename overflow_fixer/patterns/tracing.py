@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 
 _LONGEST = 8
 """Nodes that stand in a row between two steps of a pattern."""

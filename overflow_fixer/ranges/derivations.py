@@ -16,7 +16,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.records import Array
 

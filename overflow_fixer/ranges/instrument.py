@@ -17,8 +17,9 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.copies import copy_shell
-from overflow_fixer.graph import Graph, Node, free_prefix
+from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from overflow_fixer.body_graphs import Body
-from overflow_fixer.graph import Node
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.records import Array
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.blocks import Layouts, is_reorder, lay_out, probe_blocks
 from overflow_fixer.ranges.instrument import Behind, Probed, mark_tensors
 from overflow_fixer.ranges.kept_weights import put_back, set_aside

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
 from overflow_fixer.inner.accumulators import Product, multiply_magnitudes
 from overflow_fixer.native import probe_array
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.readings import read_detailed
 from overflow_fixer.ranges.summaries import Summaries, summarize

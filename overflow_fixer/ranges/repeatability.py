@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import onnx
 
-from overflow_fixer.graph import Graph, Node
-from overflow_fixer.operator_types import CONTROL_FLOW
-from overflow_fixer.subgraphs import bodies
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
+from overflow_fixer.subgraphs import CONTROL_FLOW, bodies
 
 _RANDOM_OPS = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Sampling "

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
 from overflow_fixer.native import DOMAIN
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.derivations import find_factor
 from overflow_fixer.ranges.probes import DETAILED
 

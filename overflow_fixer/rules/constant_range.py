@@ -16,7 +16,8 @@ import onnx
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, shown_signs
 

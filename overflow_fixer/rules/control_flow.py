@@ -11,7 +11,8 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from overflow_fixer.body_graphs import Body, find_bodies
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.settling import settle
 

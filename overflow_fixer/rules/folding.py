@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import onnx
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import open_session, run_session
 

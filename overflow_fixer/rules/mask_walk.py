@@ -11,7 +11,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.constant_range import carriers
 from overflow_fixer.rules.folding import Folder

@@ -22,7 +22,8 @@ from functools import reduce
 
 import numpy as np
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Clamp, PlanPolicy, RangeTable
 from overflow_fixer.rules.constant_range import Origin, origins
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Use, is_masked

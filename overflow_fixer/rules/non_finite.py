@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.semantics import only_bounds, touched
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy
 from overflow_fixer.subgraphs import bodies
 

@@ -14,7 +14,8 @@ from functools import lru_cache
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves

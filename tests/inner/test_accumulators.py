@@ -16,7 +16,6 @@ from in_memory_calibration import InMemoryCalibration, floats, make_model, node,
 from product_cases import CASES, COMPUTE, Case, draw_values, name_case
 from ways_to_observe import use_probes
 
-from overflow_fixer.graph import Node
 from overflow_fixer.inner.accumulators import (
     Product,
     bound_by_norm,
@@ -25,6 +24,7 @@ from overflow_fixer.inner.accumulators import (
     find_channel_norm,
     find_products,
 )
+from overflow_fixer.nodes import Node
 from overflow_fixer.ranges import collect_ranges
 
 

@@ -13,7 +13,8 @@ from in_memory_calibration import floats, ints, make_model, node, save, scalar
 from onnx import TensorProto, helper
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.records import Batch, Range
 from overflow_fixer.rules import semantics
 from overflow_fixer.rules.semantics import (

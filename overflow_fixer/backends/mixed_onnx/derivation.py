@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 
 _SHAPE_SOURCES = frozenset({"Shape", "Size"})
 _SHAPE_ENDS = frozenset({"ConstantOfShape", "EyeLike"})

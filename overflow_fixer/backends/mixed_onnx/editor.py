@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 from onnx_graphsurgeon.logger.logger import LoggerSuppress
 
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.subgraphs import bodies
 
 _ORIGIN = "overflow_fixer_origin"

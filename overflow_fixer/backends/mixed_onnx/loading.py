@@ -12,7 +12,8 @@ from pathlib import Path
 import onnx
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph, Node, load_graph
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.sessions import open_session
 
 PIECE_NODES = 2000

@@ -12,7 +12,7 @@ from functools import cache
 import onnx
 from onnx.defs import OpSchema
 
-from overflow_fixer.graph import Node
+from overflow_fixer.nodes import Node
 from overflow_fixer.subgraphs import bodies
 
 _FP16 = "tensor(float16)"

@@ -13,7 +13,8 @@ from onnx import TensorProto
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, read_type
 from overflow_fixer.backends.mixed_onnx.editor import Editor
 from overflow_fixer.formats import round_to_fp16
-from overflow_fixer.graph import Graph, Node
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.subgraphs import all_names
 
 _SUFFIXES = {FLOAT: "__fp32", FLOAT16: "__fp16"}

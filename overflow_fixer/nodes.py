@@ -1,0 +1,129 @@
+"""The nodes of a graph: numbered in topological order, each under a label of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import count
+from pathlib import Path
+
+import onnx
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.subgraphs import STANDARD_DOMAINS, captured_by, may_have_bodies
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One node of a graph.
+
+    `label` is unique in the graph: the node's name, or `node_of_<first output>` where that is empty
+    or taken (the name TensorRT's parser gives to a nameless node). `inputs` and `outputs` are tensor
+    names, "" for one left out. `captured` are the outer tensors that the node's bodies read. `reads` is every tensor that the
+    node reads, those included, none left out, repeats kept; `writes` what it writes.
+    """
+
+    index: int
+    label: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captured: tuple[str, ...]
+    reads: tuple[str, ...] = field(repr=False)
+    writes: tuple[str, ...] = field(repr=False)
+    proto: onnx.NodeProto = field(repr=False)
+
+    @staticmethod
+    def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
+        op_type, domain, inputs, outputs = (
+            proto.op_type,
+            proto.domain,
+            tuple(proto.input),
+            tuple(proto.output),
+        )
+        captured = tuple(captured_by(proto)) if may_have_bodies(op_type, domain) else ()
+        told = inputs, outputs, captured, _drop_empty(inputs + captured), _drop_empty(outputs)
+        return Node(index, label, op_type, domain, *told, proto)
+
+    def at(self, index: int) -> Node:
+        """The same in another place."""
+        if index == self.index:
+            return self
+        told = self.inputs, self.outputs, self.captured, self.reads, self.writes
+        return Node(index, self.label, self.op_type, self.domain, *told, self.proto)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is one of ONNX's own operators, and not another domain's of the same name."""
+        return self.domain in STANDARD_DOMAINS
+
+    @property
+    def standard_op(self) -> str:
+        """Its operator, or "" for one of another domain, of which tables of ONNX's operators know nothing."""
+        return self.op_type if self.is_standard else ""
+
+    def attribute(self, name: str) -> onnx.AttributeProto | None:
+        return next((found for found in self.proto.attribute if found.name == name), None)
+
+
+def _drop_empty(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(filter(None, names)) if "" in names else names
+
+
+def number_nodes(graph: onnx.GraphProto) -> tuple[Node, ...]:
+    """The nodes of a graph in its order."""
+    protos = list(graph.node)
+    return tuple(map(Node.of, count(), _label_nodes(protos), protos))
+
+
+def _label_nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[str]:
+    """Each node's name; where that is empty or another's too, one by its first output."""
+    names = [proto.name for proto in protos]
+    times, taken = Counter(names), set(names)
+    for index, (name, proto) in enumerate(zip(names, protos, strict=True)):
+        if not name or times[name] > 1:
+            name = _free_label(f"node_of_{next(filter(None, proto.output), index)}", taken)
+        yield name
+
+
+def _free_label(label: str, taken: set[str]) -> str:
+    while label in taken:
+        label += "_"
+    taken.add(label)
+    return label
+
+
+def sort_nodes(path: Path, graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes in topological order, as ONNX demands; brought into it, in `graph` too, where the file has another.
+
+    ONNX Runtime and TensorRT sort as well, and what ONNX Runtime's converter to FP16 writes has its Casts at the end.
+    """
+    if _are_sorted(nodes):
+        return nodes
+    writers = {name: node.index for node in nodes for name in node.writes}
+    before = {node.index: [writers[name] for name in node.reads if name in writers] for node in nodes}
+    try:
+        order = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        around = ", ".join(repr(nodes[index].label) for index in dict.fromkeys(error.args[1]))
+        raise ModelError(
+            f"{path}: what nodes read goes round in a circle: {around}. Expected a graph without cycles, as ONNX demands. "
+            "Its tensors' names were mixed up; export it again."
+        ) from error
+    found = onnx.GraphProto(node=[nodes[index].proto for index in order])
+    del graph.node[:]
+    graph.node.extend(found.node)
+    return number_nodes(graph)
+
+
+def _are_sorted(nodes: Iterable[Node]) -> bool:
+    written = {name for node in nodes for name in node.writes}
+    seen: set[str] = set()
+    for node in nodes:
+        if not seen.issuperset(written.intersection(node.reads)):
+            return False
+        seen.update(node.writes)
+    return True
