@@ -77,7 +77,7 @@ def find_bodies(graph: Graph) -> Bodies:
 
 
 def _find(graph: Graph) -> Bodies:
-    nodes = [node for node in graph.nodes if any(True for _ in bodies(node.proto))]
+    nodes = [node for node in graph.nodes if bodies(node.proto)]
     names = sorted((*graph.tensors, *graph.by_label)) if nodes else []
     prefixes: list[str] = []
     read, unread = [], {}

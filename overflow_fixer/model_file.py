@@ -122,8 +122,8 @@ def _refer_in_attribute(
 def _replace(replacements: _Replacements, image: mmap.mmap, message: _Field, location: str) -> bytes:
     """The content of a message, of which the large fields of these numbers are made anew, unless that gives None."""
     parts, start = [], message.offset
-    for field in _walk(image, message.offset, message.end):
-        if field.number in replacements and field.wire == _LENGTH and field.end - field.offset >= LEAST_BYTES:
+    for field in _walk(image, message.offset, message.end, LEAST_BYTES):
+        if field.number in replacements and field.wire == _LENGTH:
             content = replacements[field.number](image, field, location)
             if content is not None:
                 parts += [image[start : field.begin], _message(field.number, content)]
@@ -167,31 +167,36 @@ def _varint(value: int) -> bytes:
     return bytes((*found, value))
 
 
-def _walk(image: mmap.mmap, at: int, end: int) -> Iterator[_Field]:
-    """The fields of a message. Raises ValueError or IndexError for bytes that are none."""
+def _walk(image: mmap.mmap, at: int, end: int, least_bytes: int = 0) -> Iterator[_Field]:
+    """The fields of a message, of at least so many bytes each. Raises ValueError or IndexError for bytes that are none."""
     while at < end:
-        begin = at
-        key, at = _read_varint(image, at)
-        wire, length = key & 7, 0
+        begin, key, at = at, image[at], at + 1
+        if key >= 0x80:
+            key, at = _read_varint(image, begin)
+        wire = key & 7
         if wire == _LENGTH:
-            length, at = _read_varint(image, at)
-        elif wire == _VARINT:
-            _, after = _read_varint(image, at)
-            length = after - at
-        elif wire in (_FIXED64, _FIXED32):
-            length = 8 if wire == _FIXED64 else 4
+            length, at = image[at], at + 1
+            if length >= 0x80:
+                length, at = _read_varint(image, at - 1)
         else:
-            raise ValueError(f"wire type {wire}")
+            length = _measure(image, at, wire)
         if at + length > end:
             raise ValueError("a field ends behind its message")
-        yield _Field(key >> 3, wire, begin, at, at + length)
+        if length >= least_bytes:
+            yield _Field(key >> 3, wire, begin, at, at + length)
         at += length
 
 
+def _measure(image: mmap.mmap, at: int, wire: int) -> int:
+    """The bytes of a number."""
+    if wire == _VARINT:
+        return _read_varint(image, at)[1] - at
+    if wire not in (_FIXED64, _FIXED32):
+        raise ValueError(f"wire type {wire}")
+    return 8 if wire == _FIXED64 else 4
+
+
 def _read_varint(image: mmap.mmap, at: int) -> tuple[int, int]:
-    value = image[at]
-    if value < 0x80:
-        return value, at + 1
     value = 0
     for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
         byte = image[at]

@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.subgraphs import STANDARD_DOMAINS, captured_by, may_have_bodies
+from overflow_fixer.subgraphs import CONTROL_FLOW, STANDARD_DOMAINS, captured_by
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,15 +20,17 @@ class Node:
     """One node of a graph.
 
     `label` is unique in the graph: the node's name, or `node_of_<first output>` where that is empty
-    or taken (the name TensorRT's parser gives to a nameless node). `inputs` and `outputs` are tensor
-    names, "" for one left out. `captured` are the outer tensors that the node's bodies read. `reads` is every tensor that the
-    node reads, those included, none left out, repeats kept; `writes` what it writes.
+    or taken (the name TensorRT's parser gives to a nameless node). It `is_standard` where its operator is one of ONNX's own,
+    and not another domain's of the same name. `inputs` and `outputs` are tensor names, "" for one left out. `captured` are
+    the outer tensors that the node's bodies read. `reads` is every tensor that it reads, those included, none left out,
+    repeats kept; `writes` what it writes.
     """
 
     index: int
     label: str
     op_type: str
     domain: str
+    is_standard: bool
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     captured: tuple[str, ...]
@@ -38,27 +40,23 @@ class Node:
 
     @staticmethod
     def of(index: int, label: str, proto: onnx.NodeProto) -> Node:
-        op_type, domain, inputs, outputs = (
-            proto.op_type,
-            proto.domain,
-            tuple(proto.input),
-            tuple(proto.output),
+        op_type, domain = proto.op_type, proto.domain
+        is_standard = domain in STANDARD_DOMAINS
+        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        captured = () if is_standard and op_type not in CONTROL_FLOW else tuple(captured_by(proto))
+        reads, writes = inputs + captured, outputs
+        if "" in reads or "" in writes:
+            reads, writes = tuple(filter(None, reads)), tuple(filter(None, writes))
+        return Node(
+            index, label, op_type, domain, is_standard, inputs, outputs, captured, reads, writes, proto
         )
-        captured = tuple(captured_by(proto)) if may_have_bodies(op_type, domain) else ()
-        told = inputs, outputs, captured, _drop_empty(inputs + captured), _drop_empty(outputs)
-        return Node(index, label, op_type, domain, *told, proto)
 
     def at(self, index: int) -> Node:
         """The same in another place."""
         if index == self.index:
             return self
-        told = self.inputs, self.outputs, self.captured, self.reads, self.writes
-        return Node(index, self.label, self.op_type, self.domain, *told, self.proto)
-
-    @property
-    def is_standard(self) -> bool:
-        """Whether it is one of ONNX's own operators, and not another domain's of the same name."""
-        return self.domain in STANDARD_DOMAINS
+        names = self.inputs, self.outputs, self.captured, self.reads, self.writes
+        return Node(index, self.label, self.op_type, self.domain, self.is_standard, *names, self.proto)
 
     @property
     def standard_op(self) -> str:
@@ -67,10 +65,6 @@ class Node:
 
     def attribute(self, name: str) -> onnx.AttributeProto | None:
         return next((found for found in self.proto.attribute if found.name == name), None)
-
-
-def _drop_empty(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(filter(None, names)) if "" in names else names
 
 
 def number_nodes(graph: onnx.GraphProto) -> tuple[Node, ...]:

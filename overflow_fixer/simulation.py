@@ -241,7 +241,7 @@ class _Simulation:
             and node.is_standard
             and node.op_type not in _NO_TWIN
             and not (node.op_type == "Gather" and self._is_constant(node.inputs[0]))
-            and not any(True for _ in bodies(node.proto))
+            and not bodies(node.proto)
         )
 
     def _describe_output(self, name: str) -> onnx.ValueInfoProto:

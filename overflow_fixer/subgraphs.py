@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import onnx
@@ -14,7 +14,7 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _HOLDS_NO_TENSOR = frozenset(
     getattr(onnx.AttributeProto, kind)
-    for kind in "FLOAT INT STRING FLOATS INTS STRINGS GRAPH GRAPHS TYPE_PROTO TYPE_PROTOS".split()
+    for kind in "FLOAT INT STRING FLOATS INTS STRINGS TYPE_PROTO TYPE_PROTOS".split()
 )
 
 
@@ -23,15 +23,17 @@ def may_have_bodies(op_type: str, domain: str) -> bool:
     return op_type in CONTROL_FLOW or domain not in STANDARD_DOMAINS
 
 
-def bodies(proto: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def bodies(proto: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """The subgraphs of a control-flow node, one level deep."""
     if not may_have_bodies(proto.op_type, proto.domain):
-        return
+        return ()
+    found: list[onnx.GraphProto] = []
     for attribute in proto.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
+            found.append(attribute.g)
         elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+            found.extend(attribute.graphs)
+    return found
 
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
@@ -94,8 +96,7 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
     """Every tensor that the model holds, at any depth, local functions included."""
     yield from graph_tensors(model.graph)
     for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
+        yield from _held_by(function.node)
 
 
 def graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -103,18 +104,17 @@ def graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        yield from _node_tensors(node)
+    yield from _held_by(graph.node)
 
 
-def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
-    for attribute in node.attribute:
-        if attribute.type in _HOLDS_NO_TENSOR:
-            continue
+def _held_by(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    for attribute in [one for node in nodes for one in node.attribute if one.type not in _HOLDS_NO_TENSOR]:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
         if attribute.HasField("sparse_tensor"):
             yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-    for body in bodies(node):
-        yield from graph_tensors(body)
+        if attribute.HasField("g"):
+            yield from graph_tensors(attribute.g)
+        for body in attribute.graphs:
+            yield from graph_tensors(body)

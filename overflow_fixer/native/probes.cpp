@@ -25,13 +25,14 @@
  *   Watch(written: double[8], told: double[8], x: float, constant: float, optional) -> nothing: double[0]
  *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
  *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
- *     while x and the output are not, it calls a function, which may look at x and at the constant. Attributes: that
- *     `function`, the `number` it is called with, the `allowance`, which is an address as well, the `axis` of x that is
- *     summed (from the end, where it is negative), in how many `groups`, and the `scale` by which what is told is to be
- *     multiplied, as a double's bits.
+ *     while x and the output are not, it calls a function, which may look at x and at the constant. An attribute, `numbers`:
+ *     the address of that function, the number it is called with, the address of the allowance, the axis of x that is
+ *     summed (from the end, where it is negative), in how many groups, and, as a double's bits, by what is to be multiplied
+ *     what is told.
  *   WatchPair(written: double[8], told: double[8], x: float, told_y: double[8], y: float) -> nothing: double[0]
- *     the same for the products of x and y, of which `axis_y` is summed and `scale_y` is the scale. Where y `is_kernel`, the
- *     axes behind that are summed as well, of x as many elements near one another.
+ *     the same for the products of x and y. Its `numbers` go on with the axis of y that is summed, by what is to be
+ *     multiplied what is told of y, and 1 where y is a kernel: the axes behind that are summed as well, of x as many
+ *     elements near one another.
  *   Tally(told: double[8 n]) -> nothing: double[0]
  *     adds what is told of n tensors to what was told of them in earlier runs, in memory at an `address`, an attribute:
  *     doubles [1 + n, 13], first the number of runs, then of each tensor a row: which of the n must hold more elements than so
@@ -89,6 +90,7 @@ enum Place {
   KERNEL_CONTEXT_GET_OUTPUT = 91,
   RELEASE_STATUS = 93,
   RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99,
+  KERNEL_INFO_GET_ATTRIBUTES_INT64 = 163,
   KERNEL_CONTEXT_PARALLEL_FOR = 274,
 };
 
@@ -676,18 +678,11 @@ struct Told {
 };
 
 struct Watch {
-  int64_t function, number, allowance, axis, groups, axis_y, scale, scale_y, is_kernel;
+  int64_t function, number, allowance, axis, groups, scale, axis_y, scale_y, is_kernel;
 
   Status *read(const void *info) {
-    struct {
-      const char *name;
-      int64_t *value;
-    } attributes[] = {{"function", &function}, {"number", &number}, {"allowance", &allowance},
-                      {"axis", &axis},         {"groups", &groups}, {"axis_y", &axis_y},
-                      {"scale", &scale},       {"scale_y", &scale_y}, {"is_kernel", &is_kernel}};
-    for (auto &one : attributes)
-      if (Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, one.name, one.value)) return status;
-    return nullptr;
+    size_t count = sizeof *this / sizeof function;
+    return call(api, KERNEL_INFO_GET_ATTRIBUTES_INT64, info, "numbers", &function, &count);
   }
 
   void ask() const { reinterpret_cast<Look>(function)(number, nullptr, nullptr, 0, nullptr, nullptr, 0); }

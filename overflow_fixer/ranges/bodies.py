@@ -24,7 +24,7 @@ class ModelWalk:
     def __init__(self, level: Level, settings: Settings) -> None:
         open_level = open_tallied if can_tally(level, settings) else open_interpreted
         self._walk = open_level(level, settings)
-        rows = list(level.rows())
+        rows = level.rows
         is_inner = [isinstance(row.about, Inner) for row in rows]
         self._order = np.argsort(is_inner, kind="stable")
         self._constant_rows = [

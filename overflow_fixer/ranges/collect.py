@@ -113,7 +113,7 @@ def _begin(level: Level, calibration: CalibrationSet, key: ScanKey, begun: Recor
     part = Part(calibration.source, calibration.synthetic, key.calibration_fingerprint, done)
     if begun is not None:
         return replace(begun, parts=(part,), model_stamp=level.graph.stamp)
-    rows = [row.about for row in level.rows()]
+    rows = [row.about for row in level.rows]
     tensors = tuple(about for about in rows if isinstance(about, str))
     inner = tuple(about for about in rows if not isinstance(about, str))
     begun = no_batches(key, part, tensors, inner, not_observed(level.graph))

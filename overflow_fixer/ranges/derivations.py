@@ -130,10 +130,11 @@ def _find_steps(graph: Graph, node: Node) -> Iterator[tuple[tuple[str, ...], Ste
         alpha = np.float32(0.01 if slope is None else slope.f)
         if 0 <= alpha < math.inf:
             yield node.inputs, _leak, float(alpha)
-    for slot, (read, other) in enumerate(zip(node.inputs, node.inputs[::-1], strict=True)):
-        step = _ARITHMETIC.get((node.op_type, slot))
-        number = None if step is None else _read_number(graph, other)
-        if step is not None and number is not None and (node.op_type != "Div" or number != 0):
+    for read, other, step in zip(
+        node.inputs, node.inputs[::-1], _ARITHMETIC.get(node.op_type, ()), strict=False
+    ):
+        number = _read_number(graph, other)
+        if number is not None and (node.op_type != "Div" or number != 0):
             yield (read,), step, float(number)
 
 
@@ -186,16 +187,13 @@ def _divide(values: Values, numbers: Values) -> Values:
 
 
 _PLAIN: dict[str, Step] = {"Concat": _keep, "Relu": _rectify, "Neg": _negate}
-_ARITHMETIC: dict[tuple[str, int], Step] = {
-    ("Add", 0): _add,
-    ("Add", 1): _add,
-    ("Sub", 0): _subtract,
-    ("Sub", 1): _subtract_from,
-    ("Mul", 0): _multiply,
-    ("Mul", 1): _multiply,
-    ("Div", 0): _divide,
+_ARITHMETIC: dict[str, tuple[Step, ...]] = {
+    "Add": (_add, _add),
+    "Sub": (_subtract, _subtract_from),
+    "Mul": (_multiply, _multiply),
+    "Div": (_divide,),
 }
-"""By the operator and the place of the tensor among the inputs; the other input is a number."""
+"""By the operator, for each input that may be the tensor; the other is a number."""
 
 
 def derive(

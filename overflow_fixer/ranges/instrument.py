@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain
 from types import MappingProxyType
 
 import numpy as np
@@ -81,10 +81,10 @@ class Probed:
         self.set_outputs(model)
         return model
 
-    def nodes(self) -> Iterator[NodeProto]:
+    def nodes(self) -> list[NodeProto]:
         """Those of the model, with the probes among them."""
         nodes = _interleave(self.graph, self.added.behind, self.added.instead)
-        yield from chain(self.added.first, nodes, self.added.last)
+        return [*self.added.first, *nodes, *self.added.last]
 
     def declare(self, model: onnx.ModelProto) -> None:
         """Let it hold the probes' operators."""
@@ -234,36 +234,36 @@ def _locate(
     lengths = [length for gathering in gatherings.values() for length in gathering.lengths]
     starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0)
     counts = [len(gathering.lengths) for gathering in gatherings.values()]  # of segments
-    places_of = {
-        kind: iter(range(end - count, end))
-        for kind, count, end in zip(gatherings, counts, np.cumsum(counts).tolist(), strict=True)
-    }
+    free = dict(zip(gatherings, accumulate(counts, initial=0), strict=False))  # behind the last is none
     found: dict[str, list[int]] = {}
     for look in looks:
-        found |= look.share(
-            [place for _, kind, segments in look.vectors for place in islice(places_of[kind], len(segments))]
-        )
+        places: list[int] = []
+        for _, kind, segments in look.vectors:
+            places += range(free[kind], free[kind] + len(segments))
+            free[kind] += len(segments)
+        found.update(look.share(places))
     return starts.astype(np.int64), found
 
 
-def _interleave(graph: Graph, behind: Behind, instead: Instead) -> Iterator[NodeProto]:
+def _interleave(graph: Graph, behind: Behind, instead: Instead) -> list[NodeProto]:
     """The graph's nodes, or those instead, each followed by the nodes that stand behind its outputs; inputs first."""
-    for spec in graph.inputs:
-        yield from behind.get(spec.name, ())
+    found = [node for spec in graph.inputs for node in behind.get(spec.name, ())]
     for node in graph.nodes:
-        other = instead.get(node.label)
-        yield _read_rounded(graph, node, behind) if other is None else other
+        proto = _read_rounded(graph, node, behind) if node.op_type == "Cast" else node.proto
+        found.append(instead.get(node.label, proto))
         for name in node.writes:
-            yield from behind.get(name, ())
+            if name in behind:
+                found += behind[name]
+    return found
 
 
 def _read_rounded(graph: Graph, node: Node, behind: Behind) -> NodeProto:
-    """The node; a Cast of an FP16 tensor to float reads the Identity of the tensor's probe instead.
+    """The Cast; one of an FP16 tensor to float reads the Identity of the tensor's probe instead.
 
     ONNX Runtime drops a Cast to float behind its own Cast to FP16, so the values were never rounded,
     except where the tensors are outputs. Behind one of the model's own Casts it drops nothing.
     """
-    if node.op_type != "Cast" or not _is_widening(graph, node) or not behind.get(node.inputs[0]):
+    if not _is_widening(graph, node) or not behind.get(node.inputs[0]):
         return node.proto
     producer = graph.producers.get(node.inputs[0])
     if producer is None or (_is_plain_cast(producer) and _is_plain_cast(node)):

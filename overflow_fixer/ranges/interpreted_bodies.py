@@ -33,7 +33,7 @@ class _InterpretedBody:
 
     def __init__(self, body: Body, level: Level, settings: Settings) -> None:
         self._body, self._level, self._settings = body, level, settings
-        self._count = 1 + sum(1 for _ in level.rows())
+        self._count = 1 + len(level.rows)
         given = {info.name for info in body.graph.model.graph.input}  # defaults too, that a batch may replace
         self._fed = given.intersection(body.captured)
         self._walk: LevelWalk | None = None

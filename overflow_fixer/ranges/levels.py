@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from overflow_fixer.body_graphs import Body, find_bodies
 from overflow_fixer.graph import Graph
@@ -45,14 +46,18 @@ class Level:
     own_count: int
     bodies: tuple[tuple[Body, Level], ...]
 
-    def rows(self) -> Iterator[Row]:
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
         """In the order in which they are observed: those of the graph, then of each body how often it ran, and its own."""
+        return tuple(self._find_rows())
+
+    def _find_rows(self) -> Iterator[Row]:
         yield from (Row(self.graph, name, name) for name in self.tensors[: self.own_count])
         yield from (self._inner(value.node, value.quantity, value.is_bound) for value in self.inside.values)
         yield from (self._inner(product.node.label, "products", True) for product in self.inside.products)
         for body, level in self.bodies:
             yield self._inner(*name_runs(body.node.label, body.node.op_type, body.attribute), False)
-            yield from (row.put_under(body.prefix) for row in level.rows())
+            yield from (row.put_under(body.prefix) for row in level.rows)
 
     def _inner(self, node: str, quantity: str, is_bound: bool) -> Row:
         return Row(self.graph, "", Inner(node, quantity, is_bound))

@@ -12,7 +12,7 @@ tensor in one thread. Only operators that are the same from opset 9 on, but for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +27,7 @@ QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
 DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite", "high")
 """All but the last, which only a native probe takes: how many elements are over FP16's range above 0."""
 
+_EACH_ONE = (1,) * len(DETAILED)
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
 _AXES_ARE_INPUTS = {"ReduceMax": 18, "ReduceMin": 18, "ReduceSum": 13}
 """The opset from which on a reduction's axes are an input."""
@@ -73,7 +74,7 @@ class Probe:
         return tuple(word for word in QUICK if word in self.takes)
 
     @property
-    def vectors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    def vectors(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
         """What is to be fetched, in the order of `words`: its name, its kind and the lengths of what it holds.
 
         Those of one kind can be joined. Sizes are dimensions to be multiplied; all others hold a number a row, to be
@@ -81,27 +82,26 @@ class Probe:
         word.
         """
         if self.is_native:
-            yield self.prefix + "all", "all", (1,) * len(DETAILED)
-            return
-        for word in self.words:
-            rank = 2 if self.rank is None else self.rank
-            if word == "size":
-                yield self.prefix + word, "sizes", (rank,)
-            else:
-                kind = "counts" if word in _COUNTS else f"values_{self._float}_{rank}"
-                yield self.prefix + word, kind, (self.rows,)
+            return ((self.prefix + "all", "all", _EACH_ONE),)
+        return [self._vector(word) for word in self.words]
 
-    def share(self, places: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+    def _vector(self, word: str) -> tuple[str, str, tuple[int, ...]]:
+        rank = 2 if self.rank is None else self.rank
+        if word == "size":
+            return self.prefix + word, "sizes", (rank,)
+        kind = "counts" if word in _COUNTS else f"values_{self._float}_{rank}"
+        return self.prefix + word, kind, (self.rows,)
+
+    def share(self, places: list[int]) -> Iterable[tuple[str, list[int]]]:
         """Each tensor that it tells of, with the place of each of DETAILED, or of QUICK, -1 for what it does not take.
 
         `places` are those of the segments of `vectors`, one after the other.
         """
+        if self.is_native:
+            return ((self.tensor, places),)
+        place_of = dict(zip(self.words, places, strict=True))
         wanted = DETAILED if self.is_detailed else QUICK
-        if self.words == wanted:
-            yield self.tensor, list(places)
-        else:
-            place_of = dict(zip(self.words, places, strict=True))
-            yield self.tensor, [place_of.get(word, -1) for word in wanted]
+        return ((self.tensor, [place_of.get(word, -1) for word in wanted]),)
 
     def nodes(self) -> Iterator[NodeProto]:
         source = self.tensor
@@ -202,12 +202,12 @@ class Statistics:
     rows: int = 1
 
     @property
-    def vectors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        yield self.tensor, "all", (1,) * (len(DETAILED) * len(self.tensors))
+    def vectors(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
+        return ((self.tensor, "all", _EACH_ONE * len(self.tensors)),)
 
-    def share(self, places: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+    def share(self, places: list[int]) -> Iterable[tuple[str, list[int]]]:
         for i, told in enumerate(self.tensors):
-            yield told, list(places[i * len(DETAILED) : (i + 1) * len(DETAILED)])
+            yield told, places[i * len(DETAILED) : (i + 1) * len(DETAILED)]
 
     def nodes(self) -> Iterator[NodeProto]:
         yield from ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -67,12 +67,9 @@ class Probing:
             lasting=self.lasting.get(tensor),
         )
 
-    def _choose_words(self, tensor: str) -> Iterator[str]:
-        yield from ("max", "min")
-        if tensor not in self.unguarded:
-            yield "sum"
-        if tensor in self.small:
-            yield "min_nonzero_abs"
+    def _choose_words(self, tensor: str) -> list[str]:
+        guard = [] if tensor in self.unguarded else ["sum"]
+        return ["max", "min", *guard, *(["min_nonzero_abs"] if tensor in self.small else [])]
 
 
 def count_elements(dims: Sequence[Dim] | None) -> int | None:

@@ -130,32 +130,48 @@ class ProductWatch:
             self._allowed[row] = _UNKNOWN
 
     def _allow(self, row: int) -> None:
-        """Set what is allowed for a product: first by the constant's largest element, then by its channels.
+        """Set what is allowed: first, for all products that wait for it, by the constant's largest element, then by its channels."""
+        with np.errstate(all="ignore"):
+            if self._allowed[row, 2] == _UNKNOWN[2]:
+                rows = [row for row in self.watches if self._allowed[row, 2] == _UNKNOWN[2]]
+                found = np.array([self._allow_by_largest(row) for row in rows])
+                self._allowed[rows, 0] = found[:, 0] / found[:, 1]
+                self._allowed[rows, 1:] = found[:, 2:]
+            else:
+                self._allow_by_channels(row)
+
+    def _allow_by_largest(self, row: int) -> tuple[float, float, float, float]:
+        """An allowance, its magnitude as what is to be divided and by what.
 
         Everything, where FP16 cannot hold a constant: the node runs in FP32 anyway.
         """
-        product, allowed = self._products[row], self._allowed[row]
-        names = (*product.factors, product.bias)
-        largest = {name: self._find_largest_in_batch(name) for name in names if name in self._constants}
-        room = np.float64(find_room(product, largest.get(product.bias, 0.0)))
-        constant = next((name for name in product.factors if name in self._constants), None)
-        with np.errstate(all="ignore"):
-            if any(one > FP16_MAX for one in largest.values()):
-                allowed[:] = _EVERYTHING
-            elif constant is None:
-                allowed[:] = room, room, 0
-            elif allowed[2] == 2:
-                terms = count_terms(product, self._graph.fixed_dims)
-                allowed[:] = room / (terms * largest[constant]), 0, 1
-            elif (norm := self._find_norm(row, self._batch)) is not None:
-                allowed[:] = np.fmax(allowed[0], room / norm.sum), room / norm.length, 0
-            else:  # fed
-                allowed[1:] = 0
+        product = self._products[row]
+        largest = self._find_largest_of(product)
+        if any(one > FP16_MAX for one in largest.values()):
+            return _EVERYTHING[0], 1, *_EVERYTHING[1:]
+        room = find_room(product, largest.get(product.bias, 0.0))
+        constant = next((largest[name] for name in product.factors if name in largest), None)
+        if constant is None:
+            return room, 1, room, 0
+        return room, count_terms(product, self._graph.fixed_dims) * constant, 0, 1
 
-    def _find_largest_in_batch(self, constant: str) -> float:
-        if constant not in self._fed:
-            return self._find_largest(constant)
-        return float(np.abs(self._batch.feeds[constant]).max(initial=0))
+    def _allow_by_channels(self, row: int) -> None:
+        product, allowed = self._products[row], self._allowed[row]
+        norm = self._find_norm(row, self._batch)
+        if norm is None:  # fed
+            allowed[1:] = 0
+        else:
+            room = np.float64(find_room(product, self._find_largest_of(product).get(product.bias, 0.0)))
+            allowed[:] = np.fmax(allowed[0], room / norm.sum), room / norm.length, 0
+
+    def _find_largest_of(self, product: Product) -> dict[str, float]:
+        """The largest magnitudes of its constants in this batch."""
+        names = [name for name in (*product.factors, product.bias) if name in self._constants]
+        feeds = self._batch.feeds
+        return {
+            name: float(np.abs(feeds[name]).max(initial=0)) if name in self._fed else self._find_largest(name)
+            for name in names
+        }
 
     def _measure(self, row: int, tensors: Sequence[Any]) -> None:
         product = self._products[row]

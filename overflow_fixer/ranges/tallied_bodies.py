@@ -59,7 +59,7 @@ class _TalliedBody:
         select: Select,
         lasting: Collection[str],
     ) -> None:
-        self.body, self._count = body, 1 + sum(1 for _ in level.rows())
+        self.body, self._count = body, 1 + len(level.rows)
         self._select: Select = lambda batch: _select_captured(body, select(batch))
         lasting = frozenset(lasting).intersection(body.captured)
         inner = [_TalliedBody(*one, settings, midst, self._select, lasting) for one in level.bodies]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
@@ -57,32 +57,21 @@ class Watch:
         for name, _ in self.factors:
             inputs += [told.get(name, of_unknown).statistics, name]
         inputs += [self.constant] if self.constant else []
-        scales = [told.get(name, of_unknown).scale for name, _ in self.factors]
-        numbers = {
-            "function": self.function,
-            "number": self.number,
-            "allowance": self.allowance,
-            "axis": self.factors[0][1],
-            "groups": self.groups,
-            "axis_y": self.factors[-1][1],
-            "scale": _bits_of(scales[0]),
-            "scale_y": _bits_of(scales[-1]),
-            "is_kernel": int(self.has_kernel),
-        }
+        numbers = [self.function, self.number, self.allowance]
+        of_factors = [(axis, _bits_of(told.get(name, of_unknown).scale)) for name, axis in self.factors]
+        numbers += [of_factors[0][0], self.groups, of_factors[0][1], *of_factors[-1], int(self.has_kernel)]
         return NodeProto(
             op_type="WatchPair" if len(self.factors) == 2 else "Watch",
             domain=DOMAIN,
             input=inputs,
             output=[prefix + "nothing"],
-            attribute=[
-                AttributeProto(name=name, type=AttributeProto.INT, i=i) for name, i in numbers.items()
-            ],
+            attribute=[AttributeProto(name="numbers", type=AttributeProto.INTS, ints=numbers)],
         )
 
 
 def _bits_of(number: float) -> int:
     """As an attribute: ONNX has no doubles."""
-    return int(np.float64(number).view(np.int64))
+    return int(struct.unpack("=q", struct.pack("=d", number))[0])
 
 
 def make_unknown(name: str) -> NodeProto:

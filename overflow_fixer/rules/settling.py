@@ -18,7 +18,7 @@ _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
 def is_pinnable(graph: Graph, node: Node) -> bool:
     """Whether the node computes FP32 values: what writes integers or booleans does not, unless a body of it may."""
     is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
-    return (is_fp32 or any(True for _ in bodies(node.proto))) and node.op_type != "Constant"
+    return (is_fp32 or bool(bodies(node.proto))) and node.op_type != "Constant"
 
 
 def protection_of(node: Node, policy: PlanPolicy) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ NUMBER = 7
 _TYPES = {**dict.fromkeys(["written", "told", "told_y"], TensorProto.DOUBLE), "x": TensorProto.FLOAT}
 
 
-def _open(inputs: Collection[str], **attributes: int) -> Any:
+def _open(inputs: Collection[str], numbers: Sequence[int]) -> Any:
     types = {name: _TYPES.get(name, TensorProto.FLOAT) for name in inputs}
     op_type = "WatchPair" if "y" in inputs else "Watch"
     graph = helper.make_graph(
-        [helper.make_node(op_type, list(types), ["nothing"], domain=DOMAIN, **attributes)],
+        [helper.make_node(op_type, list(types), ["nothing"], domain=DOMAIN, numbers=numbers)],
         "g",
         [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
         [helper.make_tensor_value_info("nothing", TensorProto.DOUBLE, None)],
@@ -87,18 +87,10 @@ def watch(
         **({} if constant is None else {"constant": constant}),
         **({} if y is None else {"told_y": tell_of(y) if told_y is None else told_y, "y": y}),
     }
-    session = _open(
-        feeds.keys(),
-        function=ctypes.cast(function, ctypes.c_void_p).value or 0,
-        number=NUMBER,
-        allowance=allowance.ctypes.data,
-        axis=axis,
-        groups=groups,
-        axis_y=axis_y,
-        scale=_bits_of(scale),
-        scale_y=_bits_of(scale_y),
-        is_kernel=is_kernel,
-    )
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    of_x = [axis, groups, _bits_of(scale)]
+    of_y = [axis_y, _bits_of(scale_y), int(is_kernel)]
+    session = _open(feeds.keys(), [address, NUMBER, allowance.ctypes.data, *of_x, *of_y])
     (nothing,) = run_session(session, None, Batch("b", feeds))
     assert nothing.shape == (0,)
     return calls

@@ -195,7 +195,7 @@ def test_attention_ends_the_mask_and_the_scores_but_not_the_values(
     slot: int, outputs: set[int], tmp_path: Path
 ) -> None:
     proto = node("Attention", "q k v mask past_k past_v", "y new_k new_v scores")
-    at = Node(0, "a", "Attention", "", tuple(proto.input), tuple(proto.output), (), proto)
+    at = Node.of(0, "a", proto)
     graph = _graph(tmp_path, node("Neg", "x", "y"))
     assert {i for i in range(4) if shown_signs(at, slot, i, NEGATIVE, graph)} == outputs
 
