@@ -22,6 +22,14 @@ else:
     import tomli as tomllib
 
 _FROZEN = ConfigDict(extra="forbid", frozen=True)
+_NO_MODEL = (
+    "No model was named. Expected MODEL, the path of an ONNX model, or model in a file given with --config."
+)
+_NO_CALIB = (
+    "No calibration data was named. Expected --calib PATH (a folder or file of real inputs; see docs/calibration.md) or "
+    "calib in the config file. There is no silent default; --calib random asks for random data, which proves nothing about "
+    "real inputs."
+)
 Export = Literal["trtexec", "polygraphy-npps", "polygraphy-loader"]
 
 
@@ -187,19 +195,11 @@ def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
             merged[key] = {**table, **given} if isinstance(table, dict) else table
         elif value is not None:
             merged[key] = value
-    if "model" not in merged:
-        raise ConfigError(
-            "No model was named. Expected MODEL, the path of an ONNX model, or model in a file given with --config."
-        )
-    if "calib" not in merged:
-        raise ConfigError(
-            "No calibration data was named. Expected --calib PATH (a folder or file of real inputs; see "
-            "docs/calibration.md) or calib in the config file. There is no silent default; --calib random asks for "
-            "random data, which proves nothing about real inputs."
-        )
     try:
         return FixConfig.model_validate(merged)
     except ValidationError as error:
+        if all(item["type"] == "missing" for item in error.errors()):
+            raise ConfigError(_NO_CALIB if "model" in merged else _NO_MODEL) from None
         raise ConfigError(_explain(error, path)) from error
 
 

@@ -67,6 +67,15 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     assert all(key in text for key in ("plan.treshold", "verify.min_agreement", "nowhere", "fix.toml"))
 
 
+def test_a_misspelt_model_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "fix.toml"
+    path.write_text("modle = 'm.onnx'\n")
+    with pytest.raises(ConfigError, match="model: field required; calib: field required; modle: unknown key"):
+        make_config(path, {})
+    with pytest.raises(ConfigError, match="No calibration data was named"):
+        make_config(None, {"model": "m.onnx"})
+
+
 @pytest.mark.parametrize(
     ("calibration", "told"),
     [

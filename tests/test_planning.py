@@ -136,9 +136,11 @@ def test_exclusion_by_operator(tmp_path: Path) -> None:
         (PlanPolicy(include_nodes=("Mul(",)), ["'Mul('", "not a regular expression", "backslash"]),
         (PlanPolicy(include_ops=("mul",)), ["'mul'", "ArgMax, Cast, Greater, Mul, Shape, Tanh"]),
         (PlanPolicy(exclude_ops=("Conv",)), ["'Conv'", "Expected one of"]),
+        (PlanPolicy(include_ops=("Mul",), exclude_ops=("Tanh", "Mul")), ["'Mul'", "included and excluded"]),
+        (PlanPolicy(include_nodes=("he",), exclude_nodes=("he",)), ["'he'", "included and excluded"]),
     ],
 )
-def test_a_choice_that_matches_nothing_is_an_error(
+def test_a_choice_that_matches_nothing_or_contradicts_itself_is_an_error(
     policy: PlanPolicy, words: list[str], tmp_path: Path
 ) -> None:
     graph, ranges = _overflowing(tmp_path)
