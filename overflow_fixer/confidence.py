@@ -129,14 +129,14 @@ def _find_functions(
     row_of = {seen.tensor: row for row, seen in enumerate(ranges.ranges)}
     for node in graph.nodes:
         seen = find_source(node, graph, ranges) if _is_open(node, plan, policy) else None
-        if seen is None or node.op_type == "LogSoftmax":
+        if seen is None:
             continue
         largest = list(find_functions(node, graph, seen))
         batches = [_in_batch(seen, float(most)) for most in ranges.batch_max_abs[row_of[seen.tensor]]]
         by_batch = [[one.value for one in find_functions(node, graph, batch)] for batch in batches]
         for place, one in enumerate(largest):
             limit = FP16_MAX if one.is_bound else plan.threshold
-            if 0 < one.value <= limit:
+            if 0 < one.value <= limit and not one.is_least:
                 name, values = f"{node.label}: {one.text}", np.array([batch[place] for batch in by_batch])
                 yield _Candidate(name, one.value, limit, values, seen.worst_batch)
 

@@ -28,6 +28,7 @@ from overflow_fixer.planning import check_plan, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.providers import choose_provider
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
+from overflow_fixer.ranges.repeatability import is_repeatable_node
 from overflow_fixer.records import (
     Artifact,
     Batch,
@@ -295,6 +296,13 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
     if broken:
         yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
     yield from _warn_of_own_fp16(graph, ranges)
+    chance = next((node for node in graph.nodes if not is_repeatable_node(graph, node)), None)
+    if chance is not None and not fixed.passed:
+        yield (
+            f"{chance.op_type} {chance.label} may give other values each time it runs (it draws random numbers, or changes what "
+            "it holds), and FP32 and what was built ran once each: their outputs differ by that too. Export the model for "
+            "inference, or without it."
+        )
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."

@@ -12,6 +12,7 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.patterns import Region, find_regions
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
+from overflow_fixer.rules.inner_value import is_about_a_masked_row
 from overflow_fixer.rules.masks import judge_masks
 from overflow_fixer.rules.settling import settle
 
@@ -109,7 +110,8 @@ def _settle(
 def _settle_one(finding: Finding, graph: Graph, policy: PlanPolicy, clamped: Mapping[str, Clamp]) -> Finding:
     """The finding with the action that is left to it, and why."""
     node = graph.by_label[finding.node]
-    if finding.action == "pin" and finding.tensor in clamped and finding.rule in _ABOUT_MAGNITUDE:
+    is_answered = finding.rule in _ABOUT_MAGNITUDE or is_about_a_masked_row(finding)
+    if finding.action == "pin" and finding.tensor in clamped and is_answered:
         reason = clamped[finding.tensor].reason
         said = finding.reason if reason in finding.reason else f"{finding.reason}; {reason}"
         return replace(finding, action="clamp", reason=said)

@@ -112,8 +112,9 @@ class InnerRange:
     """What was seen of a value that a node computes inside, over all batches.
 
     `quantity` is one that docs/numerics.md names; its `seen.tensor` is "NODE: QUANTITY", and there is no
-    `min_nonzero_abs` and no `over_fp16_count` in it, and no `min` of what cannot be negative. Where it `is_bound`, no
-    value of that kind was larger, and the true one may be smaller. `batch_max_abs` is float32 [batch].
+    `over_fp16_count` in it, no `min` of what cannot be negative, and no `min_nonzero_abs` but of what may be divided by,
+    below 65520. Where it `is_bound`, no value of that kind was larger, and the true one may be smaller. `batch_max_abs` is
+    float32 [batch].
     """
 
     node: str

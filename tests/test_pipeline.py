@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from in_memory_calibration import make_model, node, save
+from in_memory_calibration import ints, make_model, node, save, scalar
 from onnx import TensorProto
 
+from overflow_fixer import trials
 from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, ModelError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import _luck, _Result, fix
-from overflow_fixer.records import Engine
+from overflow_fixer.records import Engine, FixReport
 from overflow_fixer.repair import Attempt
 from overflow_fixer.reports import render_text
 from overflow_fixer.trials import Bench
@@ -75,6 +78,35 @@ def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_pat
     reasons = [finding.reason for pin in report.plan.pins for finding in pin.findings]
     assert reasons
     assert not any(reason.endswith("in FP32") for reason in reasons)
+
+
+def _fix(model: onnx.ModelProto, folder: Path, **feeds: Any) -> FixReport:
+    save(model, folder)
+    np.savez(folder / "data.npz", **feeds)
+    config = FixConfig(model=folder / "model.onnx", calib=folder / "data.npz", out=folder / "out")
+    return fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+
+
+def test_what_draws_random_numbers_is_named_where_it_fails(tmp_path: Path) -> None:
+    """A dropout that was exported for training."""
+    constants = {"ratio": scalar(0.5), "training": np.asarray(True)}
+    model = make_model([node("Dropout", "x ratio training", "y")], {"x": [4096]}, "y", constants)
+    report = _fix(model, tmp_path, x=np.ones(4096, np.float32))
+    assert not report.passed
+    assert [w[:55] for w in report.warnings] == ["Dropout Dropout_y may give other values each time it ru"]
+
+
+def test_where_nothing_was_compared_nothing_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A detector that finds nothing: to look for the first tensor that is wrong took minutes."""
+    monkeypatch.setattr(trials, "trace", lambda *_: pytest.fail("traced"))
+    nodes = [node("Mul", "x x", "a"), node("Slice", "a zero zero", "y")]
+    model = make_model(nodes, {"x": [4]}, "y", {"zero": ints(0)})
+    report = _fix(model, tmp_path, x=np.full(4, 300, np.float32))
+    assert not report.passed
+    assert report.fixed.first_wrong is None
+    assert "nothing was compared" in render_text(report)
 
 
 def test_the_plan_itself_that_cannot_be_built_ends_the_job(

@@ -185,6 +185,20 @@ def test_masks_pin_pins_instead(tmp_path: Path) -> None:
     assert plan.clamps == ()
 
 
+def test_a_row_that_is_masked_as_a_whole_is_answered_by_the_clamp(tmp_path: Path) -> None:
+    """Its mask replaces the scores, so that the row is constant before and after."""
+    graph, _ = _masked(tmp_path)
+    data = {"x": np.full((2, 4), 50, np.float32), "c": np.array([[True] * 4, [True, False] * 2])}
+    ranges = collect_ranges(graph, InMemoryCalibration((data,)))
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert not plan.pins
+    assert len(plan.clamps) == 1
+    (told,) = [finding for finding in plan.considered if finding.rule == "inner_value"]
+    assert (told.node, told.action) == ("Softmax_p", "clamp")
+    pinned = plan_precision(graph, ranges, PlanPolicy(masks="pin"))
+    assert "inner_value" in {f.rule for pin in pinned.pins for f in pin.findings if pin.node == "Softmax_p"}
+
+
 def test_a_pinned_mask_says_why_it_is_not_clamped(tmp_path: Path) -> None:
     graph, ranges = _masked(tmp_path, node("Max", "x k", "z"), node("Neg", "z", "z2"))
     plan = plan_precision(graph, ranges, PlanPolicy())

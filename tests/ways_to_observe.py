@@ -62,6 +62,7 @@ def assert_same_inner(first: InnerRange, second: InnerRange) -> None:
     if one.nan_count + one.inf_count:
         return
     margin = _NOTHING + (_SAME * other.max_abs if np.isfinite(other.max_abs) else 0)
-    for name in ("max_abs", "max", "min"):
+    assert np.isneginf(one.min_nonzero_abs) == np.isneginf(other.min_nonzero_abs)
+    for name in ("max_abs", "max", "min", "min_nonzero_abs"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=_SAME, atol=margin)
     np.testing.assert_allclose(first.batch_max_abs, second.batch_max_abs, rtol=_SAME, atol=_NOTHING)

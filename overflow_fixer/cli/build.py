@@ -27,6 +27,7 @@ from overflow_fixer.trials import make_settings
 @click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="A plan [OUT/plan.json].")
 @click.option("--calib", type=str, help="Calibration data, for the shapes an engine is built for.")
 @options.build_options
+@options.export_options
 @options.common_options
 def build_command(
     plan_path: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any

@@ -162,15 +162,19 @@ def build_options(function: F) -> F:
             default=None,
             help="Build plain FP16 and FP32 too, to compare with and to time [compare].",
         ),
-        click.option(
-            "--export",
-            "exports",
-            multiple=True,
-            type=click.Choice(["trtexec", "polygraphy-npps", "polygraphy-loader"]),
-            help="Write an engine's pins for another tool as well.",
-        ),
     ]
     return _apply(options, _engine_options(function))
+
+
+def export_options(function: F) -> F:
+    option = click.option(
+        "--export",
+        "exports",
+        multiple=True,
+        type=click.Choice(["trtexec", "polygraphy-npps", "polygraphy-loader"]),
+        help="Write an engine's pins for another tool as well.",
+    )
+    return option(function)
 
 
 def _engine_options(function: F) -> F:

@@ -25,7 +25,15 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
-from overflow_fixer.inner.quantities import BOUNDS, LONGEST_UNTOLD, NOTHING, SIGNED, Found, Quantity
+from overflow_fixer.inner.quantities import (
+    BOUNDS,
+    DIVIDED_BY,
+    LONGEST_UNTOLD,
+    NOTHING,
+    SIGNED,
+    Found,
+    Quantity,
+)
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -79,13 +87,14 @@ _PREFIX = "inner_value_"
 class InnerValue:
     """A value inside the node labelled `node`, made the tensor `tensor` from what the node reads, `source` first.
 
-    Of one that is of no interest there is no tensor: NOTHING.
+    Of one that is of no interest there is no tensor: NOTHING. Where it `may_divide`, its smallest magnitude matters.
     """
 
     node: str
     source: str
     quantity: Quantity
     tensor: str
+    may_divide: bool = False
 
     @property
     def is_bound(self) -> bool:
@@ -115,7 +124,8 @@ def look_inside(graph: Graph, is_native: bool = False) -> Inside:
     for node in nodes:
         expression = Expression(graph, node, f"{prefix}{node.index}_", constants, shapes, is_native)
         found = EXPRESSIONS[node.op_type](expression)
-        values += [InnerValue(node.label, node.inputs[0], *one) for one in found]
+        divisors = DIVIDED_BY.get(node.op_type, ())
+        values += [InnerValue(node.label, node.inputs[0], *one, one[0] in divisors) for one in found]
         if expression.nodes:
             behind[node.label] = expression.nodes
         if expression.extremes is not None:

@@ -29,5 +29,12 @@ LONGEST_UNTOLD: Mapping[Quantity, int] = {"sum of exponentials": 4096}
 BOUNDS: frozenset[Quantity] = frozenset({"sum of magnitudes"})
 """Those that bound what a node computes: it depends on the order in which a kernel adds."""
 
+DIVIDED_BY: Mapping[str, frozenset[Quantity]] = {
+    "LpNormalization": frozenset({"sum of squares", "norm"}),
+    "ReduceL2": frozenset({"sum of squares"}),
+    "GlobalLpPool": frozenset({"sum of squares"}),
+}
+"""By operator, those of which a small one matters: the node, or one behind it, may divide by it or by its root."""
+
 SIGNED: frozenset[Quantity] = frozenset({"sum", "last sum", "row maximum", "scores"})
 """Those that can be negative; of the others no minimum is told."""

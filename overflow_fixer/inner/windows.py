@@ -14,10 +14,11 @@ from overflow_fixer.inner.quantities import Found
 
 
 def find_in_average_pool(expression: Expression) -> Iterator[Found]:
-    """The sum of a window, where it is no fixed multiple of the output, and that of the magnitudes in it."""
-    if math.prod(expression.attribute("kernel_shape", [])) < 2:
+    """The sum of a window, where it is no fixed multiple of the output or that is not right to 1e-5, and that of the magnitudes in it."""
+    places = math.prod(expression.attribute("kernel_shape", []))
+    if places < 2:
         return
-    if _divides_by_several(expression):
+    if _divides_by_several(expression) or places > FEW:
         yield "sum", _add_up(expression, expression.source)
     yield "sum of magnitudes", _add_up(expression, expression.apply("Abs", expression.source))
 

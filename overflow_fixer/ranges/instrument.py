@@ -165,8 +165,9 @@ def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statisti
         if node.domain == DOMAIN:
             *outputs, told = node.outputs
             source = _find_source(graph, how.sources, node.inputs[0])
-            is_left = source in how.small or source in how.alone or node.op_type not in LOOKS_AT_ALL
-            found = Statistics(told, (*outputs, "" if is_left else source))
+            is_told = node.op_type in LOOKS_AT_ALL and source not in how.alone
+            names = [*outputs, source if is_told else ""]
+            found = Statistics(told, tuple("" if name in how.small else name for name in names))
             yield from ((name, found) for name in found.tensors if name in how.detailed)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import LONGEST_UNTOLD, NOTHING, SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
@@ -43,10 +44,13 @@ class Walk:
         copied = {rows.computed[name]: constant for name, constant in rows.copies.items()}
         self._constants = Constants(graph, rows.constants, copied, settings.beside)
         self._blank = no_summaries(rows.count + self._product_count)
-        small = find_small_valued(graph, settings.small_values)
+        divisors = {value.tensor for value in inside.values if value.may_divide}
+        small = find_small_valued(graph, settings.small_values) | divisors
         self._is_taken = np.array([opening.is_tallied or name in small for name in rows.computed], np.bool_)
         is_signed = [value.quantity in SIGNED for value in inside.values]
         self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
+        may_divide = [value.may_divide for value in inside.values]
+        self._may_divide = np.array([*may_divide, *[False] * self._product_count], np.bool_)
         row_of = {name: row for row, name in enumerate(tensors)}
         self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
         longest_untold = [0 if opening.is_tallied else _longest_untold(value) for value in inside.values]
@@ -107,8 +111,10 @@ class Walk:
 
     def _hide_untold(self, inner: Summaries) -> None:
         """What is not told of values inside nodes, in place: see records.InnerRange."""
-        inner["over_fp16_count"], inner["min_nonzero_abs"] = 0, -np.inf
-        inner["min"][self._are_unsigned] = np.nan
+        inner["over_fp16_count"], inner["min"][self._are_unsigned] = 0, np.nan
+        least = inner["min_nonzero_abs"]
+        least[~(least < FP16_OVERFLOW)] = np.nan
+        least[~self._may_divide] = -np.inf
 
 
 @dataclass(frozen=True)
@@ -150,4 +156,5 @@ def _longest_untold(value: InnerValue) -> int:
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:
-    return frozenset({"max", "min"} if value.quantity in SIGNED else {"max"})
+    least = {"min_nonzero_abs"} if value.may_divide else set()
+    return frozenset({"max", *(["min"] if value.quantity in SIGNED else []), *least})

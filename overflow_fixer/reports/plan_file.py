@@ -38,8 +38,8 @@ def load_plan(path: Path) -> PrecisionPlan:
     fits a model is not asked here.
     """
     advice = (
-        "Expected a plan as fix-fp16 plan writes it, by plan.schema.json. Write it again with fix-fp16 plan, "
-        "or mend that entry if it was edited by hand."
+        "Expected a plan as fix-fp16 plan writes it, by plan.schema.json. Write it with fix-fp16 plan, or, "
+        "if it was edited by hand, mend that entry."
     )
     return _read_plan(read_checked(path, PLAN_SCHEMA, advice, PlanError))
 

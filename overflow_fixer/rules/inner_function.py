@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import onnx
@@ -19,16 +20,21 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
+from overflow_fixer.rules.folding import Folder
 
 
 @dataclass(frozen=True)
 class InnerFunction:
-    """A value inside a node, and the range that it follows from."""
+    """A value inside a node, and the range that it follows from.
+
+    The largest; of one that `is_least` the smallest, which a logarithm is taken of.
+    """
 
     seen: Range
     value: float
     text: str
     is_bound: bool = False
+    is_least: bool = False
 
 
 def find_large_functions(
@@ -61,19 +67,35 @@ def find_functions(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunct
 
 def _judge(node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
     batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
-    if node.standard_op == "LogSoftmax":
-        if inner.value <= FP16_UNDERFLOW:
-            reason = (
-                f"inside, {inner.text} is {inner.value:.6g}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and "
-                "the logarithm of 0 is -inf"
-            )
-            yield Finding("inner_value", node.label, tensor, inner.value, FP16_UNDERFLOW, reason, batch)
+    if inner.is_least:
+        yield from _judge_least(node, inner, ranges)
         return
     limit, name = (FP16_MAX, "FP16's limit") if inner.is_bound else (policy.threshold, "the threshold")
     if inner.value > limit:
         reason = f"inside, {inner.text} reaches {tell_over(inner.value, limit)}, over {name} of {limit:g}"
         severity: Severity = "low" if inner.is_bound else "high"
         yield Finding("inner_value", node.label, tensor, inner.value, limit, reason, batch, severity=severity)
+
+
+def _judge_least(node: Node, inner: InnerFunction, ranges: RangeTable) -> Iterator[Finding]:
+    """Of a sum, low where FP16 would hold it, and not its terms, on average."""
+    read = ranges.get(node.inputs[0])
+    is_sum = node.standard_op != "LogSoftmax" and read is not None
+    terms = read.element_count / max(inner.seen.element_count, 1) if is_sum and read is not None else 1
+    if not inner.value <= FP16_UNDERFLOW * terms:
+        return
+    is_mean = inner.value > FP16_UNDERFLOW
+    value = inner.value / terms if is_mean else inner.value
+    told = f"{inner.value:.6g}, of terms of {value:.6g} on average" if is_mean else f"{value:.6g}"
+    reason = (
+        f"inside, {inner.text} is {told}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and the logarithm of 0 "
+        "is -inf"
+    )
+    batch = None if is_sum else ranges.worst_batch_of(inner.seen)
+    severity: Severity = "low" if is_mean else "high"
+    yield Finding(
+        "inner_value", node.label, inner.seen.tensor, value, FP16_UNDERFLOW, reason, batch, severity=severity
+    )
 
 
 def _attribute(node: Node, name: str, default: Any) -> Any:
@@ -100,12 +122,14 @@ def _exponential(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunctio
 
 
 def _sum_under_logarithm(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
-    yield InnerFunction(seen, _power(math.e, seen.max), "the sum that a logarithm is taken of")
+    text = "the sum that a logarithm is taken of"
+    yield InnerFunction(seen, _power(math.e, seen.max), text)
+    yield InnerFunction(seen, _power(math.e, seen.min), text, is_least=True)
 
 
 def _least_probability(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """LogSoftmax as the logarithm of a softmax, which is how TensorRT runs it."""
-    yield InnerFunction(seen, _power(math.e, seen.min), "the least probability")
+    yield InnerFunction(seen, _power(math.e, seen.min), "the least probability", is_least=True)
 
 
 def _square(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
@@ -120,11 +144,21 @@ def _sum_of_powers(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunct
 
 
 def _inverse_power(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
-    """Pow with a negative exponent, as one over the power: the power itself shows in no tensor."""
-    exponent = graph.read_constant(node.inputs[1])
-    if exponent is not None and exponent.size == 1 and exponent.reshape(()) < 0:
-        power = -float(exponent.reshape(()))
-        yield InnerFunction(seen, _power(seen.max_abs, power), f"|x|^{power:g}, of which it is one over,")
+    """Pow with a negative exponent, as one over the power: the power itself shows in no tensor.
+
+    A bound where the elements have different exponents, of which the least may not be that of the largest element.
+    """
+    exponents = _fold(graph).value(node.inputs[1])
+    if exponents is not None and exponents.size and exponents.min() < 0:
+        power = -float(exponents.min())
+        is_bound = bool((exponents != exponents.min()).any())
+        text = f"{'a bound of ' if is_bound else ''}|x|^{power:g}, of which it is one over,"
+        yield InnerFunction(seen, _power(seen.max_abs, power), text, is_bound)
+
+
+@lru_cache(maxsize=1)
+def _fold(graph: Graph) -> Folder:
+    return Folder(graph)
 
 
 def _window_sum(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:

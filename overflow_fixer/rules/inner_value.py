@@ -29,6 +29,7 @@ _TEXT = {
 }
 SQUARED = frozenset({"deviation"})
 """Quantities whose square is what the node computes."""
+_MASKED_ROW = -FP16_OVERFLOW
 
 
 def find_large_inner_values(
@@ -76,13 +77,13 @@ def _judge_rows(node: Node, ranges: RangeTable, inner: InnerRange) -> Iterator[F
     -inf itself, where no element is infinite, is the maximum of an empty row.
     """
     value = inner.seen.min
-    if value > -FP16_OVERFLOW or not math.isfinite(value):
+    if value > _MASKED_ROW or not math.isfinite(value):
         return
     reason = (
-        f"a row is masked as a whole: its largest element is {value:.6g}, beyond the limit of {-FP16_OVERFLOW:g} from which "
+        f"a row is masked as a whole: its largest element is {value:.6g}, beyond the limit of {_MASKED_ROW:g} from which "
         "FP16 stores -inf, and the softmax of nothing but -inf is NaN"
     )
-    yield _find(node, ranges, inner, value, -FP16_OVERFLOW, reason)
+    yield _find(node, ranges, inner, value, _MASKED_ROW, reason)
 
 
 def _find(
@@ -92,3 +93,7 @@ def _find(
     batch = ranges.worst_batch_of(inner.seen) if is_furthest else None
     severity: Severity = "low" if inner.is_bound else "high"
     return Finding("inner_value", node.label, node.inputs[0], value, limit, reason, batch, severity=severity)
+
+
+def is_about_a_masked_row(finding: Finding) -> bool:
+    return finding.rule == "inner_value" and finding.limit == _MASKED_ROW

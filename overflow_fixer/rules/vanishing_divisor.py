@@ -15,12 +15,14 @@ from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph import Graph
+from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves
 
 _DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
+_DIVIDES_INSIDE = "LpNormalization"
 _KEEPS_ZERO = frozenset("Sqrt Mul Abs Neg".split())
 _SHRINKS = frozenset("ReduceSum ReduceMean Sqrt Abs Neg Clip Max Add Sum".split())
 """Operators whose small outputs come from inputs as small, or smaller."""
@@ -28,10 +30,11 @@ _SHRINKS = frozenset("ReduceSum ReduceMean Sqrt Abs Neg Clip Max Add Sum".split(
 
 @dataclass(frozen=True)
 class _Divisor:
-    """A tensor with a value that FP16 makes zero of; `is_mean`: the terms of a sum, on average."""
+    """A tensor with a value that FP16 makes zero of, and what is to be said of it; `is_mean`: the terms of a sum, on average."""
 
     tensor: str
     least: float
+    text: str
     is_mean: bool = False
 
 
@@ -45,15 +48,8 @@ def find_vanishing_divisors(
     only its terms, on average, would not.
     """
     for divisor, end in _evidence(graph, ranges).get(node.label, {}).items():
-        what = (
-            f"a sum of squares of {divisor.least:.3g} on average, which are"
-            if divisor.is_mean
-            else "which is"
-        )
-        reason = (
-            f"{divisor.tensor} is as small as {ranges.by_tensor[divisor.tensor].min_nonzero_abs:.3g}, {what} zero in FP16, "
-            f"and {end.op_type} {end.label} makes infinity or NaN of it"
-        )
+        verb = "are" if divisor.is_mean else "is"
+        reason = f"{divisor.text}, which {verb} zero in FP16, and {end.op_type} {end.label} makes infinity or NaN of it"
         severity: Severity = "low" if divisor.is_mean else "high"
         yield Finding(
             "vanishing_divisor",
@@ -71,7 +67,10 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Divisor, Node
     """For each node concerned, the divisors and what divides by each."""
     found: dict[str, dict[_Divisor, Node]] = {}
     for divisor in _find_divisors(graph, ranges):
-        reached = _reach(graph, divisor.tensor)
+        writer = graph.producers[divisor.tensor]
+        reached = (
+            (writer,) if writer.standard_op == _DIVIDES_INSIDE else _reach(graph, ranges, divisor.tensor)
+        )
         if reached:
             for node in (*_origins(graph, ranges, divisor.tensor), *reached):
                 found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
@@ -80,17 +79,40 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Divisor, Node
 
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
     for node in graph.nodes:
+        yield from _of_a_norm(node, ranges)
         for name in node.writes if node.op_type != "Constant" else ():
             seen = ranges.get(name)
             if seen is None or graph.dtypes.get(name) != TensorProto.FLOAT:
                 continue
             least = seen.min_nonzero_abs
+            text = f"{name} is as small as {least:.3g}"
             if 0 < least <= FP16_UNDERFLOW:
-                yield _Divisor(name, least)
+                yield _Divisor(name, least, text)
             elif node.standard_op == "ReduceSum" and _is_square(graph, node.inputs[0]):
-                terms = ranges.by_tensor[node.inputs[0]].element_count / max(seen.element_count, 1)
-                if 0 < least <= FP16_UNDERFLOW * terms:
-                    yield _Divisor(name, least / terms, is_mean=True)
+                yield from _of_a_sum(node, ranges, least, seen.element_count, f"{text}, a sum of squares")
+
+
+def _of_a_norm(node: Node, ranges: RangeTable) -> Iterator[_Divisor]:
+    """What a node takes the root of, or divides by itself, as the scan measured it inside."""
+    for quantity in DIVIDED_BY.get(node.standard_op, ()):
+        inner = ranges.inner_of.get(node.label, {}).get(quantity)
+        if inner is None:
+            continue
+        least = inner.seen.min_nonzero_abs
+        text = f"inside {node.op_type} {node.label}, the {quantity} is as small as {least:.3g}"
+        if 0 < least <= FP16_UNDERFLOW:
+            yield _Divisor(node.outputs[0], least, text)
+        else:
+            yield from _of_a_sum(node, ranges, least, inner.seen.element_count, f"{text}, a sum of terms")
+
+
+def _of_a_sum(node: Node, ranges: RangeTable, least: float, count: int, text: str) -> Iterator[_Divisor]:
+    """One of so many sums that FP16 would hold, of terms that it makes zero of, on average."""
+    read = ranges.get(node.inputs[0])
+    terms = 1 if read is None else read.element_count / max(count, 1)
+    if 0 < least <= FP16_UNDERFLOW * terms:
+        mean = least / terms
+        yield _Divisor(node.outputs[0], mean, f"{text} of {mean:.3g} on average", is_mean=True)
 
 
 def _is_square(graph: Graph, tensor: str) -> bool:
@@ -102,19 +124,36 @@ def _is_square(graph: Graph, tensor: str) -> bool:
     return node.standard_op == "Pow" and _exponent(graph, node) == 2
 
 
-def _reach(graph: Graph, tensor: str) -> tuple[Node, ...]:
+def _reach(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node, ...]:
     """The nodes from the tensor to those that divide by it, in order; none where nothing does."""
-    return find_ways(graph, tensor, partial(_keeps_zero, graph), partial(_divides, graph))
+    return find_ways(graph, tensor, partial(_keeps_zero, graph, ranges), partial(_divides, graph))
 
 
 def _divides(graph: Graph, node: Node, slot: int) -> bool:
     return (node.standard_op, slot) in _DIVIDES or (slot == 0 and _exponent(graph, node) < 0)
 
 
-def _keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
-    """Whether the node makes zero of zero."""
+def _keeps_zero(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
+    """Whether the node makes zero of zero: also where a constant would keep it from that, of which FP16 makes zero too."""
     is_power = slot == 0 and _exponent(graph, node) > 0
-    return is_power or node.standard_op in _KEEPS_ZERO or moves(node, slot)
+    is_plain = is_power or node.standard_op in _KEEPS_ZERO or moves(node, slot)
+    return is_plain or _guards_in_vain(graph, ranges, node, slot)
+
+
+def _guards_in_vain(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
+    if node.standard_op == "Clip" and slot == 0:
+        bound = node.attribute("min")  # below opset 11
+        is_low = bound is None or bound.f <= FP16_UNDERFLOW
+        return is_low and all(_vanishes(graph, ranges, name) for name in node.inputs[1:2] if name)
+    others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
+    is_guard = node.standard_op in ("Add", "Sum", "Max")
+    return is_guard and all(_vanishes(graph, ranges, name) for name in others)
+
+
+def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is a constant of which FP16 makes nothing but zeros."""
+    seen = ranges.get(tensor) if tensor in graph.constants else None
+    return seen is not None and seen.max_abs <= FP16_UNDERFLOW
 
 
 def _exponent(graph: Graph, node: Node) -> float:

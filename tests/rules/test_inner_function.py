@@ -192,6 +192,51 @@ def test_a_probability_that_fp16_rounds_to_zero(least: float, is_lost: bool, tmp
         assert found[0].reason.startswith("inside, the least probability is ")
 
 
+@pytest.mark.parametrize(
+    ("op", "opset"), [("ReduceLogSumExp", 13), ("ReduceLogSumExp", 18), ("ReduceLogSum", 18)]
+)
+@pytest.mark.parametrize(
+    ("terms", "severity"), [(2.0**-26.1, "high"), (2.0**-25.5, "low"), (2.0**-25, "low"), (2.0**-24.9, None)]
+)
+def test_a_sum_under_a_logarithm_that_fp16_makes_zero_of(
+    op: str, opset: int, terms: float, severity: str | None, tmp_path: Path
+) -> None:
+    """Two terms: FP16 may hold what they add up to, and makes zero of each."""
+    value = np.full((3, 2), terms if op == "ReduceLogSum" else np.log(terms), np.float32)
+    value[0] += 1
+    axes = {"axes": [1]} if opset < 18 else {}
+    nodes = [node(op, "x" if axes else "x last", "y", **axes)]
+    model = make_model(nodes, {"x": [3, 2]}, "y", {} if axes else {"last": ints(1)}, opset)
+    graph, ranges = scan(model, tmp_path, {"x": value})
+    found = ask(find_large_inner_values, graph, ranges)
+    assert [one.severity for one in found] == ([] if severity is None else [severity])
+    if found:
+        told = terms if severity == "low" else 2 * terms
+        assert found[0].value == pytest.approx(told, rel=1e-5)
+        assert found[0].reason.startswith("inside, the sum that a logarithm is taken of is ")
+
+
+@pytest.mark.parametrize("made", ["Cast", "Neg"])
+def test_an_exponent_that_is_computed_from_constants(made: str, tmp_path: Path) -> None:
+    at = node("Cast", "minus", "p", to=TensorProto.FLOAT) if made == "Cast" else node("Neg", "two", "p")
+    constants = {"minus": np.asarray(-2), "two": scalar(2)}
+    model = make_model([at, node("Pow", "x p", "y")], {"x": [None] * 4}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": 100 * X})
+    (found,) = ask(find_large_inner_values, graph, ranges)
+    assert (found.value, found.severity) == (pytest.approx(1e4 * (WIDE * WIDE).max(), rel=1e-5), "high")
+
+
+@pytest.mark.parametrize(("exponents", "severity"), [((-2, -2), "high"), ((-1, -2), "low"), ((2, 0), None)])
+def test_exponents_of_several_elements(
+    exponents: tuple[float, float], severity: str | None, tmp_path: Path
+) -> None:
+    """Where they differ, the largest element need not be that of the least."""
+    model = make_model([node("Pow", "x p", "y")], {"x": [None, 2]}, "y", {"p": floats(*exponents)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(300, 5)[None]})
+    found = ask(find_large_inner_values, graph, ranges)
+    assert [(one.value, one.severity) for one in found] == ([] if severity is None else [(90000, severity)])
+
+
 def test_the_least_probability_is_right(tmp_path: Path) -> None:
     graph, ranges = scan(
         make_model([node("LogSoftmax", "x", "y")], {"x": [1, 2, 6, 8]}, "y"), tmp_path, {"x": 4 * X}

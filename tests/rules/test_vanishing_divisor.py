@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
@@ -108,6 +109,55 @@ def test_terms_of_a_sum_that_vanish_on_average(tmp_path: Path) -> None:
     model = make_model(nodes, {"x": [None]}, "y", CONSTANTS)
     graph, ranges = scan(model, tmp_path, {"x": np.full(1000, np.float32(2e-4))})
     assert ask(find_vanishing_divisors, graph, ranges) == []
+
+
+NORMS: dict[str, tuple[list[Any], list[str]]] = {
+    "LpNormalization": ([node("LpNormalization", "x", "y", axis=1, p=2)], ["LpNormalization_y"]),
+    "LpNormalization, p = 1": ([node("LpNormalization", "x", "y", axis=1, p=1)], ["LpNormalization_y"]),
+    "ReduceL2": (
+        [node("ReduceL2", "x last", "a"), node("Div", "x a", "y")],
+        ["ReduceL2_a", "Div_y"],
+    ),
+    "ReduceL2, guarded in vain": (
+        [node("ReduceL2", "x last", "a"), node("Clip", "a tiny", "b"), node("Div", "x b", "y")],
+        ["ReduceL2_a", "Clip_b", "Div_y"],
+    ),
+    "ReduceL2, guarded": (
+        [node("ReduceL2", "x last", "a"), node("Max", "a held", "b"), node("Div", "x b", "y")],
+        [],
+    ),
+    "ReduceL2, not divided by": ([node("ReduceL2", "x last", "y")], []),
+    "GlobalLpPool": (
+        [node("Unsqueeze", "x last", "r"), node("GlobalLpPool", "r", "a"), node("Reciprocal", "a", "y")],
+        ["GlobalLpPool_a", "Reciprocal_y"],
+    ),
+}
+
+
+@pytest.mark.parametrize("probes", PROBES)
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(("share", "severity"), [(0.2, "high"), (0.9, "low"), (1.1, None)])
+def test_a_norm_of_what_fp16_makes_zero_of(
+    name: str, share: float, severity: str | None, probes: Probes, tmp_path: Path
+) -> None:
+    """A sum of four terms of which each is that share of 2^-25, beside a row of zeros, of which FP32 makes zero too."""
+    nodes, pinned = NORMS[name]
+    least = share * FP16_UNDERFLOW
+    x = np.zeros((3, 4), np.float32)
+    x[0], x[1] = 1, least if "p = 1" in name else np.sqrt(least)
+    if "in vain" in name:  # of zeros FP32 makes what the guard is, and FP16 NaN
+        x[2] = 1
+    model = make_model(
+        nodes, {"x": [3, 4]}, "y", {"last": ints(1), "tiny": scalar(1e-12), "held": scalar(1e-4)}, 18
+    )
+    with use_probes(probes):
+        graph, ranges = scan(model, tmp_path, {"x": x}, {"x": 2 * x})
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert [one.node for one in found] == (pinned if severity else [])
+    for one in found:
+        told = least if severity == "low" else 4 * least
+        assert (one.value, one.severity) == (pytest.approx(told, rel=1e-5), severity)
+        assert f"is as small as {4 * least:.3g}" in one.reason
 
 
 def test_a_difference_is_pinned_and_what_it_is_made_of_is_not(tmp_path: Path) -> None:
