@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
+from overflow_fixer.rules.control_flow import look_into
 from overflow_fixer.rules.inner_function import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of
@@ -105,7 +106,7 @@ def _find_tensors(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Iter
 def _find_measured(
     graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
 ) -> Iterator[_Candidate]:
-    """Values that the scan measured inside nodes in every batch; a masked row is no magnitude."""
+    """Values that the scan measured inside nodes, sums of products in every batch; a masked row is no magnitude."""
     owners = {node.label: (node, node) for node in graph.nodes} | dict(_list_nodes_inside(graph))
     ignored = {"row maximum", *(("products",) if policy.accumulators != "pin" else ())}
     for inner in ranges.inner:
@@ -118,36 +119,48 @@ def _find_measured(
         limit = FP16_MAX if inner.is_bound or inner.quantity == "products" else plan.threshold
         by_batch = inner.batch_max_abs.astype(np.float64) ** power
         value = inner.seen.max_abs**power
-        if 0 < value <= limit and len(by_batch) and np.isfinite(by_batch).all():
+        is_whole = inner.quantity != "products" or not np.isnan(by_batch).any()
+        if 0 < value <= limit and len(by_batch) and is_whole and not np.isinf(by_batch).any():
             yield _Candidate(inner.seen.tensor, value, limit, by_batch, inner.seen.worst_batch)
 
 
 def _find_functions(
-    graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
+    graph: Graph,
+    ranges: RangeTable,
+    plan: PrecisionPlan,
+    policy: PlanPolicy,
+    owner: Node | None = None,
+    prefix: str = "",
 ) -> Iterator[_Candidate]:
-    """Values inside nodes that follow from a tensor."""
+    """Values inside nodes that follow from a tensor. Of a body, `owner` is the node of the main graph, `prefix` the body's."""
     row_of = {seen.tensor: row for row, seen in enumerate(ranges.ranges)}
     for node in graph.nodes:
-        seen = find_source(node, graph, ranges) if _is_open(node, plan, policy) else None
-        if seen is None:
-            continue
-        largest = list(find_functions(node, graph, seen))
-        batches = [_in_batch(seen, float(most)) for most in ranges.batch_max_abs[row_of[seen.tensor]]]
-        by_batch = [[one.value for one in find_functions(node, graph, batch)] for batch in batches]
-        for place, one in enumerate(largest):
-            limit = FP16_MAX if one.is_bound else plan.threshold
-            if 0 < one.value <= limit and not one.is_least:
-                name, values = f"{node.label}: {one.text}", np.array([batch[place] for batch in by_batch])
-                yield _Candidate(name, one.value, limit, values, seen.worst_batch)
+        is_open = (owner or node).label not in plan.pinned and protection_of(node, policy) is None
+        seen = find_source(node, graph, ranges) if is_open else None
+        if seen is not None:
+            by_batch = ranges.batch_max_abs[row_of[seen.tensor]].tolist()
+            yield from _follow(node, graph, seen, by_batch, plan, prefix)
+    bodies = find_bodies(graph).read
+    for body, view in zip(bodies, look_into(bodies, ranges), strict=True):
+        inside = owner or body.node, prefix + body.prefix
+        yield from _find_functions(body.graph, view, plan, policy, *inside)
+
+
+def _follow(
+    node: Node, graph: Graph, seen: Range, max_abs: Sequence[float], plan: PrecisionPlan, prefix: str
+) -> Iterator[_Candidate]:
+    batches = [list(find_functions(node, graph, _in_batch(seen, most))) for most in max_abs]
+    for place, one in enumerate(find_functions(node, graph, seen)):
+        limit = FP16_MAX if one.is_bound else plan.threshold
+        if 0 < one.value <= limit and not one.is_least:
+            values = np.array([batch[place].value for batch in batches])
+            name = f"{prefix}{node.label}: {one.text}"
+            yield _Candidate(name, one.value, limit, values, seen.worst_batch)
 
 
 def _in_batch(seen: Range, max_abs: float) -> Range:
-    """The range in a batch of which the largest magnitude alone is known."""
-    return replace(seen, max_abs=max_abs, max=max_abs if seen.max == seen.max_abs else seen.max)
-
-
-def _is_open(node: Node, plan: PrecisionPlan, policy: PlanPolicy) -> bool:
-    return node.label not in plan.pinned and protection_of(node, policy) is None
+    """The range in a batch of which the largest magnitude alone is known: the largest element is taken to grow as that does."""
+    return replace(seen, max_abs=max_abs, max=seen.max * max_abs / seen.max_abs if seen.max_abs else seen.max)
 
 
 def _list_nodes_inside(graph: Graph) -> Iterator[tuple[str, tuple[Node, Node]]]:

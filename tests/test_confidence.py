@@ -164,6 +164,28 @@ def test_a_value_that_follows_from_a_tensor_counts(tmp_path: Path, at: str) -> N
     assert names[inner] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("lowest", [0, -1.5])
+def test_the_largest_element_is_taken_to_grow_as_the_largest_magnitude_does(
+    lowest: float, tmp_path: Path
+) -> None:
+    """Of each batch the latter alone is known: here it is an element that is half as far again below 0."""
+    graph = save(make_model([node("Softplus", "x", "y")], {"x": ["n", 2]}, "y", {}), tmp_path)
+    feeds = tuple({"x": np.array([[x, lowest * x]], np.float32)} for x in SUMS)
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy(threshold=20000)))
+    (inner,) = (one for one in found.nearest if one.tensor.startswith("Softplus_y: "))
+    assert inner.growth_bits == pytest.approx(float(grow(np.exp(np.array([SUMS])))[0]), rel=1e-5)
+    assert inner in found.at_risk
+
+
+def test_a_batch_without_elements_leaves_values_inside_nodes_in(tmp_path: Path) -> None:
+    graph = _inner_model(tmp_path, node("ReduceMean", "x", "y", axes=[1]))
+    empty = {"x": np.empty((0, 1000), np.float32)}
+    ranges = collect_ranges(graph, InMemoryCalibration((*(batch.feeds for batch in _rows(*SUMS)), empty)))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
+    assert "ReduceMean_y: sum" in {one.tensor for one in found.at_risk}
+
+
 def test_what_the_backend_protects_and_what_does_not_count_is_left_out(tmp_path: Path) -> None:
     ones = np.ones(1000, np.float32)
     graph = save(
@@ -190,6 +212,25 @@ def test_a_square_grows_twice_as_fast(tmp_path: Path) -> None:
     square = by_name["LayerNormalization_y: deviation"]
     assert square.max_abs == pytest.approx(6400)
     assert square.growth_bits == pytest.approx(2 * by_name["x"].growth_bits)
+
+
+def test_values_of_a_body_that_some_batches_took_count(tmp_path: Path) -> None:
+    """A measured one, and one that follows from a tensor."""
+    text = """<ir_version: 8, opset_import: ["" : 13]>
+    g (float[4] x, bool c) => (float[N] y) {
+        [branch] y = If (c) <
+            then_branch = t () => (float[N] o) { [mean] m = ReduceMean <axes = [0]> (x) [soft] o = Softplus (m) },
+            else_branch = e () => (float[N] o) { o = Identity (x) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    feeds = tuple({"x": np.full(4, x, np.float32), "c": np.array(i % 2 == 0)} for i, x in enumerate(SUMS))
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy(threshold=10000)))
+    names = {one.tensor: one.max_abs for one in found.nearest}
+    assert names["branch/then_branch/mean: sum"] == pytest.approx(4 * 8.8)
+    assert names["branch/then_branch/soft: e^x"] == pytest.approx(math.exp(8.8), rel=1e-5)
 
 
 def test_a_value_inside_a_body_counts(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def find_inside_bodies(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
 def _judge_bodies(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> _Findings:
     found: dict[str, tuple[Finding, ...]] = {}
     bodies = find_bodies(graph).read
-    for body, view in zip(bodies, _look_into(bodies, ranges), strict=True):
+    for body, view in zip(bodies, look_into(bodies, ranges), strict=True):
         inside = (_tell_outside(body, finding) for finding in _judge(body.graph, view, policy))
         found[body.node.label] = (*found.get(body.node.label, ()), *inside)
     return found
@@ -72,7 +72,7 @@ def _tell_outside(body: Body, finding: Finding) -> Finding:
     )
 
 
-def _look_into(bodies: Sequence[Body], ranges: RangeTable) -> Iterator[RangeTable]:
+def look_into(bodies: Sequence[Body], ranges: RangeTable) -> Iterator[RangeTable]:
     """For each body the ranges of its tensors, nested ones too, by the names that they have in it."""
     prefixes = sorted(body.prefix for body in bodies)
     tensors = [seen.tensor for seen in ranges.ranges] if bodies else []
