@@ -15,7 +15,7 @@ from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
-from overflow_fixer.rules.control_flow import look_into
+from overflow_fixer.rules.body_ranges import look_into
 from overflow_fixer.rules.inner_function import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of

@@ -1,12 +1,12 @@
 """What any rule finds inside the body of an If, Loop or Scan pins the node: it runs in one precision as a whole.
 
-Each body is judged as a model of its own, by the ranges that were recorded of its tensors over all of its runs.
+Each body is judged as a model of its own, by the ranges that were recorded of its tensors over all of its runs. What begins
+on one side of a body's edge and shows on the other is found in the graph with its bodies inlined.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -14,12 +14,25 @@ from overflow_fixer.body_graphs import Body, find_bodies
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.body_ranges import look_into
+from overflow_fixer.rules.inlined_bodies import inline_bodies
 from overflow_fixer.rules.settling import settle
 
 RULE = "control_flow"
 
 _OF_THE_MODEL = frozenset({RULE, "user"})
 """Rules that are not asked of a body: this one goes on by itself, and the user's words name nodes of the model."""
+_FOLLOWING = (
+    "vanishing_constant",
+    "vanishing_divisor",
+    "vanishing_output",
+    "small_value",
+    "lost_integer",
+    "lost_box",
+    "lost_difference",
+    "lost_phase",
+)
+"""Rules that follow values from node to node."""
 _Findings = Mapping[str, tuple[Finding, ...]]
 """By the label of the node that they are about."""
 
@@ -29,12 +42,16 @@ _judged: WeakKeyDictionary[RangeTable, tuple[Graph, PlanPolicy, _Findings]] = We
 def find_inside_bodies(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
     """Every finding inside the node's bodies, nested ones too, by the name of the rule that found it.
 
+    And what is found of any node, because of what a body does with what it writes, or with what it reads.
     Its tensor is named as in the ranges, NODE/ATTRIBUTE/TENSOR; a constant that the body captures keeps its name.
     For the record only are findings about what computes no FP32 and about operators that the user excludes.
     """
     known = _judged.get(ranges)
     if known is None or known[0] is not graph or known[1] != policy:  # all at once: rules remember one graph
-        known = graph, policy, _judge_bodies(graph, ranges, policy)
+        inside = _judge_bodies(graph, ranges, policy)
+        across = _judge_across(graph, ranges, policy, inside) if inside else {}
+        found = {label: (*inside.get(label, ()), *across.get(label, ())) for label in (*inside, *across)}
+        known = graph, policy, found
         _judged[ranges] = known
     yield from known[2].get(node.label, ())
 
@@ -64,39 +81,46 @@ def _judge(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Fin
 def _tell_outside(body: Body, finding: Finding) -> Finding:
     """The same about the node whose body it is."""
     is_outer = finding.tensor in ("", *body.captured_constants)
-    return replace(
-        finding,
-        node=body.node.label,
-        tensor=finding.tensor if is_outer else body.prefix + finding.tensor,
-        reason=f"inside {body.name}, node {finding.node}: {finding.reason}",
-    )
+    named = replace(finding, tensor=finding.tensor if is_outer else body.prefix + finding.tensor)
+    return _about_the_node(body, named, finding.node)
 
 
-def look_into(bodies: Sequence[Body], ranges: RangeTable) -> Iterator[RangeTable]:
-    """For each body the ranges of its tensors, nested ones too, by the names that they have in it."""
-    prefixes = sorted(body.prefix for body in bodies)
-    tensors = [seen.tensor for seen in ranges.ranges] if bodies else []
-    row_of = {tensor: row for row, tensor in enumerate(tensors)}
-    rows, inner = _share_out(tensors, prefixes), _share_out([one.node for one in ranges.inner], prefixes)
-    for body in bodies:
-        start = len(body.prefix)
-        names = {row: tensors[row][start:] for row in rows[body.prefix]}
-        names |= {row_of[name]: name for name in sorted(body.captured_constants) if name in row_of}
-        values = (ranges.inner[place] for place in inner[body.prefix])
-        yield replace(
-            ranges,
-            ranges=tuple(replace(ranges.ranges[row], tensor=name) for row, name in names.items()),
-            batch_max_abs=ranges.batch_max_abs[list(names)],
-            inner=tuple(replace(one, node=one.node[start:]) for one in values),
-            not_observed={},
-        )
+def _about_the_node(body: Body, finding: Finding, inner: str) -> Finding:
+    reason = f"inside {body.name}, node {inner}: {finding.reason}"
+    return replace(finding, node=body.node.label, reason=reason)
 
 
-def _share_out(names: Sequence[str], prefixes: Sequence[str]) -> dict[str, list[int]]:
-    """The places of the names that begin with each prefix. These are sorted, and none begins another."""
-    found: dict[str, list[int]] = {prefix: [] for prefix in prefixes}
-    for place, name in enumerate(names if prefixes else ()):
-        prefix = prefixes[bisect_right(prefixes, name) - 1]
-        if name.startswith(prefix):
-            found[prefix].append(place)
-    return found
+def _judge_across(
+    graph: Graph, ranges: RangeTable, policy: PlanPolicy, inside: _Findings
+) -> dict[str, tuple[Finding, ...]]:
+    """What rules that follow values find with the bodies inlined, but not on one side alone."""
+    from overflow_fixer.rules import DEFAULT_RULES
+
+    rules, flat = [DEFAULT_RULES[name] for name in _FOLLOWING], inline_bodies(graph, ranges)
+    known = {(f.rule, f.node, f.value) for found in inside.values() for f in found}
+    known |= {(f.rule, f.node, f.value) for f in _ask(rules, graph, ranges, policy)}
+    bodies = find_bodies(graph).read
+    across: dict[str, tuple[Finding, ...]] = {}
+    for finding in _ask(rules, flat, ranges, policy):
+        body = next((body for body in bodies if finding.node.startswith(body.prefix)), None)
+        finding = finding if body is None else _settle_inside(body, finding, flat, policy)
+        key = finding.rule, finding.node, finding.value
+        if finding.node in graph.by_label and key not in known:
+            known.add(key)
+            across[finding.node] = (*across.get(finding.node, ()), finding)
+    return across
+
+
+def _settle_inside(body: Body, finding: Finding, flat: Graph, policy: PlanPolicy) -> Finding:
+    node = flat.by_label[finding.node]
+    is_excluded = node.op_type in policy.exclude_ops
+    settled = settle(finding, node, flat, policy, is_excluded=is_excluded)
+    return _about_the_node(body, settled, finding.node.removeprefix(body.prefix))
+
+
+def _ask(
+    rules: Iterable[Callable[..., Iterator[Finding]]], graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    for rule in rules:
+        for node in graph.nodes:
+            yield from rule(node, graph, ranges, policy)

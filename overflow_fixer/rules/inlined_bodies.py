@@ -1,0 +1,125 @@
+"""A graph with the bodies of its control flow in place of their nodes, to follow values that run into a body or out of it.
+
+For rules alone, and never run: of an If both branches stand there, and their outputs are joined; of a Loop or Scan one
+iteration, which is not fed by the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from overflow_fixer.body_graphs import Body, find_bodies
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node, number_nodes
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.body_ranges import has_run, look_into
+from overflow_fixer.subgraphs import bodies
+
+_FIRST_INPUT = {"If": 0, "Loop": 2, "Scan": 0}
+"""The first input of the node that is handed to a body, as its input of the same number."""
+_FIRST_OUTPUT = {"If": 0, "Loop": 1, "Scan": 0}
+"""The first output of a body that the node gives out."""
+_HANDS_ON = "hands on"
+"""What nodes that are none of the model's say of themselves."""
+
+
+def inline_bodies(graph: Graph, ranges: RangeTable) -> Graph:
+    """The graph so, its nodes by their labels, and those of bodies, and their tensors, by the names that ranges have for them.
+
+    A body that is not read stays closed, and so does one that never ran. What hands values in and out is an Identity, or a
+    Concat of two branches; no name in the ranges begins as its label does.
+    """
+    parts = _flatten(graph, ranges)
+    source = graph.model
+    model = ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
+    model.graph.input.extend(source.graph.input)
+    model.graph.initializer.extend(parts.constants)
+    model.graph.node.extend(parts.nodes)
+    model.graph.output.extend(source.graph.output)
+    nodes = number_nodes(model.graph)
+    return replace(graph, model=model, nodes=nodes, dtypes=parts.dtypes, shapes={}, ranks={})
+
+
+@dataclass
+class _Parts:
+    nodes: list[NodeProto] = field(default_factory=list)
+    constants: list[TensorProto] = field(default_factory=list)
+    dtypes: dict[str, int] = field(default_factory=dict)
+
+
+def _flatten(graph: Graph, ranges: RangeTable) -> _Parts:
+    inside: dict[str, list[tuple[Body, RangeTable]]] = {}
+    read = find_bodies(graph).read
+    for body, view in zip(read, look_into(read, ranges), strict=True):
+        if has_run(body, view):
+            inside.setdefault(body.node.label, []).append((body, view))
+    found = _Parts(constants=list(graph.initializers.values()), dtypes=dict(graph.dtypes))
+    for node in graph.nodes:
+        within = inside.get(node.label, ())
+        for body, view in within:
+            _add_body(found, node, body, view)
+        joined = _join_outputs(node, [body for body, _ in within])
+        found.nodes += joined if within else [_rename(node.proto, {}, node.label)]
+    return found
+
+
+def _add_body(found: _Parts, node: Node, body: Body, view: RangeTable) -> None:
+    inner = _flatten(body.graph, view)
+    own = {tensor.name for tensor in inner.constants} - body.captured_constants
+    written = {name for proto in inner.nodes for name in proto.output}
+    given = {spec.name for spec in body.graph.inputs}
+    names = {name: body.prefix + name for name in (*own, *written, *given) if name}
+    found.nodes += _hand_in(node, body, names)
+    for proto in inner.nodes:
+        label = proto.name if proto.doc_string == _HANDS_ON else body.prefix + proto.name
+        found.nodes.append(_rename(proto, names, label))
+    found.constants += [_rename_constant(one, names) for one in inner.constants if one.name in own]
+    found.dtypes |= {names[name]: dtype for name, dtype in inner.dtypes.items() if name in names}
+
+
+def _hand_in(node: Node, body: Body, names: Mapping[str, str]) -> Iterator[NodeProto]:
+    """Of what a body reads of the outer graph, and of what its node hands to its own inputs."""
+    first = _FIRST_INPUT[node.op_type]
+    handed = dict(zip(body.inputs[first:], node.inputs[first:], strict=False))
+    outer = {name: name for name in body.captured if name in names} | handed
+    for name, source in outer.items():
+        if source and name in names:
+            yield _hand_on(f"into {names[name]}", [source], names[name])
+
+
+def _join_outputs(node: Node, within: Sequence[Body]) -> Iterator[NodeProto]:
+    for slot, output in enumerate(node.outputs):
+        place = slot + _FIRST_OUTPUT[node.op_type]
+        sources = [_name_outside(body, body.outputs[place]) for body in within if place < len(body.outputs)]
+        if output and sources:
+            yield _hand_on(f"out of {node.label}, {slot}", sources, output)
+
+
+def _hand_on(label: str, sources: Sequence[str], output: str) -> NodeProto:
+    op_type = "Identity" if len(sources) == 1 else "Concat"
+    return NodeProto(op_type=op_type, name=label, input=sources, output=[output], doc_string=_HANDS_ON)
+
+
+def _name_outside(body: Body, name: str) -> str:
+    return name if name in body.captured_constants else body.prefix + name
+
+
+def _rename(proto: NodeProto, names: Mapping[str, str], label: str) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(proto)
+    copy.name = label
+    copy.input[:] = [names.get(name, name) for name in proto.input]
+    copy.output[:] = [names.get(name, name) for name in proto.output]
+    if bodies(copy):  # closed: what they read is named as it was
+        del copy.attribute[:]
+    return copy
+
+
+def _rename_constant(tensor: TensorProto, names: Mapping[str, str]) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = names[tensor.name]
+    return copy
