@@ -44,11 +44,10 @@ from overflow_fixer.records import (
 from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.wording import say_foreign
+from overflow_fixer.reports.wording import say_foreign, say_unobserved
 from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
-_MOST_WARNINGS = 20
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
 
 
@@ -306,10 +305,7 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
-    for tensor, reason in list(ranges.not_observed.items())[:_MOST_WARNINGS]:
-        yield f"Tensor {tensor} was not observed: {reason}."
-    if len(ranges.not_observed) > _MOST_WARNINGS:
-        yield f"{len(ranges.not_observed) - _MOST_WARNINGS} more tensors were not observed: see ranges.h5."
+    yield from say_unobserved(ranges.not_observed)
 
 
 def _warn_of_own_fp16(graph: Graph, ranges: RangeTable) -> Iterator[str]:

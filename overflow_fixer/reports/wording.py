@@ -7,13 +7,15 @@ Numbers come as JSON holds them: NaN and infinities as strings (see `numbers_jso
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
 from overflow_fixer.reports.numbers_json import JsonNumber, decode_number, encode_number
 
+_MOST_UNOBSERVED = 20
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -118,6 +120,14 @@ def say_share(share: JsonNumber) -> str:
 
 def say_batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
+
+
+def say_unobserved(not_observed: Mapping[str, str]) -> Iterator[str]:
+    """Of tensors, and bodies of control flow, that have no range, with the reason; of the first 20 each."""
+    for name, reason in islice(not_observed.items(), _MOST_UNOBSERVED):
+        yield f"{name} was not observed: {reason}."
+    if len(not_observed) > _MOST_UNOBSERVED:
+        yield f"{len(not_observed) - _MOST_UNOBSERVED} more were not observed: see ranges.h5."
 
 
 def say_foreign(counts: Mapping[str, int]) -> str:

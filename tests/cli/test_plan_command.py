@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from overflow_fixer.cli import main
@@ -23,6 +25,23 @@ def _run(*arguments: object) -> None:
     with pytest.raises(SystemExit) as stop:
         main([str(argument) for argument in arguments])
     assert not stop.value.code
+
+
+def test_a_branch_that_was_never_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, bool c) => (float[N] y) {
+        [branch] y = If (c) <
+            then_branch = t () => (float[N] o) { o = Relu (x) },
+            else_branch = e () => (float[N] q) { q = Neg (x) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones(4, np.float32), c=np.array(True))
+    common = tmp_path / "m.onnx", "--out", tmp_path / "out"
+    _run("scan", *common, "--calib", tmp_path / "data.npz", "-q")
+    _run("plan", *common)
+    told = "branch/else_branch was not observed: If branch never took its else_branch on this data."
+    assert told in capsys.readouterr().out.splitlines()
 
 
 def test_another_threshold_tells_what_changed(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
