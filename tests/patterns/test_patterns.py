@@ -106,5 +106,6 @@ def test_operators_of_another_domain_are_none(tmp_path: Path) -> None:
     model = make_model(_rename(LAYER_NORMS["torch"], 0), {"t0": list(SHAPE)}, "t1", CONSTANTS, opset=13)
     graph = save(model, tmp_path)
     assert len(find_regions(graph)) == 1
-    nodes = tuple(replace(at, domain="com.example") if at.op_type == "Sqrt" else at for at in graph.nodes)
+    foreign = {"domain": "com.example", "is_standard": False}
+    nodes = tuple(replace(at, **foreign) if at.op_type == "Sqrt" else at for at in graph.nodes)
     assert find_regions(replace(graph, nodes=nodes)) == ()

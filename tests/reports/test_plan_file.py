@@ -83,7 +83,7 @@ def _edit(path: Path, **changes: Any) -> str:
     message = str(caught.value)
     assert caught.value.exit_code == 5
     assert str(path) in message
-    assert "Write it again with fix-fp16 plan" in message
+    assert "Write it with fix-fp16 plan" in message
     assert "\n" not in message
     return message
 
