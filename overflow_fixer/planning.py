@@ -199,11 +199,11 @@ def check_ranges(graph: Graph, ranges: RangeTable) -> None:
 
 
 def _check_policy(graph: Graph, policy: PlanPolicy) -> None:
-    included = {*policy.include_nodes, *policy.include_ops}
-    both = sorted(included.intersection((*policy.exclude_nodes, *policy.exclude_ops)))
+    both = [*set(policy.include_nodes).intersection(policy.exclude_nodes)]
+    both += set(policy.include_ops).intersection(policy.exclude_ops)
     if both:
         raise PlanError(
-            f"{', '.join(map(repr, both))} was both included and excluded. Expected each node pattern and operator in one "
+            f"{', '.join(map(repr, sorted(both)))} was both included and excluded. Expected each node pattern and operator in one "
             "of the two, since what is excluded is never pinned. Take it out of one."
         )
     labels = [node.label for node in graph.nodes]

@@ -150,6 +150,12 @@ def test_a_choice_that_matches_nothing_or_contradicts_itself_is_an_error(
     assert "\n" not in str(caught.value)
 
 
+def test_a_pattern_that_is_written_as_an_operator_is_no_contradiction(tmp_path: Path) -> None:
+    graph, ranges = _overflowing(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=("Mul",), exclude_ops=("Mul",)))
+    assert not [pin for pin in plan.pins if pin.op_type == "Mul"]
+
+
 def test_ranges_of_another_model_are_an_error(tmp_path: Path) -> None:
     graph, ranges = _overflowing(tmp_path)
     with pytest.raises(PlanError, match="recorded for another model"):
