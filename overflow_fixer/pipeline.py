@@ -295,13 +295,7 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
     if broken:
         yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
     yield from _warn_of_own_fp16(graph, ranges)
-    chance = next((node for node in graph.nodes if not is_repeatable_node(graph, node)), None)
-    if chance is not None and not fixed.passed:
-        yield (
-            f"{chance.op_type} {chance.label} may give other values each time it runs (it draws random numbers, or changes what "
-            "it holds), and FP32 and what was built ran once each: their outputs differ by that too. Export the model for "
-            "inference, or without it."
-        )
+    yield from () if fixed.passed else _warn_of_chance(graph)
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
@@ -316,6 +310,17 @@ def _warn_of_own_fp16(graph: Graph, ranges: RangeTable) -> Iterator[str]:
         yield (
             f"Tensor {lost.tensor} is FP16 in the model itself, and holds {lost.nan_count} NaN and {lost.inf_count} infinite "
             "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
+        )
+
+
+def _warn_of_chance(graph: Graph) -> Iterator[str]:
+    """That what differs may be no error of FP16."""
+    chance = next((node for node in graph.nodes if not is_repeatable_node(graph, node)), None)
+    if chance is not None:
+        yield (
+            f"{chance.op_type} {chance.label} may give other values each time it runs (it draws random numbers, or changes what "
+            "it holds), and FP32 and what was built ran once each: their outputs differ by that too. Export the model for "
+            "inference, or without it."
         )
 
 

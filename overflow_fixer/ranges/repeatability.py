@@ -19,8 +19,7 @@ _MAY_CHANGE = _RANDOM_OPS | CONTROL_FLOW | {"BatchNormalization", "Dropout"}
 
 def is_repeatable(graph: Graph) -> bool:
     """Whether a second run of the same batch is sure to give the same values."""
-    unsure = [node for node in graph.nodes if node.op_type in _MAY_CHANGE or not node.is_standard]
-    return all(is_repeatable_node(graph, node) for node in unsure)
+    return all(is_repeatable_node(graph, node) for node in graph.nodes)
 
 
 def is_repeatable_node(graph: Graph, node: Node) -> bool:

@@ -283,9 +283,10 @@ def _say_first_of(verification: Document | None) -> str:
         return "not compared"
     if verification["first_wrong"] is not None:
         return _say_first(verification["first_wrong"])
-    if not any(found["error"]["element_count"] for found in verification["outputs"]):
-        return "nothing was compared"
-    return "none" if verification["passed"] else "not found"
+    if verification["passed"]:
+        return "none"
+    is_wrong = any(not found["passed"] for found in verification["outputs"])
+    return "not found" if is_wrong else "nothing was compared"
 
 
 def _say_first(error: dict[str, Any]) -> str:

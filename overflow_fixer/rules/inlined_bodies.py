@@ -58,11 +58,13 @@ def _flatten(graph: Graph, ranges: RangeTable) -> _Parts:
             inside.setdefault(body.node.label, []).append((body, view))
     found = _Parts(constants=list(graph.initializers.values()), dtypes=dict(graph.dtypes))
     for node in graph.nodes:
-        within = inside.get(node.label, ())
+        within = inside.get(node.label)
+        if within is None:
+            found.nodes.append(_rename(node.proto, {}, node.label))
+            continue
         for body, view in within:
             _add_body(found, node, body, view)
-        joined = _join_outputs(node, [body for body, _ in within])
-        found.nodes += joined if within else [_rename(node.proto, {}, node.label)]
+        found.nodes += _join_outputs(node, [body for body, _ in within])
     return found
 
 

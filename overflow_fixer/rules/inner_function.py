@@ -79,9 +79,8 @@ def _judge(node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPol
 
 def _judge_least(node: Node, inner: InnerFunction, ranges: RangeTable) -> Iterator[Finding]:
     """Of a sum, low where FP16 would hold it, and not its terms, on average."""
-    read = ranges.get(node.inputs[0])
-    is_sum = node.standard_op != "LogSoftmax" and read is not None
-    terms = read.element_count / max(inner.seen.element_count, 1) if is_sum and read is not None else 1
+    read, seen = ranges.get(node.inputs[0]), inner.seen
+    terms = 1 if read is None else read.element_count / max(seen.element_count, 1)
     if not inner.value <= FP16_UNDERFLOW * terms:
         return
     is_mean = inner.value > FP16_UNDERFLOW
@@ -91,10 +90,10 @@ def _judge_least(node: Node, inner: InnerFunction, ranges: RangeTable) -> Iterat
         f"inside, {inner.text} is {told}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and the logarithm of 0 "
         "is -inf"
     )
-    batch = None if is_sum else ranges.worst_batch_of(inner.seen)
+    batch = ranges.worst_batch_of(seen) if -seen.min == seen.max_abs else None
     severity: Severity = "low" if is_mean else "high"
     yield Finding(
-        "inner_value", node.label, inner.seen.tensor, value, FP16_UNDERFLOW, reason, batch, severity=severity
+        "inner_value", node.label, seen.tensor, value, FP16_UNDERFLOW, reason, batch, severity=severity
     )
 
 

@@ -426,6 +426,17 @@ def test_weights_that_cannot_be_bounded_are_asked_for_no_more_than_twice(tmp_pat
     assert watch._allowed[0, 2] == 0
 
 
+def test_one_question_is_answered_for_all_products_that_wait(tmp_path: Path) -> None:
+    """Each would be a call into Python of its own in the first batch."""
+    nodes = [node("MatMul", "x w", "a"), node("MatMul", "x v", "b"), node("MatMul", "x x", "y")]
+    weights = {"w": floats(2, -4)[:, None], "v": floats(1e5, 1)[:, None]}
+    watch = _watch(tmp_path, nodes, {"x": [2, 2]}, **weights)
+    watch._look(0, None)
+    room = 65504.0
+    expected = [(room / (2 * 4), 0, 1), (np.inf, np.inf, 0), (room, room, 0)]
+    np.testing.assert_allclose(watch._allowed, expected, rtol=1e-12)
+
+
 def test_large_constants_are_read_in_pieces(
     measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
