@@ -55,16 +55,14 @@ class Accumulation:
         `looked_at` no shape is inferred: the run itself has looked at theirs.
         """
         bounds, is_in_range = self._bound(max_abs)
-        suspects = np.flatnonzero(is_in_range & ~(bounds <= FP16_MAX)).tolist()
-        if not suspects:
-            return []
-        largest, sizes = (dict(zip(self._tensors, of.tolist(), strict=True)) for of in (max_abs, counts))
-        return [
-            row
-            for row in suspects
-            if (row in looked_at and math.isnan(bounds[row]))
-            or self._is_suspect(row, float(bounds[row]), batch, largest, sizes)
-        ]
+        rows = np.flatnonzero(is_in_range & ~(bounds <= FP16_MAX))
+        bound_of = dict(zip(rows.tolist(), bounds[rows].tolist(), strict=True))
+        suspects = {row for row, bound in bound_of.items() if math.isnan(bound) and row in looked_at}
+        unsure = bound_of.keys() - suspects
+        if unsure:
+            largest, sizes = (dict(zip(self._tensors, of.tolist(), strict=True)) for of in (max_abs, counts))
+            suspects |= {row for row in unsure if self._is_suspect(row, bound_of[row], batch, largest, sizes)}
+        return sorted(suspects)
 
     def has_held_constants(self, row: int, max_abs: Array) -> bool:
         """Whether FP16 can hold those of the product's factors, and its bias, that are constant."""

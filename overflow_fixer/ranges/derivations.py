@@ -1,43 +1,36 @@
 """Tensors whose extremes follow exactly from those of another, so that they need no probe.
 
-An operator that is monotone and correctly rounded takes the extremes of its input to those of its
-output. Sigmoid, Tanh, Erf and Exp are approximations and not monotone to the last bit; a Slice or
-Gather keeps a part only; neither is here.
+What nodes do to extremes is told by `monotone`. A Slice or Gather keeps a part only, and tells nothing of it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.ranges.monotone import Step, Values, clip, find_monotone, keep, negate
 from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.records import Array
-
-Values = npt.NDArray[np.float32]
-Step = Callable[[Values, Values], Values]
 
 
 @dataclass(frozen=True)
 class Derivation:
     """`tensor` holds what `step` makes of each element of its `sources`, or NaN.
 
-    `step` takes the extremes [2, source], and for each source the `number`, and gives values [2, source] among which
-    are the tensor's extremes. A NaN that the sources hide shows in `guard`. `element_count` is None where it is the sum
-    of those of the sources.
+    `step` takes the extremes [2, source], and for each source the `numbers` [k, source], and gives values [2, source]
+    among which are the tensor's extremes. A NaN that the sources hide shows in `guard`. `element_count` is None where it
+    is the sum of those of the sources.
     """
 
     tensor: str
     sources: tuple[str, ...]
     step: Step
-    number: float = 0.0
+    numbers: tuple[float, ...] = ()
     guard: str | None = None
     element_count: int | None = None
 
@@ -46,8 +39,8 @@ class Derivation:
 class Steps:
     """Derivations that one step makes at once: none of these `rows` is a source of another.
 
-    Of `rows[i]`, the sources are those of `sources` from `starts[i]` on, each with its number; `counts` are -1 where
-    they are the sum of the sources'.
+    Of `rows[i]`, the sources are those of `sources` from `starts[i]` on, each with its `numbers` [k, source]; `counts` are
+    -1 where they are the sum of the sources'.
     """
 
     step: Step
@@ -65,7 +58,7 @@ class Steps:
             derivations[0].step,
             np.array([row_of[one.tensor] for one in derivations]),
             np.array([row_of[name] for one in derivations for name in one.sources]),
-            np.repeat(np.array([one.number for one in derivations], np.float32), lengths),
+            np.repeat(np.array([one.numbers for one in derivations], np.float32).T, lengths, axis=1),
             np.cumsum([0, *lengths[:-1]]),
             np.array([row_of[one.guard or one.sources[0]] for one in derivations]),
             np.array([-1 if one.element_count is None else one.element_count for one in derivations]),
@@ -85,25 +78,17 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
     """
     for name, source in sources.items():
         node = graph.producers.get(name)
-        if name != source or node is None or not _is_plain(graph, node):
+        if name != source or node is None:
             continue
-        for read, step, number in _find_steps(graph, node):
-            if all(tensor in sources for tensor in read):
-                yield Derivation(name, tuple(sources[tensor] for tensor in read), step, number)
+        for reads, step, numbers in find_monotone(graph, node):
+            if all(tensor in sources for tensor in reads):
+                yield Derivation(name, tuple(sources[tensor] for tensor in reads), step, numbers)
                 break
-
-
-def find_factor(graph: Graph, node: Node) -> tuple[str, float] | None:
-    """The tensor that the node multiplies by a positive number, and that number; None where it does something else."""
-    for read, step, number in _find_steps(graph, node) if _is_plain(graph, node) else ():
-        if step in (_multiply, _divide) and number > 0:
-            return read[0], number if step is _multiply else 1 / number
-    return None
 
 
 def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int) -> Derivation:
     """From tensors that hold, of each row, the largest and the smallest, which hide a NaN, and one that shows it."""
-    return Derivation(tensor, rows[:2], _keep, guard=rows[2], element_count=element_count)
+    return Derivation(tensor, rows[:2], keep, guard=rows[2], element_count=element_count)
 
 
 def order_steps(derivations: Iterable[Derivation], row_of: Mapping[str, int]) -> list[Steps]:
@@ -114,86 +99,6 @@ def order_steps(derivations: Iterable[Derivation], row_of: Mapping[str, int]) ->
         depth = depths[one.tensor] = 1 + max(depths.get(name, 0) for name in one.sources)
         found.setdefault((depth, one.step), []).append(one)
     return [Steps.of(found[key], row_of) for key in sorted(found, key=lambda key: key[0])]
-
-
-def _is_plain(graph: Graph, node: Node) -> bool:
-    """Whether it is a standard operator that computes float32 from float32."""
-    return node.is_standard and graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
-
-
-def _find_steps(graph: Graph, node: Node) -> Iterator[tuple[tuple[str, ...], Step, float]]:
-    """What the node may be told from: the tensors, what it does to their values, and with which number."""
-    if node.op_type in _PLAIN:
-        yield node.inputs, _PLAIN[node.op_type], 0.0
-    elif node.op_type == "LeakyRelu":
-        slope = node.attribute("alpha")
-        alpha = np.float32(0.01 if slope is None else slope.f)
-        if 0 <= alpha < math.inf:
-            yield node.inputs, _leak, float(alpha)
-    for read, other, step in zip(
-        node.inputs, node.inputs[::-1], _ARITHMETIC.get(node.op_type, ()), strict=False
-    ):
-        number = _read_number(graph, other)
-        if number is not None and (node.op_type != "Div" or number != 0):
-            yield (read,), step, float(number)
-
-
-def _read_number(graph: Graph, tensor: str) -> np.float32 | None:
-    """The finite number that a constant holds; None for a tensor that is not one, or that may be fed."""
-    proto = graph.constants.get(tensor)
-    if proto is None or proto.data_type != TensorProto.FLOAT or math.prod(proto.dims) != 1:
-        return None
-    value = graph.read_fixed(tensor)
-    if value is None:
-        return None
-    number = np.float32(value.reshape(-1)[0])
-    return number if np.isfinite(number) else None
-
-
-def _keep(values: Values, numbers: Values) -> Values:
-    return values
-
-
-def _rectify(values: Values, numbers: Values) -> Values:
-    return np.asarray(np.maximum(values, np.float32(0)), np.float32)
-
-
-def _negate(values: Values, numbers: Values) -> Values:
-    return -values
-
-
-def _leak(values: Values, alphas: Values) -> Values:
-    return np.asarray(np.where(values < 0, alphas * values, values), np.float32)
-
-
-def _add(values: Values, numbers: Values) -> Values:
-    return values + numbers
-
-
-def _subtract(values: Values, numbers: Values) -> Values:
-    return values - numbers
-
-
-def _subtract_from(values: Values, numbers: Values) -> Values:
-    return numbers - values
-
-
-def _multiply(values: Values, numbers: Values) -> Values:
-    return values * numbers
-
-
-def _divide(values: Values, numbers: Values) -> Values:
-    return np.divide(values, numbers, dtype=np.float32)
-
-
-_PLAIN: dict[str, Step] = {"Concat": _keep, "Relu": _rectify, "Neg": _negate}
-_ARITHMETIC: dict[str, tuple[Step, ...]] = {
-    "Add": (_add, _add),
-    "Sub": (_subtract, _subtract_from),
-    "Mul": (_multiply, _multiply),
-    "Div": (_divide,),
-}
-"""By the operator, for each input that may be the tensor; the other is a number."""
 
 
 def derive(
@@ -225,26 +130,36 @@ def tally(steps: Iterable[Steps], seen: Summaries, high: Array, is_counted: npt.
 
     `steps` come in order, and ends are filled in. `high` [tensor] says how many elements are over FP16's range above 0, NaN
     where nobody knows, `is_counted` [tensor] in which all is counted. A tensor joined from others, or with other signs, holds
-    what they hold; one without what is below 0 what is above.
+    what they hold; one that is clipped what lies on the sides that are open.
     """
     for one in steps:
-        if one.step not in (_keep, _negate, _rectify):
+        if one.step not in (keep, negate, clip):
             continue
         can_tell = one.counts < 0  # of rows, a NaN is shown elsewhere
         can_tell &= one.join(np.logical_and, is_counted[one.sources])
         sources = seen[one.sources]
         nan, inf, over = (sources[name] for name in ("nan_count", "inf_count", "over_fp16_count"))
         above = _count_above(sources, over, high[one.sources], FP16_OVERFLOW)
-        if one.step is _rectify:
-            over, inf = above, _count_above(sources, inf, np.full(len(inf), np.nan), np.inf)
-            can_tell &= (nan == 0) & ~np.isnan(over) & ~np.isnan(inf)
-        if one.step is _negate:
+        if one.step is clip:
+            can_tell &= one.join(np.logical_and, nan == 0)
+            infinite = _count_above(sources, inf, np.full(len(inf), np.nan), np.inf)
+            inf, _ = _keep_open(one.numbers, infinite, inf - infinite)
+            over, above = _keep_open(one.numbers, above, over - above)
+            can_tell &= ~np.isnan(one.join(np.add, over + inf))
+        if one.step is negate:
             above = over - above
         for name, found in (("nan_count", nan), ("inf_count", inf), ("over_fp16_count", over)):
             told = np.where(can_tell, one.join(np.add, found), seen[name][one.rows])
             seen[name][one.rows] = told
         high[one.rows] = one.join(np.add, above)
         is_counted[one.rows] |= can_tell
+
+
+def _keep_open(bounds: Values, above: Array, below: Array) -> tuple[Array, Array]:
+    """Of numbers of elements on either side, how many lie on one without a bound, and how many of these above 0."""
+    is_open = np.isinf(bounds)
+    kept_above = np.where(is_open[1], above, 0)
+    return kept_above + np.where(is_open[0], below, 0), kept_above
 
 
 def _count_above(sources: Summaries, counts: Array, known: Array, limit: float) -> Array:

@@ -23,7 +23,7 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.ranges.watches import Told, Watch, find_told, make_unknown
+from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
 from overflow_fixer.sessions import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -119,12 +119,10 @@ def add_probes(
     wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
-    first = list(shared_constants(prefix, sorted({look.rows for look in looks})))
-    if watches:
-        first.append(make_unknown(prefix + "unknown"))
-    told = _find_told(graph, how, looks, watches)
+    shared = shared_constants(prefix, sorted({look.rows for look in looks}))
+    told, ends = _find_told(graph, how, looks, watches, f"{prefix}ends_")
     for i, watch in enumerate(watches):
-        made = watch.make_node(f"{prefix}watch_{i}_", told, prefix + "unknown")
+        made = watch.make_node(f"{prefix}watch_{i}_", told)
         behind.setdefault(watch.output, []).append(made)
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
@@ -134,20 +132,30 @@ def add_probes(
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
     return Probed(
-        graph, prefix, Added(first, behind, last, instead), fetches, leaving, starts, counts, *places
+        graph,
+        prefix,
+        Added([*shared, *ends], behind, last, instead),
+        fetches,
+        leaving,
+        starts,
+        counts,
+        *places,
     )
 
 
 def _find_told(
-    graph: Graph, how: Probing, looks: Iterable[_Look], watches: Iterable[Watch]
-) -> dict[str, Told]:
-    """The statistics of what is watched, as far as native probes tell them."""
+    graph: Graph, how: Probing, looks: Iterable[_Look], watches: Iterable[Watch], prefix: str
+) -> tuple[dict[str, Told], list[NodeProto]]:
+    """The statistics of what is watched, and the constants that are some where native probes tell none."""
     probed = {
         look.tensor: look.prefix + "all" for look in looks if isinstance(look, Probe) and look.is_native
     }
-    names = (name for watch in watches for name in watch.reads)
-    found = ((name, find_told(graph, how.sources, probed, name)) for name in dict.fromkeys(names))
-    return {name: told for name, told in found if told is not None}
+    names = dict.fromkeys(name for watch in watches for name in watch.reads)
+    found = {name: find_told(graph, how.sources, probed, name) for name in names}
+    ends = dict.fromkeys(by for by, _ in found.values() if not isinstance(by, str))
+    name_of: dict[str | Ends, str] = {one: f"{prefix}{i}" for i, one in enumerate(ends)}
+    told = {name: Told(name_of.get(by, str(by)), scale) for name, (by, scale) in found.items()}
+    return told, [make_statistics(name_of[one], one) for one in ends]
 
 
 def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:

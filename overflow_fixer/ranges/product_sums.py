@@ -79,7 +79,8 @@ class ProductObserver:
         found = no_summaries(len(products))
         for row, number in enumerate(products):
             if self._watch is not None and number in self._watched:
-                found[row] = self._watch.found.get(number, no_summaries(1)[0])
+                if number in self._watch.found:
+                    found[row] = self._watch.found[number]
             elif number in self._pieces:
                 found[row] = self._pieces[number].measure(batch, values)
             else:

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.nodes import Node
-from overflow_fixer.ranges.derivations import find_factor
+from overflow_fixer.ranges.monotone import clip, divide, find_ends, find_monotone, multiply
 from overflow_fixer.ranges.probes import DETAILED
 
 _MOST_SCALE = 2.0**30
@@ -26,6 +27,16 @@ class Told(NamedTuple):
 
     statistics: str
     scale: float
+
+
+class Ends(NamedTuple):
+    """Between which all values of a tensor lie that are no NaN; NaN where nothing is known."""
+
+    least: float
+    most: float
+
+
+_UNKNOWN = Ends(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,14 @@ class Watch:
         """The tensors of which it wants to know how far they reach."""
         return (self.output, *(name for name, _ in self.factors))
 
-    def make_node(self, prefix: str, told: Mapping[str, Told], unknown: str) -> NodeProto:
-        """`told` has the statistics of tensors by a native probe; `unknown` are those of others."""
-        of_unknown = Told(unknown, 1.0)
-        inputs = [told.get(self.output, of_unknown).statistics]
+    def make_node(self, prefix: str, told: Mapping[str, Told]) -> NodeProto:
+        """`told` are the statistics of what it reads."""
+        inputs = [told[self.output].statistics]
         for name, _ in self.factors:
-            inputs += [told.get(name, of_unknown).statistics, name]
+            inputs += [told[name].statistics, name]
         inputs += [self.constant] if self.constant else []
         numbers = [self.function, self.number, self.allowance]
-        of_factors = [(axis, _bits_of(told.get(name, of_unknown).scale)) for name, axis in self.factors]
+        of_factors = [(axis, _bits_of(told[name].scale)) for name, axis in self.factors]
         numbers += [of_factors[0][0], self.groups, of_factors[0][1], *of_factors[-1], int(self.has_kernel)]
         return NodeProto(
             op_type="WatchPair" if len(self.factors) == 2 else "Watch",
@@ -74,30 +84,41 @@ def _bits_of(number: float) -> int:
     return int(struct.unpack("=q", struct.pack("=d", number))[0])
 
 
-def make_unknown(name: str) -> NodeProto:
-    """The statistics of a tensor of which nothing is known."""
-    numbers = [math.nan] * len(DETAILED)
+def make_statistics(name: str, ends: Ends) -> NodeProto:
+    """A constant as a native probe's output, which tells no more than the ends."""
+    numbers = [ends.most, ends.least, *[math.nan] * (len(DETAILED) - 2)]
     tensor = onnx.helper.make_tensor(name, TensorProto.DOUBLE, [len(numbers)], numbers)
     return onnx.helper.make_node("Constant", [], [name], value=tensor)
 
 
 def find_told(
     graph: Graph, sources: Mapping[str, str], probed: Mapping[str, str], tensor: str
-) -> Told | None:
-    """What native probes tell of a tensor. `probed` are the statistics of those with one, `sources` those of sources.find_sources."""
+) -> tuple[str | Ends, float]:
+    """The statistics of a tensor, or its ends where native probes tell nothing, and the scale of these: see Told.
+
+    `probed` are the statistics of those with one, `sources` those of sources.find_sources.
+    """
     scale = 1.0
     name = sources.get(tensor, tensor)
     while name not in probed:
         node = graph.producers.get(name)
-        read = None if node is None else _find_larger(graph, node)
-        if read is None or not 1 / _MOST_SCALE <= scale * read[1] <= _MOST_SCALE:
-            return None
+        read = _UNKNOWN if node is None else _find_larger(graph, node)
+        if isinstance(read, Ends):  # of what may lie over FP16's range none is known to
+            return read if read.most * scale <= FP16_MAX else _UNKNOWN, scale
+        if not 1 / _MOST_SCALE <= scale * read[1] <= _MOST_SCALE:
+            return _UNKNOWN, 1.0
         name, scale = sources.get(read[0], read[0]), scale * read[1]
-    return Told(probed[name], scale)
+    return probed[name], scale
 
 
-def _find_larger(graph: Graph, node: Node) -> tuple[str, float] | None:
-    """A tensor of which the node's is a part, in magnitude, when multiplied by that number."""
-    if node.standard_op == "Relu":
-        return node.inputs[0], 1.0
-    return find_factor(graph, node)
+def _find_larger(graph: Graph, node: Node) -> tuple[str, float] | Ends:
+    """A tensor that, multiplied by that number, reaches as high as the node's, which is a part of it; or the node's ends."""
+    for reads, step, numbers in find_monotone(graph, node):
+        if step in (multiply, divide) and numbers[0] > 0:
+            return reads[0], numbers[0] if step is multiply else 1 / numbers[0]
+        least, most = find_ends(step, numbers)
+        if math.isfinite(least) and math.isfinite(most):
+            return Ends(least, most)
+        if step is clip and least <= 0 and most == math.inf:
+            return reads[0], 1.0
+    return _UNKNOWN

@@ -40,6 +40,15 @@ DERIVED = {
     "Div": node("Div", ["x", "third"], ["y"]),
     "Div negative": node("Div", ["x", "minus"], ["y"]),
     "Concat": node("Concat", ["x", "z"], ["y"], axis=0),
+    "Clip": node("Clip", ["x", "low", "six"], ["y"]),
+    "Clip below": node("Clip", ["x", "third"], ["y"]),
+    "Clip above": node("Clip", ["x", "", "six"], ["y"]),
+    "Clip at the largest": node("Clip", ["x", "", "largest"], ["y"]),
+    "Max": node("Max", ["x", "third"], ["y"]),
+    "Min": node("Min", ["six", "x"], ["y"]),
+    "DequantizeLinear": node("DequantizeLinear", ["q8", "third", "at_7"], ["y"]),
+    "DequantizeLinear of another": node("DequantizeLinear", ["q8", "six"], ["y"]),
+    "DequantizeLinear of 16 bits": node("DequantizeLinear", ["q16", "third", "at_9"], ["y"]),
 }
 NOT_DERIVED = {
     "Sigmoid": node("Sigmoid", ["x"], ["y"]),
@@ -53,21 +62,52 @@ NOT_DERIVED = {
     "Add of live": node("Add", ["x", "z"], ["y"]),
     "Add of a default": node("Add", ["x", "default"], ["y"]),
     "Concat with a constant": node("Concat", ["x", "many"], ["y"], axis=0),
+    "Clip by it": node("Clip", ["third", "x"], ["y"]),
+    "Clip by a default": node("Clip", ["x", "default"], ["y"]),
+    "Clip of nothing between": node("Clip", ["x", "six", "third"], ["y"]),
+    "Clip over what FP16 holds": node("Clip", ["x", "", "large"], ["y"]),
+    "Max of three": node("Max", ["x", "third", "six"], ["y"]),
+    "Max of many": node("Max", ["x", "many"], ["y"]),
+    "Min over what FP16 holds": node("Min", ["x", "large"], ["y"]),
+    "DequantizeLinear of what is fed": node("DequantizeLinear", ["fed", "third", "at_7"], ["y"]),
+    "DequantizeLinear by negative steps": node("DequantizeLinear", ["q8", "minus_0d", "at_7"], ["y"]),
+    "DequantizeLinear by a default": node("DequantizeLinear", ["q8", "default"], ["y"]),
+    "DequantizeLinear over what FP16 holds": node("DequantizeLinear", ["q16", "six"], ["y"]),
+    "DequantizeLinear by the finest steps": node("DequantizeLinear", ["fine", "third"], ["y"]),
+    "DequantizeLinear of channels": node("DequantizeLinear", ["channels", "third"], ["y"]),
 }
+QUANTIZED = [
+    node("QuantizeLinear", ["x", "third", "at_7"], ["q8"]),
+    node("QuantizeLinear", ["x", "six", "at_9"], ["q16"]),
+    node("QuantizeLinear", ["x", "tiny"], ["fine"]),
+    node("QuantizeLinear", ["pair", "thirds"], ["channels"], axis=0),
+]
 CONSTANTS = {
     "third": np.float32(1 / 3),
     "minus": np.float32([[-1.7e-3]]),
     "zero": np.float32([0]),
     "many": np.float32([1, 2]),
     "infinite": np.float32(np.inf),
+    "low": np.float32(-0.5),
+    "six": np.float32(6),
+    "largest": np.float32(65504),
+    "large": np.float32(65505),
+    "minus_0d": np.float32(-0.1),
+    "thirds": np.float32([1 / 3, 2 / 3]),
+    "pair": np.float32([1, 2]),
+    "tiny": np.float32(3e-5),
+    "at_7": np.int8(7),
+    "at_9": np.uint16(9),
     "default": np.float32([1]),
 }
 
 
 def graph_of(path: Path, made: NodeProto) -> Graph:
     inputs = [value_info("x", dims=["n"]), value_info("z", dims=["m"]), value_info("default", dims=[1])]
+    inputs.append(value_info("fed", TensorProto.INT8, ["n"]))
     weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in CONSTANTS.items()]
-    return save_model(path, [made], inputs, [value_info("y")], weights)
+    quantized = [one for one in QUANTIZED if one.output[0] in made.input]
+    return save_model(path, [*quantized, made], inputs, [value_info("y")], weights, opset=21, ir_version=10)
 
 
 def derivations(graph: Graph) -> list[Derivation]:
@@ -96,7 +136,8 @@ def test_extremes_are_those_of_a_run(
     counts = np.array([len(x), len(z), 0])
     derive(order_steps([found], rows), ends, counts, is_plain, np.zeros(3, np.bool_))
     assert counts[2] == sum(counts[rows[source]] for source in found.sources)
-    y = run_marked(path, ["y"], {**feeds, "default": np.float32([1])})["y"]
+    fed = {"default": np.float32([1]), "fed": np.zeros(len(x), np.int8)}
+    y = run_marked(path, ["y"], {**feeds, **fed})["y"]
     if is_plain[2]:
         np.testing.assert_array_equal(ends[:, 2], [y.min(), y.max()], strict=False)
         assert np.abs(y).max() < 65520
@@ -110,6 +151,23 @@ def test_what_is_not_exact_is_not_derived(tmp_path: Path, name: str) -> None:
     assert derivations(graph) == []
 
 
+@pytest.mark.parametrize(
+    ("bounds", "numbers"),
+    [
+        ({"min": 0.0, "max": 6.0}, (0, 6)),
+        ({"max": 6.0}, (-np.inf, 6)),
+        ({"min": -np.inf, "max": 6.0}, None),
+        ({"min": np.nan}, None),
+    ],
+)
+def test_a_clip_has_its_bounds_as_attributes_below_opset_11(
+    bounds: dict[str, float], numbers: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    made = [node("Clip", ["x"], ["y"], **bounds)]
+    graph = save_model(tmp_path / "m.onnx", made, [value_info("x", dims=["n"])], [value_info("y")], opset=9)
+    assert [one.numbers for one in derivations(graph)] == ([] if numbers is None else [numbers])
+
+
 def test_other_types_than_float_are_not_derived(tmp_path: Path) -> None:
     made = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), node("Relu", ["h"], ["y"])]
     outputs = [value_info("y", TensorProto.FLOAT16)]
@@ -121,7 +179,7 @@ def test_what_overflows_or_turns_to_nan_is_not_plain() -> None:
     ends = np.float32([[-1, np.nan, np.nan], [1, np.nan, np.nan]])
     is_plain = np.array([True, True, True])
     made = [
-        Derivation("large", ("x",), lambda values, numbers: values * numbers, number=7e4),
+        Derivation("large", ("x",), lambda values, numbers: values * numbers[0], (7e4,)),
         Derivation("none", ("x",), lambda values, numbers: np.sqrt(values)),
     ]
     steps, has_nan = order_steps(made, {"x": 0, "large": 1, "none": 2}), np.zeros(3, np.bool_)
@@ -133,17 +191,17 @@ def test_what_can_be_made_at_once_is_one_step() -> None:
     """Each of its own sources, numbers and guard; what is made of another comes behind it."""
 
     def scale(values: Values, numbers: Values) -> Values:
-        return values * numbers
+        return values * numbers[0]
 
     def keep(values: Values, numbers: Values) -> Values:
         return values
 
     made = [
-        Derivation("a", ("x",), scale, number=2.0),
+        Derivation("a", ("x",), scale, (2.0,)),
         Derivation("b", ("x", "z"), keep, element_count=7),
-        Derivation("c", ("z",), scale, number=-3.0, guard="unsafe"),
+        Derivation("c", ("z",), scale, (-3.0,), guard="unsafe"),
         Derivation("d", ("a", "c"), keep),
-        Derivation("e", ("d",), scale, number=0.5),
+        Derivation("e", ("d",), scale, (0.5,)),
     ]
     row_of = {name: row for row, name in enumerate(["x", "z", "unsafe", "a", "b", "c", "d", "e"])}
     steps = order_steps(made, row_of)
@@ -165,6 +223,14 @@ def test_an_empty_source_tells_nothing_of_what_is_made_of_others_too() -> None:
     assert (ends[:, 2].tolist(), counts[2], is_plain[2]) == ([-1, 1], 3, True)
 
 
+_COUNTS = {
+    "Concat": lambda x, z: np.concatenate([x, z]),
+    "Neg": lambda x, _: -x,
+    "Relu": lambda x, _: np.maximum(x, 0),
+    "Clip": lambda x, _: np.clip(x, -0.5, 6),
+    "Clip below": lambda x, _: np.maximum(x, 1 / 3),
+    "Clip above": lambda x, _: np.minimum(x, 6),
+}
 _COUNTED = st.lists(
     st.sampled_from([0.0, 1.0, -3.0, 65504.0, 65519.0, 65520.0, -65520.0, -7e4, np.inf, -np.inf, np.nan]),
     min_size=1,
@@ -173,11 +239,11 @@ _COUNTED = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(x=_COUNTED, z=_COUNTED, name=st.sampled_from(["Concat", "Neg", "Relu"]), is_known=st.booleans())
+@given(x=_COUNTED, z=_COUNTED, name=st.sampled_from(sorted(_COUNTS)), is_known=st.booleans())
 def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
     x: list[float], z: list[float], name: str, is_known: bool
 ) -> None:
-    """Or nothing is told: of what a Relu leaves of a NaN, and where both sides are out of range, of how many nobody knows."""
+    """Or nothing is told: of what a Clip leaves of a NaN, and where both sides are out of range, of how many nobody knows."""
     made = DERIVED[name]
     given = {"x": np.float32(x), "z": np.float32(z)}
     rows = {"x": 0, "z": 1, "y": 2}
@@ -193,15 +259,11 @@ def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
     highs = [_count_high(values) if is_known else np.nan for values in given.values()]
     high = np.array([*highs, np.nan])
     tally(steps, seen, high, is_counted)
-    expected = {
-        "Concat": np.concatenate([given["x"], given["z"]]),
-        "Neg": -given["x"],
-        "Relu": np.maximum(given["x"], 0),
-    }[name]
+    expected = _COUNTS[name](given["x"], given["z"])
     is_one_sided = all(
         min(x) > -limit or max(x) < limit for limit in ([np.inf] if is_known else [65520, np.inf])
     )
-    can_tell = name != "Relu" or (not np.isnan(x).any() and is_one_sided)
+    can_tell = name in ("Concat", "Neg") or (not np.isnan(x).any() and (name == "Clip" or is_one_sided))
     assert is_counted[2] == can_tell
     if can_tell and is_known:
         assert high[2] == _count_high(expected)

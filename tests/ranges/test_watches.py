@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from in_memory_calibration import floats, make_model, node, save
 
 from overflow_fixer.ranges.sources import find_sources
-from overflow_fixer.ranges.watches import Told, find_told
+from overflow_fixer.ranges.watches import find_told
 
 
 @pytest.mark.parametrize(
@@ -20,11 +21,14 @@ from overflow_fixer.ranges.watches import Told, find_told
         ("f", 1),
         ("h", 0.5),
         ("d", 0.125),
+        ("c", 1),
         ("n", None),  # its highest is the other's lowest
         ("b", None),
         ("a", None),
         ("p", None),
         ("z", None),
+        ("o", None),  # its own highest is below that of the other
+        ("i", None),  # no magnitude is smaller than half
         ("m", None),
         ("x", None),  # without a probe
     ],
@@ -45,12 +49,40 @@ def test_statistics_are_taken_of_what_reaches_as_high(
         node("Mul", "e minus", "b"),
         node("Add", "e half", "p"),
         node("Div", "half e", "z"),
+        node("Max", "e minus", "c"),
+        node("Min", "e four", "o"),
+        node("Max", "half e", "i"),
     ]
     numbers = {"half": floats(0.5), "four": floats(4), "minus": floats(-1)}
-    graph = save(make_model(nodes, {"x": [2, 3]}, "d n a m b p z", numbers), tmp_path)
+    graph = save(make_model(nodes, {"x": [2, 3]}, "d n a m b p z c o i", numbers), tmp_path)
     sources = find_sources(graph, list(graph.tensors))
-    expected = None if told is None else Told("of e", told)
-    assert find_told(graph, sources, {"e": "of e"}, tensor) == expected
+    by, scale = find_told(graph, sources, {"e": "of e"}, tensor)
+    assert by == "of e" if told is not None else np.isnan(by).all()
+    assert scale == (1 if told is None else told)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [
+        ("c", ((-1, 4), 1)),
+        ("h", ((-1, 4), 0.5)),
+        ("m", ((-1, 4), 16000)),
+        ("o", None),  # over what FP16 holds: none of its values need be
+    ],
+)
+def test_ends_are_told_of_what_is_clipped_and_lies_within_fp16_s_range(
+    tensor: str, told: tuple[tuple[float, float], float] | None, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Clip", "x minus four", "c"),
+        node("Mul", "c half", "h"),
+        node("Mul", "c many", "m"),
+        node("Mul", "m four", "o"),
+    ]
+    numbers = {"half": floats(0.5), "four": floats(4), "minus": floats(-1), "many": floats(16000)}
+    graph = save(make_model(nodes, {"x": [2, 3]}, "h o", numbers), tmp_path)
+    found = find_told(graph, find_sources(graph, list(graph.tensors)), {}, tensor)
+    assert np.isnan(found[0]).all() if told is None else found == told
 
 
 @pytest.mark.parametrize(
@@ -73,5 +105,5 @@ def test_nothing_is_told_of_what_rounding_may_have_changed(
     constants = {f"f{i}": floats(factor) for i, factor in enumerate(factors)}
     graph = save(make_model(nodes, {"t0": [2]}, f"t{len(factors)}", constants), tmp_path)
     sources = find_sources(graph, list(graph.tensors))
-    found = find_told(graph, sources, {"t0": "of t0"}, f"t{len(factors)}")
-    assert (found is not None) is is_told
+    by, _ = find_told(graph, sources, {"t0": "of t0"}, f"t{len(factors)}")
+    assert (by == "of t0") is is_told
