@@ -120,7 +120,7 @@ def add_probes(
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
     shared = shared_constants(prefix, sorted({look.rows for look in looks}))
-    told, ends = _find_told(graph, how, looks, watches, f"{prefix}ends_")
+    told, ends = _find_told(how, looks, watches, f"{prefix}ends_")
     for i, watch in enumerate(watches):
         made = watch.make_node(f"{prefix}watch_{i}_", told)
         behind.setdefault(watch.output, []).append(made)
@@ -144,14 +144,14 @@ def add_probes(
 
 
 def _find_told(
-    graph: Graph, how: Probing, looks: Iterable[_Look], watches: Iterable[Watch], prefix: str
+    how: Probing, looks: Iterable[_Look], watches: Iterable[Watch], prefix: str
 ) -> tuple[dict[str, Told], list[NodeProto]]:
     """The statistics of what is watched, and the constants that are some where native probes tell none."""
     probed = {
         look.tensor: look.prefix + "all" for look in looks if isinstance(look, Probe) and look.is_native
     }
     names = dict.fromkeys(name for watch in watches for name in watch.reads)
-    found = {name: find_told(graph, how.sources, probed, name) for name in names}
+    found = {name: find_told(how.sources, how.derivations, probed, name) for name in names}
     ends = dict.fromkeys(by for by, _ in found.values() if not isinstance(by, str))
     name_of: dict[str | Ends, str] = {one: f"{prefix}{i}" for i, one in enumerate(ends)}
     told = {name: Told(name_of.get(by, str(by)), scale) for name, (by, scale) in found.items()}

@@ -7,6 +7,7 @@ monotone to the last bit, and not every runtime's Sqrt is exact; none of them is
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Array
+from overflow_fixer.weights import read_values
 
 Values = npt.NDArray[np.float32]
 Step = Callable[[Values, Values], Values]
@@ -27,6 +28,11 @@ _INTEGERS: dict[int, np.iinfo[Any]] = {
     TensorProto.INT8: np.iinfo(np.int8),
     TensorProto.UINT16: np.iinfo(np.uint16),
     TensorProto.INT16: np.iinfo(np.int16),
+}
+_STORED: dict[int, tuple[str, str]] = {
+    TensorProto.FLOAT: ("<f", "float_data"),
+    TensorProto.INT8: ("b", "int32_data"),
+    TensorProto.UINT8: ("B", "int32_data"),
 }
 _LARGEST_QUOTIENT = 2.0**31 - 2.0**16
 
@@ -66,10 +72,14 @@ def quantize(values: Values, numbers: Values) -> Values:
     """To integers and back, as QuantizeLinear and DequantizeLinear: rounded half to even, and kept within the type.
 
     The `numbers` are the scale, the ends of the type less the zero point, the zero point less that of the way back, and the
-    scale of that. FP16 can hold all that it gives; of quotients that an int32 does not hold kernels make one thing or another.
+    scale of that. FP16 can hold all that it gives. NaN where the quotient may not fit an int32: of that kernels make one thing
+    or another.
     """
-    scale, _, _, _, _ = numbers
-    return _dequantize(np.rint(values / scale), numbers)
+    scale, least, most, shift, scale_back = numbers
+    quotients = values / scale
+    steps = np.minimum(np.maximum(np.rint(quotients), least), most) + shift
+    is_known = np.abs(quotients) < _LARGEST_QUOTIENT
+    return np.asarray(np.where(is_known, steps * scale_back, np.nan), np.float32)
 
 
 def multiply(values: Values, numbers: Values) -> Values:
@@ -84,16 +94,10 @@ def divide(values: Values, numbers: Values) -> Values:
 
 def find_ends(step: Step, numbers: tuple[float, ...]) -> tuple[float, float]:
     """The least and the largest value that the step can give of any; infinite where it is not bounded."""
-    unbounded = np.array([[-math.inf], [math.inf]], np.float32)
-    if step not in (clip, quantize):
-        return -math.inf, math.inf
-    least, most = step(unbounded, np.array([numbers], np.float32).T)[:, 0].tolist()
-    return least, most
-
-
-def _dequantize(steps: Values, numbers: Values) -> Values:
-    _, least, most, shift, scale = numbers
-    return np.asarray((np.minimum(np.maximum(steps, least), most) + shift) * scale, np.float32)
+    if step is quantize:
+        _, least, most, shift, scale = np.array(numbers, np.float32)
+        return float((least + shift) * scale), float((most + shift) * scale)
+    return (numbers[0], numbers[1]) if step is clip else (-math.inf, math.inf)
 
 
 def _add(values: Values, numbers: Values) -> Values:
@@ -170,37 +174,42 @@ def _find_quantization(graph: Graph, node: Node) -> Iterator[Monotone]:
     limits = _INTEGERS.get(graph.dtypes.get(node.inputs[0], 0))
     if limits is None or writer is None or writer.standard_op != "QuantizeLinear":
         return
-    there, back = _read_scale(graph, writer), _read_scale(graph, node)
+    there = _read_scale(graph, writer)
+    back = there if node.inputs[1:] == writer.inputs[1:] else _read_scale(graph, node)
     if graph.dtypes.get(writer.inputs[0]) == TensorProto.FLOAT and there is not None and back is not None:
         (scale, zero), (scale_back, zero_back) = there, back
-        numbers = (scale, limits.min - zero, limits.max - zero, zero - zero_back, scale_back)
-        if (
-            FP16_OVERFLOW / scale < _LARGEST_QUOTIENT
-            and max(map(abs, find_ends(quantize, numbers))) <= FP16_MAX
-        ):
+        farthest = max(abs(limits.min - zero_back), abs(limits.max - zero_back)) * scale_back
+        if farthest <= FP16_MAX:
+            numbers = (scale, limits.min - zero, limits.max - zero, zero - zero_back, scale_back)
             yield Monotone(writer.inputs[:1], quantize, numbers)
 
 
-def _read_scale(graph: Graph, node: Node) -> tuple[float, int] | None:
+def _read_scale(graph: Graph, node: Node) -> tuple[float, float] | None:
     """The positive scale and the zero point; None where they are not one for all, or show in a run alone."""
     scale = _read_number(graph, node.inputs[1])
     name = node.inputs[2] if len(node.inputs) > 2 else ""
-    zero = _read_single(graph, name) if name else np.zeros(1, np.int64)
-    return None if scale is None or scale <= 0 or zero is None else (scale, int(zero[0]))
+    zero = _read_single(graph, name) if name else 0
+    return None if scale is None or scale <= 0 or zero is None else (scale, zero)
 
 
 def _read_number(graph: Graph, tensor: str) -> float | None:
     """The finite float that a constant holds; None for a tensor that is not one, or that may be fed."""
     proto = graph.constants.get(tensor)
     value = None if proto is None or proto.data_type != TensorProto.FLOAT else _read_single(graph, tensor)
-    return float(value[0]) if value is not None and np.isfinite(value[0]) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
-def _read_single(graph: Graph, tensor: str) -> Array | None:
-    """The element [1] of a constant; None for a tensor that is not one, has more, or may be fed."""
+def _read_single(graph: Graph, tensor: str) -> float | None:
+    """The element of a constant; None for a tensor that is not one, has more, or may be fed."""
     proto = graph.constants.get(tensor)
-    value = graph.read_fixed(tensor) if proto is not None and math.prod(proto.dims) == 1 else None
-    return None if value is None else value.reshape(-1)
+    if proto is None or math.prod(proto.dims) != 1 or tensor in graph.defaults:
+        return None
+    code, field = _STORED.get(proto.data_type, ("", ""))
+    if code and len(proto.raw_data) == struct.calcsize(code):  # the library takes ten times as long
+        return float(struct.unpack(code, proto.raw_data)[0])
+    if field and len(getattr(proto, field)) == 1:
+        return float(getattr(proto, field)[0])
+    return float(read_values(proto, graph.folder).item())
 
 
 _ARITHMETIC: dict[str, tuple[Step, ...]] = {

@@ -245,7 +245,8 @@ class ReductionObserver:
         detailed = frozenset(self._tensors[row] for row in np.flatnonzero(self._is_detailed))
         covers = self._find_covers(frozenset(probed) - detailed)
         places = self._shapes, self._sources, self._in_rows, self._is_native, self._lasting
-        how = Probing(detailed, self._small, covers, self._words, *places)
+        follows = {one.tensor: one for one in derived}
+        how = Probing(detailed, self._small, covers, self._words, *places, derivations=follows)
         self._probed = add_probes(self._graph, probed, how, self._carried, self._watches, self._instead)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)

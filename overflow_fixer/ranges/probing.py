@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from onnx import TensorProto
 
 from overflow_fixer.graph import Graph
+from overflow_fixer.ranges.derivations import Derivation
 from overflow_fixer.ranges.probes import Probe
 from overflow_fixer.records import Dim
 
@@ -25,7 +26,8 @@ class Probing:
     of those in `words` no more than the words of probes.QUICK there is taken. `shapes` are those that can be relied on;
     of others the probe tells the size. `sources` are those of sources.find_sources. `in_rows`: reduce large tensors in rows.
     Those that are `lasting` stay the same as long as the number at that address does: in each run, where it is 0. Those
-    `alone` have a probe of their own, whatever native nodes of the graph tell.
+    `alone` have a probe of their own, whatever native nodes of the graph tell. `derivations` say, by the tensor,
+    how one without a probe follows.
     """
 
     detailed: Collection[str] = ()
@@ -38,6 +40,7 @@ class Probing:
     is_native: bool = False
     lasting: Mapping[str, int] = field(default_factory=dict)
     alone: Collection[str] = ()
+    derivations: Mapping[str, Derivation] = field(default_factory=dict)
 
     def count(self, tensor: str) -> float:
         """How many elements it has; NaN where the probe tells that."""

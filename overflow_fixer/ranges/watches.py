@@ -12,10 +12,9 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
 from overflow_fixer.native import DOMAIN
-from overflow_fixer.nodes import Node
-from overflow_fixer.ranges.monotone import clip, divide, find_ends, find_monotone, multiply
+from overflow_fixer.ranges.derivations import Derivation
+from overflow_fixer.ranges.monotone import clip, divide, find_ends, multiply
 from overflow_fixer.ranges.probes import DETAILED
 
 _MOST_SCALE = 2.0**30
@@ -92,33 +91,29 @@ def make_statistics(name: str, ends: Ends) -> NodeProto:
 
 
 def find_told(
-    graph: Graph, sources: Mapping[str, str], probed: Mapping[str, str], tensor: str
+    sources: Mapping[str, str], derivations: Mapping[str, Derivation], probed: Mapping[str, str], tensor: str
 ) -> tuple[str | Ends, float]:
     """The statistics of a tensor, or its ends where native probes tell nothing, and the scale of these: see Told.
 
-    `probed` are the statistics of those with one, `sources` those of sources.find_sources.
+    `probed` are the statistics of those with one, `derivations` say how others follow, `sources` are those of
+    sources.find_sources.
     """
-    scale = 1.0
-    name = sources.get(tensor, tensor)
+    name, scale = sources.get(tensor, tensor), 1.0
     while name not in probed:
-        node = graph.producers.get(name)
-        read = _UNKNOWN if node is None else _find_larger(graph, node)
-        if isinstance(read, Ends):  # of what may lie over FP16's range none is known to
-            return read if read.most * scale <= FP16_MAX else _UNKNOWN, scale
-        if not 1 / _MOST_SCALE <= scale * read[1] <= _MOST_SCALE:
+        ends, factor = _find_larger(derivations[name]) if name in derivations else (_UNKNOWN, 1.0)
+        if ends is not None:  # of what may lie over FP16's range none is known to
+            return ends if ends.most * scale <= FP16_MAX else _UNKNOWN, scale
+        name, scale = derivations[name].sources[0], scale * factor
+        if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
             return _UNKNOWN, 1.0
-        name, scale = sources.get(read[0], read[0]), scale * read[1]
     return probed[name], scale
 
 
-def _find_larger(graph: Graph, node: Node) -> tuple[str, float] | Ends:
-    """A tensor that, multiplied by that number, reaches as high as the node's, which is a part of it; or the node's ends."""
-    for reads, step, numbers in find_monotone(graph, node):
-        if step in (multiply, divide) and numbers[0] > 0:
-            return reads[0], numbers[0] if step is multiply else 1 / numbers[0]
-        least, most = find_ends(step, numbers)
-        if math.isfinite(least) and math.isfinite(most):
-            return Ends(least, most)
-        if step is clip and least <= 0 and most == math.inf:
-            return reads[0], 1.0
-    return _UNKNOWN
+def _find_larger(one: Derivation) -> tuple[Ends | None, float]:
+    """Between which a tensor's values lie; None where its source, times that number, reaches as high, and it is a part of that."""
+    if one.step in (multiply, divide) and one.numbers[0] > 0:
+        return None, one.numbers[0] if one.step is multiply else 1 / one.numbers[0]
+    least, most = find_ends(one.step, one.numbers)
+    if one.step is clip and least <= 0 and most == math.inf:
+        return None, 1.0
+    return (Ends(least, most) if math.isfinite(least) and math.isfinite(most) else _UNKNOWN), 1.0

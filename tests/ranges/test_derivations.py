@@ -73,7 +73,6 @@ NOT_DERIVED = {
     "DequantizeLinear by negative steps": node("DequantizeLinear", ["q8", "minus_0d", "at_7"], ["y"]),
     "DequantizeLinear by a default": node("DequantizeLinear", ["q8", "default"], ["y"]),
     "DequantizeLinear over what FP16 holds": node("DequantizeLinear", ["q16", "six"], ["y"]),
-    "DequantizeLinear by the finest steps": node("DequantizeLinear", ["fine", "third"], ["y"]),
     "DequantizeLinear of channels": node("DequantizeLinear", ["channels", "third"], ["y"]),
 }
 QUANTIZED = [
@@ -185,6 +184,16 @@ def test_what_overflows_or_turns_to_nan_is_not_plain() -> None:
     steps, has_nan = order_steps(made, {"x": 0, "large": 1, "none": 2}), np.zeros(3, np.bool_)
     derive(steps, ends, np.ones(3, np.int64), is_plain, has_nan)
     assert is_plain.tolist() == [True, False, False]
+
+
+def test_of_quotients_that_an_int32_does_not_hold_nothing_is_told(tmp_path: Path) -> None:
+    """CUDA's kernel makes another number of them than the CPU's."""
+    graph = graph_of(tmp_path / "m.onnx", node("DequantizeLinear", ["fine", "third"], ["y"]))
+    steps = order_steps(derivations(graph), {"x": 0, "y": 1})
+    for largest, is_told in ((64000.0, True), (65000.0, False)):
+        ends, is_plain = np.float32([[0, 0], [largest, 0]]), np.array([True, False])
+        derive(steps, ends, np.array([2, 0]), is_plain, np.zeros(2, np.bool_))
+        assert is_plain[1] == is_told
 
 
 def test_what_can_be_made_at_once_is_one_step() -> None:

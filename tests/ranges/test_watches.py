@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from in_memory_calibration import floats, make_model, node, save
 
+from overflow_fixer.graph import Graph
+from overflow_fixer.ranges.derivations import Derivation, find_derivations
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.watches import find_told
+
+
+def follow(graph: Graph) -> tuple[Mapping[str, str], Mapping[str, Derivation]]:
+    """Of all its tensors, which hold another's values, and how others follow."""
+    sources = find_sources(graph, [name for name in graph.tensors if graph.is_float(name)])
+    return sources, {one.tensor: one for one in find_derivations(graph, sources)}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +64,7 @@ def test_statistics_are_taken_of_what_reaches_as_high(
     ]
     numbers = {"half": floats(0.5), "four": floats(4), "minus": floats(-1)}
     graph = save(make_model(nodes, {"x": [2, 3]}, "d n a m b p z c o i", numbers), tmp_path)
-    sources = find_sources(graph, list(graph.tensors))
-    by, scale = find_told(graph, sources, {"e": "of e"}, tensor)
+    by, scale = find_told(*follow(graph), {"e": "of e"}, tensor)
     assert by == "of e" if told is not None else np.isnan(by).all()
     assert scale == (1 if told is None else told)
 
@@ -81,7 +89,7 @@ def test_ends_are_told_of_what_is_clipped_and_lies_within_fp16_s_range(
     ]
     numbers = {"half": floats(0.5), "four": floats(4), "minus": floats(-1), "many": floats(16000)}
     graph = save(make_model(nodes, {"x": [2, 3]}, "h o", numbers), tmp_path)
-    found = find_told(graph, find_sources(graph, list(graph.tensors)), {}, tensor)
+    found = find_told(*follow(graph), {}, tensor)
     assert np.isnan(found[0]).all() if told is None else found == told
 
 
@@ -104,6 +112,5 @@ def test_nothing_is_told_of_what_rounding_may_have_changed(
     nodes = [node("Mul", f"t{i} f{i}", f"t{i + 1}") for i in range(len(factors))]
     constants = {f"f{i}": floats(factor) for i, factor in enumerate(factors)}
     graph = save(make_model(nodes, {"t0": [2]}, f"t{len(factors)}", constants), tmp_path)
-    sources = find_sources(graph, list(graph.tensors))
-    by, _ = find_told(graph, sources, {"t0": "of t0"}, f"t{len(factors)}")
+    by, _ = find_told(*follow(graph), {"t0": "of t0"}, f"t{len(factors)}")
     assert (by == "of t0") is is_told
