@@ -22,14 +22,14 @@
  *     shorter rows nothing, since none of what is added is larger than 1. What is told of y means nothing.
  *   SumsApart(x: float, axes: int64[2]) -> the same as Sums
  *     of rows whose elements lie apart: along so many axes, the second of `axes`, from the first of them on.
- *   Watch(written: double[8], told: double[8], x: float, constant: float, optional) -> nothing: double[0]
- *     of a node that adds up products of x and a constant. `written` is what Probe tells of its output, `told` that of x,
- *     or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
+ *   Watch(written: float, told: double[8], x: float, constant: float, optional) -> statistics: double[8]
+ *     what Probe tells of what a node has `written` that adds up products of x and a constant; and what it tells of x is
+ *     `told`, or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
  *     while x and the output are not, it calls a function, which may look at x and at the constant. An attribute, `numbers`:
- *     the address of that function, the number it is called with, the address of the allowance, the axis of x that is
- *     summed (from the end, where it is negative), in how many groups, and, as a double's bits, by what is to be multiplied
- *     what is told.
- *   WatchPair(written: double[8], told: double[8], x: float, told_y: double[8], y: float) -> nothing: double[0]
+ *     1 for what SmallProbe tells, the address of that function, the number it is called with, the address of the allowance,
+ *     the axis of x that is summed (from the end, where it is negative), in how many groups, and, as a double's bits, by what
+ *     is to be multiplied what is told.
+ *   WatchPair(written: float, told: double[8], x: float, told_y: double[8], y: float) -> statistics: double[8]
  *     the same for the products of x and y. Its `numbers` go on with the axis of y that is summed, by what is to be
  *     multiplied what is told of y, and 1 where y is a kernel: the axes behind that are summed as well, of x as many
  *     elements near one another.
@@ -301,12 +301,18 @@ Statistics merge(const Probing &p) {
   return all;
 }
 
+/* What is told of the first input. */
 template <void (*LOOK)(Statistics &, const float *, size_t)>
-void compute_probe(void *, Context *context) {
+void probe(Context *context, double *to) {
   Probing p;
   p.read(context, LOOK_TASK);
   in_parallel(context, probe_part<LOOK>, p.tasks, &p);
-  tell(merge(p), p.count, output<double>(context, 0, STATISTICS));
+  tell(merge(p), p.count, to);
+}
+
+template <void (*LOOK)(Statistics &, const float *, size_t)>
+void compute_probe(void *, Context *context) {
+  probe<LOOK>(context, output<double>(context, 0, STATISTICS));
 }
 
 /* ---- BlockProbe ---- */
@@ -678,11 +684,11 @@ struct Told {
 };
 
 struct Watch {
-  int64_t function, number, allowance, axis, groups, scale, axis_y, scale_y, is_kernel;
+  int64_t is_small, function, number, allowance, axis, groups, scale, axis_y, scale_y, is_kernel;
 
   Status *read(const void *info) {
-    size_t count = sizeof *this / sizeof function;
-    return call(api, KERNEL_INFO_GET_ATTRIBUTES_INT64, info, "numbers", &function, &count);
+    size_t count = sizeof *this / sizeof is_small;
+    return call(api, KERNEL_INFO_GET_ATTRIBUTES_INT64, info, "numbers", &is_small, &count);
   }
 
   void ask() const { reinterpret_cast<Look>(function)(number, nullptr, nullptr, 0, nullptr, nullptr, 0); }
@@ -697,10 +703,10 @@ void compute_watch(void *state, Context *context) {
   size_t count;
   const Watch none{}, &watch = state ? *static_cast<const Watch *>(state) : none;
   const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch.allowance);
-  const double *written = input<double>(context, 0, &count);
+  double *written = output<double>(context, 0, STATISTICS);
+  watch.is_small ? probe<look_for_small>(context, written) : probe<look>(context, written);
   const Told told(input<double>(context, 1, &count), watch.scale);
   const Told told_y(IS_PAIR ? input<double>(context, 3, &count) : nullptr, watch.scale_y);
-  output<double>(context, 0, 0);
   if (!watch.function) return;
   if (magnitude_in(written) > HELD || told.is_over() || (IS_PAIR && told_y.is_over())) return;
   Lengths x, y;
@@ -760,13 +766,7 @@ void compute_tally(void *state, Context *context) {
 void compute_lasting_probe(void *state, Context *context) {
   Tally none{0, NAN, {}}, &known = state ? *static_cast<Tally *>(state) : none;
   double now = known.address ? *reinterpret_cast<const double *>(known.address) : 0;
-  if (known.when != now) {
-    Probing p;
-    p.read(context, LOOK_TASK);
-    in_parallel(context, probe_part<look_for_small>, p.tasks, &p);
-    tell(merge(p), p.count, known.told);
-    known.when = now;
-  }
+  if (known.when != now) probe<look_for_small>(context, known.told), known.when = now;
   memcpy(output<double>(context, 0, STATISTICS), known.told, sizeof known.told);
 }
 
@@ -827,7 +827,7 @@ Description describe_watch(const char *(*name)(const Description *)) {
   };
   watch.destroy = [](void *state) { free(state); };
   watch.input_type = [](const Description *, size_t index) {
-    return index == 2 || index == (IS_PAIR ? 4 : 3) ? FLOAT : DOUBLE;
+    return index == 1 || (IS_PAIR && index == 3) ? DOUBLE : FLOAT;
   };
   watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 5 : 4}; };
   watch.input_characteristic = [](const Description *, size_t index) { return int(!IS_PAIR && index == 3); };

@@ -110,20 +110,20 @@ def add_probes(
 ) -> Probed:
     """A probe for each of `tensors`, which are in graph order; those `carried` leave the run as well (BF16 as float).
 
-    `watches` stand behind the probes of what they watch, other nodes `instead` of those of these labels.
+    `watches` stand in place of the probes of what they watch, other nodes `instead` of those of these labels.
     """
     prefix = free_prefix(graph, "range_probe_")
     looks = list(_find_looks(graph, tensors, how, prefix))
     gatherings = _open_gatherings(looks, prefix)
-    behind = {look.tensor: [*look.nodes(), *_gather(look, gatherings)] for look in looks}
+    told, ends = _find_told(how, looks, watches, f"{prefix}ends_")
+    made = dict(_make_watches(looks, watches, told, f"{prefix}watch_"))
+    behind = {look.tensor: [*_take_nodes(look, made), *_gather(look, gatherings)] for look in looks}
+    for name, node in made.items():
+        behind.setdefault(name, []).append(node)
     wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
     shared = shared_constants(prefix, sorted({look.rows for look in looks}))
-    told, ends = _find_told(how, looks, watches, f"{prefix}ends_")
-    for i, watch in enumerate(watches):
-        made = watch.make_node(f"{prefix}watch_{i}_", told)
-        behind.setdefault(watch.output, []).append(made)
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
     quick = [name for name in tensors if name not in how.detailed]
@@ -131,31 +131,41 @@ def add_probes(
     counts = np.array([how.count(name) for name in quick], np.float64)
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
-    return Probed(
-        graph,
-        prefix,
-        Added([*shared, *ends], behind, last, instead),
-        fetches,
-        leaving,
-        starts,
-        counts,
-        *places,
-    )
+    added = Added([*shared, *ends], behind, last, instead)
+    return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places)
 
 
 def _find_told(
     how: Probing, looks: Iterable[_Look], watches: Iterable[Watch], prefix: str
 ) -> tuple[dict[str, Told], list[NodeProto]]:
     """The statistics of what is watched, and the constants that are some where native probes tell none."""
-    probed = {
-        look.tensor: look.prefix + "all" for look in looks if isinstance(look, Probe) and look.is_native
-    }
+    probed = {look.tensor: look.statistics for look in looks if isinstance(look, Probe) and look.is_native}
     names = dict.fromkeys(name for watch in watches for name in watch.reads)
     found = {name: find_told(how.sources, how.derivations, probed, name) for name in names}
     ends = dict.fromkeys(by for by, _ in found.values() if not isinstance(by, str))
     name_of: dict[str | Ends, str] = {one: f"{prefix}{i}" for i, one in enumerate(ends)}
     told = {name: Told(name_of.get(by, str(by)), scale) for name, (by, scale) in found.items()}
     return told, [make_statistics(name_of[one], one) for one in ends]
+
+
+def _make_watches(
+    looks: Iterable[_Look], watches: Iterable[Watch], told: Mapping[str, Told], prefix: str
+) -> Iterator[tuple[str, NodeProto]]:
+    """By the tensors of which they tell what a native probe does."""
+    probes = {look.tensor: look for look in looks if isinstance(look, Probe) and look.is_one_node}
+    for i, watch in enumerate(watches):
+        probe = probes.get(watch.output)
+        if probe is None:
+            yield watch.output, watch.make_node(f"{prefix}{i}", told)
+        else:
+            yield watch.output, watch.make_node(probe.statistics, told, is_small=probe.is_small)
+
+
+def _take_nodes(look: _Look, made: dict[str, NodeProto]) -> Iterable[NodeProto]:
+    """Those of a probe, or out of `made` what stands in its place."""
+    if isinstance(look, Probe) and look.is_one_node and look.tensor in made:
+        return [made.pop(look.tensor)]
+    return look.nodes()
 
 
 def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:

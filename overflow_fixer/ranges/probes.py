@@ -66,6 +66,22 @@ class Probe:
     is_empty: bool = False
     lasting: int | None = None
 
+    @property
+    def statistics(self) -> str:
+        """What a native one writes."""
+        return self.prefix + "all"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a native one takes the smallest magnitude."""
+        return "min_nonzero_abs" in self.takes
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether it is one native node that looks at the tensor itself, in each run."""
+        is_itself = self.dtype == TensorProto.FLOAT and not self.is_empty
+        return self.is_native and is_itself and self.lasting is None
+
     @cached_property
     def words(self) -> tuple[str, ...]:
         """What it takes, in order."""
@@ -82,7 +98,7 @@ class Probe:
         word.
         """
         if self.is_native:
-            return ((self.prefix + "all", "all", _EACH_ONE),)
+            return ((self.statistics, "all", _EACH_ONE),)
         return [self._vector(word) for word in self.words]
 
     def _vector(self, word: str) -> tuple[str, str, tuple[int, ...]]:
@@ -121,12 +137,12 @@ class Probe:
         yield from self._detailed(source) if self.is_detailed else self._quick(source)
 
     def _native(self, source: str) -> NodeProto:
-        output = self.prefix + "all"
+        output = self.statistics
         if self.lasting is not None:
             return onnx.helper.make_node(
                 "LastingProbe", [source], [output], domain=DOMAIN, address=self.lasting
             )
-        op_type = "SmallProbe" if "min_nonzero_abs" in self.takes else "Probe"
+        op_type = "SmallProbe" if self.is_small else "Probe"
         return NodeProto(op_type=op_type, domain=DOMAIN, input=[source], output=[output])
 
     def _quick(self, flat: str) -> Iterator[NodeProto]:

@@ -40,7 +40,7 @@ _UNKNOWN = Ends(math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Watch:
-    """Behind the node that writes `output`: of one or two `factors`, each with the axis along which it is summed, in `groups`.
+    """In place of the probe of `output`: of one or two `factors`, each with the axis along which it is summed, in `groups`.
 
     The second may be a convolution's weights (`has_kernel`); one factor alone may have a `constant` shown with it. It calls
     a `function` with a `number`, where an `allowance` does not keep it from that. Both are addresses.
@@ -58,22 +58,22 @@ class Watch:
     @property
     def reads(self) -> tuple[str, ...]:
         """The tensors of which it wants to know how far they reach."""
-        return (self.output, *(name for name, _ in self.factors))
+        return tuple(name for name, _ in self.factors)
 
-    def make_node(self, prefix: str, told: Mapping[str, Told]) -> NodeProto:
-        """`told` are the statistics of what it reads."""
-        inputs = [told[self.output].statistics]
+    def make_node(self, statistics: str, told: Mapping[str, Told], is_small: bool = False) -> NodeProto:
+        """It tells the `statistics` of its output, with the smallest magnitude where `is_small`; `told` are those of its factors."""
+        inputs = [self.output]
         for name, _ in self.factors:
             inputs += [told[name].statistics, name]
         inputs += [self.constant] if self.constant else []
-        numbers = [self.function, self.number, self.allowance]
+        numbers = [int(is_small), self.function, self.number, self.allowance]
         of_factors = [(axis, _bits_of(told[name].scale)) for name, axis in self.factors]
         numbers += [of_factors[0][0], self.groups, of_factors[0][1], *of_factors[-1], int(self.has_kernel)]
         return NodeProto(
             op_type="WatchPair" if len(self.factors) == 2 else "Watch",
             domain=DOMAIN,
             input=inputs,
-            output=[prefix + "nothing"],
+            output=[statistics],
             attribute=[AttributeProto(name="numbers", type=AttributeProto.INTS, ints=numbers)],
         )
 

@@ -1,4 +1,4 @@
-"""The native operators Watch and WatchPair: when they call, against numpy in float64."""
+"""The native operators Watch and WatchPair: what they tell, and when they call, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
-from overflow_fixer.native import DOMAIN, LIBRARY
+from overflow_fixer.native import DOMAIN, LIBRARY, probe_array
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions import open_session, run_session
 
@@ -25,17 +25,17 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64, *_TENSOR, *_TENSOR)
 NUMBER = 7
 
 
-_TYPES = {**dict.fromkeys(["written", "told", "told_y"], TensorProto.DOUBLE), "x": TensorProto.FLOAT}
+_TOLD = frozenset({"told", "told_y"})
 
 
 def _open(inputs: Collection[str], numbers: Sequence[int]) -> Any:
-    types = {name: _TYPES.get(name, TensorProto.FLOAT) for name in inputs}
+    types = {name: TensorProto.DOUBLE if name in _TOLD else TensorProto.FLOAT for name in inputs}
     op_type = "WatchPair" if "y" in inputs else "Watch"
     graph = helper.make_graph(
-        [helper.make_node(op_type, list(types), ["nothing"], domain=DOMAIN, numbers=numbers)],
+        [helper.make_node(op_type, list(types), ["statistics"], domain=DOMAIN, numbers=numbers)],
         "g",
         [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
-        [helper.make_tensor_value_info("nothing", TensorProto.DOUBLE, None)],
+        [helper.make_tensor_value_info("statistics", TensorProto.DOUBLE, None)],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
     return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
@@ -67,7 +67,10 @@ def watch(
     axis_y: int = -2,
     constant: Array | None = None,
 ) -> list[Any]:
-    """What it calls with: the arrays, or None where it asks for a larger allowance, which is `grown` then."""
+    """What it calls with: the arrays, or None where it asks for a larger allowance, which is `grown` then.
+
+    Of what is `written` it tells the same each time.
+    """
     calls: list[Any] = []
     allowance = np.array(allowed, np.float64)
 
@@ -81,7 +84,7 @@ def watch(
 
     function = _FUNCTION(look)
     feeds = {
-        "written": tell(0) if written is None else written,
+        "written": np.zeros(1, np.float32) if written is None else written,
         "told": tell_of(x) if told is None else told,
         "x": x,
         **({} if constant is None else {"constant": constant}),
@@ -90,9 +93,10 @@ def watch(
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
     of_x = [axis, groups, _bits_of(scale)]
     of_y = [axis_y, _bits_of(scale_y), int(is_kernel)]
-    session = _open(feeds.keys(), [address, NUMBER, allowance.ctypes.data, *of_x, *of_y])
-    (nothing,) = run_session(session, None, Batch("b", feeds))
-    assert nothing.shape == (0,)
+    numbers = [NUMBER, allowance.ctypes.data, *of_x, *of_y]
+    session = _open(feeds.keys(), [1, address, *numbers])
+    (statistics,) = run_session(session, None, Batch("b", feeds))
+    np.testing.assert_array_equal(statistics, probe_array(feeds["written"]))
     return calls
 
 
@@ -144,6 +148,32 @@ def test_large_tensors_are_looked_at_by_many_threads(shape: tuple[int, ...], axi
     assert watch(x, axis, groups=groups, allowed=(0, exact * 1.01, 0)) == []
 
 
+def write(*values: float) -> Array:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize("is_pair", [False, True])
+@pytest.mark.parametrize(
+    "written",
+    [
+        write(),
+        write(math.nan),
+        write(3, -2, 0.5),
+        write(-math.inf, 7e4, math.nan, 0),
+        np.full((3, 70000), -2.5),
+    ],
+)
+def test_it_tells_of_what_is_written_as_a_probe_does(written: Array, is_pair: bool, is_small: bool) -> None:
+    feeds = {"written": written.astype(np.float32), "told": tell(1), "x": X}
+    feeds |= {"told_y": tell(1), "y": Y} if is_pair else {}
+    session = _open(feeds.keys(), [int(is_small), *[0] * 9])  # it has no function to call
+    (statistics,) = run_session(session, None, Batch("b", feeds))
+    expected = probe_array(feeds["written"])
+    expected[2] = expected[2] if is_small else np.inf
+    np.testing.assert_array_equal(statistics, expected)
+
+
 X = np.array([[30.0, -40.0], [5, 6]], np.float32)  # lengths of 50 and 7.8
 Y = np.array([[3.0, 0], [4, 1]], np.float32)  # of 5
 
@@ -156,13 +186,13 @@ Y = np.array([[3.0, 0], [4, 1]], np.float32)  # of 5
         ({"allowed": (39.9, 50.1, 0)}, 0),  # no length is
         ({"allowed": (math.inf, 0, 0)}, 0),
         ({"allowed": (math.nan, math.nan, 0)}, 1),
-        ({"written": tell(65504)}, 1),
-        ({"written": tell(65504.004)}, 0),  # FP16 cannot hold the output
-        ({"written": tell(0, -65504.004)}, 0),
+        ({"written": write(65504, 1)}, 1),
+        ({"written": write(1, 65504.004)}, 0),  # FP16 cannot hold the output
+        ({"written": write(0, -65504.004)}, 0),
         ({"told": tell(65504.004)}, 0),
         ({"told": tell(0, -7e4)}, 1),  # of a tensor of which x may be a part
         ({"told": tell(math.nan, math.nan)}, 1),
-        ({"written": tell(math.nan, math.nan)}, 1),
+        ({"written": write(math.nan, math.nan)}, 1),
         ({"allowed": (0, 0, 1), "grown": (0, 0, 0)}, 2),
         ({"allowed": (0, 0, 1), "grown": (40, 0, 0)}, 1),
         ({"allowed": (0, 0, 1), "grown": (0, 50.1, 0)}, 1),
