@@ -34,6 +34,7 @@ _STORED: dict[int, tuple[str, str]] = {
     TensorProto.INT8: ("b", "int32_data"),
     TensorProto.UINT8: ("B", "int32_data"),
 }
+_FLOAT = (TensorProto.UNDEFINED, TensorProto.FLOAT)
 _LARGEST_QUOTIENT = 2.0**31 - 2.0**16
 
 
@@ -172,16 +173,23 @@ def _find_quantization(graph: Graph, node: Node) -> Iterator[Monotone]:
     """Of what a QuantizeLinear wrote, both with one scale for all elements."""
     writer = graph.producers.get(node.inputs[0])
     limits = _INTEGERS.get(graph.dtypes.get(node.inputs[0], 0))
-    if limits is None or writer is None or writer.standard_op != "QuantizeLinear":
+    if limits is None or writer is None or not _quantizes_float(graph, writer):
         return
     there = _read_scale(graph, writer)
     back = there if node.inputs[1:] == writer.inputs[1:] else _read_scale(graph, node)
-    if graph.dtypes.get(writer.inputs[0]) == TensorProto.FLOAT and there is not None and back is not None:
+    if there is not None and back is not None:
         (scale, zero), (scale_back, zero_back) = there, back
         farthest = max(abs(limits.min - zero_back), abs(limits.max - zero_back)) * scale_back
         if farthest <= FP16_MAX:
             numbers = (scale, limits.min - zero, limits.max - zero, zero - zero_back, scale_back)
             yield Monotone(writer.inputs[:1], quantize, numbers)
+
+
+def _quantizes_float(graph: Graph, node: Node) -> bool:
+    """Whether it is a QuantizeLinear that divides float32 by float32."""
+    precision = node.attribute("precision")  # since opset 23
+    is_float = graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
+    return node.standard_op == "QuantizeLinear" and is_float and (precision is None or precision.i in _FLOAT)
 
 
 def _read_scale(graph: Graph, node: Node) -> tuple[float, float] | None:
