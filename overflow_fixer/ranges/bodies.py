@@ -9,7 +9,7 @@ from overflow_fixer.ranges.interpreted_bodies import open_interpreted
 from overflow_fixer.ranges.levels import Level
 from overflow_fixer.ranges.openings import Settings
 from overflow_fixer.ranges.recording import Inner
-from overflow_fixer.ranges.summaries import Summaries
+from overflow_fixer.ranges.summaries import Summaries, put_rows, take_rows
 from overflow_fixer.ranges.tallied_bodies import can_tally, open_tallied
 from overflow_fixer.records import Batch
 
@@ -27,13 +27,12 @@ class ModelWalk:
         rows = level.rows
         is_inner = [isinstance(row.about, Inner) for row in rows]
         self._order = np.argsort(is_inner, kind="stable")
-        self._constant_rows = [
-            i for i, row in enumerate(rows) if row.is_constant and row.graph is not level.graph
-        ]
-        constants = [(rows[i].graph, rows[i].name) for i in self._constant_rows]
+        held = [i for i, row in enumerate(rows) if row.is_constant and row.graph is not level.graph]
+        self._constant_rows = np.array(held, np.int64)
+        constants = [(rows[i].graph, rows[i].name) for i in held]
         self._constants = settings.beside.submit(summarize_constants, constants)
 
     def observe(self, batch: Batch) -> Summaries:
         seen, _ = self._walk.observe(batch)
-        seen[self._constant_rows] = self._constants.result()
-        return seen[self._order]
+        put_rows(seen, self._constant_rows, self._constants.result())
+        return take_rows(seen, self._order)

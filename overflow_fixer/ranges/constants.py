@@ -12,7 +12,15 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.native import probe_array
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.readings import read_detailed
-from overflow_fixer.ranges.summaries import SUMMARY, Summaries, merge_summaries, no_summaries, summarize
+from overflow_fixer.ranges.summaries import (
+    SUMMARY,
+    Summaries,
+    merge_summaries,
+    no_summaries,
+    put_rows,
+    summarize,
+    take_rows,
+)
 from overflow_fixer.records import Array
 from overflow_fixer.sessions import has_native_probes
 
@@ -29,18 +37,19 @@ class Constants:
         self, graph: Graph, row_of: Mapping[str, int], copies: Mapping[int, str], beside: Executor
     ) -> None:
         self.row_of = row_of
-        self._rows = list(row_of.values())
-        self._copies, self._copied = list(copies), [row_of[name] for name in copies.values()]
+        self._rows = np.array(list(row_of.values()), np.int64)
+        self._copies = np.array(list(copies), np.int64)
+        self._copied = np.array([row_of[name] for name in copies.values()], np.int64)
         self._place_of = {name: place for place, name in enumerate(row_of)}
         constants = [(graph, name) for name in row_of]
         self._found: Future[Summaries] = beside.submit(summarize_constants, constants)
 
     def fill(self, seen: Summaries, fed: Mapping[str, Summaries]) -> None:
         """Put them in their rows, in place; those that are `fed` as they are in the batch."""
-        seen[self._rows] = self._found.result()
+        put_rows(seen, self._rows, self._found.result())
         for name, summary in fed.items():
             seen[self.row_of[name]] = summary
-        seen[self._copies] = seen[self._copied]
+        put_rows(seen, self._copies, take_rows(seen, self._copied))
 
     def find_largest(self, name: str) -> float:
         """The largest magnitude of a constant; NaN where it is not observed."""

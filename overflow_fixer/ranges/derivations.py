@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges.monotone import Step, Values, clip, find_monotone, keep, negate
 from overflow_fixer.ranges.summaries import Summaries
@@ -143,8 +143,8 @@ def tally(steps: Iterable[Steps], seen: Summaries, high: Array, is_counted: npt.
         if one.step is clip:
             can_tell &= one.join(np.logical_and, nan == 0)
             infinite = _count_above(sources, inf, np.full(len(inf), np.nan), np.inf)
-            inf, _ = _keep_open(one.numbers, infinite, inf - infinite)
-            over, above = _keep_open(one.numbers, above, over - above)
+            inf, _ = _keep_open(np.isinf(one.numbers), infinite, inf - infinite)
+            over, above = _keep_open(np.abs(one.numbers) > FP16_MAX, above, over - above)
             can_tell &= ~np.isnan(one.join(np.add, over + inf))
         if one.step is negate:
             above = over - above
@@ -155,9 +155,8 @@ def tally(steps: Iterable[Steps], seen: Summaries, high: Array, is_counted: npt.
         is_counted[one.rows] |= can_tell
 
 
-def _keep_open(bounds: Values, above: Array, below: Array) -> tuple[Array, Array]:
-    """Of numbers of elements on either side, how many lie on one without a bound, and how many of these above 0."""
-    is_open = np.isinf(bounds)
+def _keep_open(is_open: npt.NDArray[np.bool_], above: Array, below: Array) -> tuple[Array, Array]:
+    """Of numbers of elements on either side, how many lie on one that `is_open` [2, source], and how many of these above 0."""
     kept_above = np.where(is_open[1], above, 0)
     return kept_above + np.where(is_open[0], below, 0), kept_above
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +34,10 @@ _STORED: dict[int, tuple[str, str]] = {
     TensorProto.INT8: ("b", "int32_data"),
     TensorProto.UINT8: ("B", "int32_data"),
 }
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _FLOAT = (TensorProto.UNDEFINED, TensorProto.FLOAT)
 _LARGEST_QUOTIENT = 2.0**31 - 2.0**16
+"""To what is no larger a kernel can add a zero point in an int32."""
 
 
 class Monotone(NamedTuple):
@@ -65,7 +67,10 @@ def negate(values: Values, numbers: Values) -> Values:
 
 
 def clip(values: Values, bounds: Values) -> Values:
-    """Those between the least and the largest that `bounds` [2, tensor] give, which are infinite, or FP16 holds them."""
+    """Those between the least and the largest that `bounds` [2, tensor] give; those that FP16 cannot hold stop nothing.
+
+    But for infinities: what a Clip does without a bound is to make them the largest float.
+    """
     return np.asarray(np.minimum(np.maximum(values, bounds[0]), bounds[1]), np.float32)
 
 
@@ -137,8 +142,8 @@ def _find_leaky_relu(graph: Graph, node: Node) -> Iterator[Monotone]:
 
 
 def _find_clip(graph: Graph, node: Node) -> Iterator[Monotone]:
-    least = _read_bound(graph, node, 1, "min", -math.inf)
-    most = _read_bound(graph, node, 2, "max", math.inf)
+    least = _read_bound(graph, node, 1, "min", -_LARGEST_FLOAT)
+    most = _read_bound(graph, node, 2, "max", _LARGEST_FLOAT)
     if least is not None and most is not None and least <= most:
         yield Monotone(node.inputs[:1], clip, (least, most))
 
@@ -215,9 +220,16 @@ def _read_single(graph: Graph, tensor: str) -> float | None:
     code, field = _STORED.get(proto.data_type, ("", ""))
     if code and len(proto.raw_data) == struct.calcsize(code):  # the library takes ten times as long
         return float(struct.unpack(code, proto.raw_data)[0])
-    if field and len(getattr(proto, field)) == 1:
-        return float(getattr(proto, field)[0])
+    stored: Sequence[float] = getattr(proto, field) if field else []
+    if len(stored) == 1 and _holds(proto.data_type, stored[0]):
+        return float(stored[0])
     return float(read_values(proto, graph.folder).item())
+
+
+def _holds(elem_type: int, value: float) -> bool:
+    """Whether it is one of an integer type; of what is not, no more than some bits count."""
+    limits = _INTEGERS.get(elem_type)
+    return limits is None or limits.min <= value <= limits.max
 
 
 _ARITHMETIC: dict[str, tuple[Step, ...]] = {

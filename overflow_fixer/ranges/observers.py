@@ -33,7 +33,14 @@ from overflow_fixer.ranges.probing import Probing, count_elements
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
-from overflow_fixer.ranges.summaries import SUMMARY, Summaries, no_summaries, summarize
+from overflow_fixer.ranges.summaries import (
+    SUMMARY,
+    Summaries,
+    no_summaries,
+    put_rows,
+    summarize,
+    take_rows,
+)
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch, Dim
 from overflow_fixer.sessions import first_line, has_native_probes, open_session, run_session
@@ -229,7 +236,7 @@ class ReductionObserver:
             seen, is_told = self._read(vectors)
             if is_told.all():
                 values = restore_fetched(self._graph, self._carried, fetched)
-                return Observed(seen[self._rows], values)
+                return Observed(take_rows(seen, self._rows), values)
             self._is_detailed |= ~is_told
             self._open()
 
@@ -278,7 +285,8 @@ class ReductionObserver:
         found = read_probes(self._probed, vectors)
         is_quick = self._is_probed & ~self._is_detailed
         seen = no_summaries(len(self._tensors))
-        seen[is_quick], seen[self._is_detailed] = found.quick, found.detailed
+        put_rows(seen, is_quick, found.quick)
+        put_rows(seen, self._is_detailed, found.detailed)
         has_nan = seen["nan_count"] > 0
         has_nan[is_quick] = found.may_be_nan
         for row, cover in self._covers:  # from the last on, since a cover may have one
@@ -300,10 +308,10 @@ class ReductionObserver:
         """Fill in the derived tensors, in place."""
         ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
         derive(self._steps, ends, seen["element_count"], is_plain, has_nan)
-        found = seen[self._derived]
+        found = take_rows(seen, self._derived)
         least, most = ends[:, self._derived].astype(np.float64)
         set_extremes(found, most, least, found["element_count"] > 0)
-        seen[self._derived] = found
+        put_rows(seen, self._derived, found)
 
 
 class OptimizedObserver(ReductionObserver):

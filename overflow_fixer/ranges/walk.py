@@ -18,7 +18,14 @@ from overflow_fixer.ranges.openings import Opening, Settings
 from overflow_fixer.ranges.product_sums import ProductObserver
 from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.ranges.small_values import find_small_valued
-from overflow_fixer.ranges.summaries import Summaries, hide_small, no_summaries, summarize
+from overflow_fixer.ranges.summaries import (
+    Summaries,
+    hide_small,
+    no_summaries,
+    put_rows,
+    summarize,
+    take_rows,
+)
 from overflow_fixer.records import Batch
 
 
@@ -43,7 +50,7 @@ class Walk:
         self._live_rows = np.array(list(rows.live.values()), np.int64)
         copied = {rows.computed[name]: constant for name, constant in rows.copies.items()}
         self._constants = Constants(graph, rows.constants, copied, settings.beside)
-        self._blank = no_summaries(rows.count + self._product_count)
+        self._count = rows.count + self._product_count
         divisors = {value.tensor for value in inside.values if value.may_divide}
         small = find_small_valued(graph, settings.small_values) | divisors
         self._is_taken = np.array([opening.is_tallied or name in small for name in rows.computed], np.bool_)
@@ -86,12 +93,12 @@ class Walk:
 
     def _assemble(self, observed: Observed, fed: Mapping[str, Summaries]) -> Summaries:
         """All but the sums of products."""
-        seen: Summaries = self._blank.copy()
+        seen = no_summaries(self._count)
         self._constants.fill(seen, fed)
-        seen[self._live_rows] = observed.summaries[: len(self._live_rows)]
-        computed = seen[self._computed_rows]
+        put_rows(seen, self._live_rows, observed.summaries[: len(self._live_rows)])
+        computed = take_rows(seen, self._computed_rows)
         hide_small(computed, self._is_taken)
-        seen[self._computed_rows] = computed
+        put_rows(seen, self._computed_rows, computed)
         self._drop_untold(seen)
         return seen
 
@@ -100,7 +107,7 @@ class Walk:
         first, counts = len(self._tensors), seen["element_count"]
         rows = counts[first : first + len(self._sources)]
         is_untold = counts[self._sources] <= self._longest_untold * rows
-        seen[first + np.flatnonzero(is_untold)] = no_summaries(1)
+        put_rows(seen, first + np.flatnonzero(is_untold), no_summaries(1))
 
     def _find_suspects(self, batch: Batch, own: Summaries, observed: Observed) -> list[int]:
         """The products of which a sum may be over the limit, or is."""

@@ -17,6 +17,8 @@ from overflow_fixer.ranges.derivations import Derivation
 from overflow_fixer.ranges.monotone import clip, divide, find_ends, multiply
 from overflow_fixer.ranges.probes import DETAILED
 
+_MOST_STEPS = 16
+"""Each loses 6e-8 at most to rounding, and all of them no more than probes.cpp allows for."""
 _MOST_SCALE = 2.0**30
 """What numbers near the least lose to rounding stays small beside FP16's limit when it is multiplied by that."""
 
@@ -99,21 +101,23 @@ def find_told(
     sources.find_sources.
     """
     name, scale = sources.get(tensor, tensor), 1.0
-    while name not in probed:
-        ends, factor = _find_larger(derivations[name]) if name in derivations else (_UNKNOWN, 1.0)
-        if ends is not None:  # of what may lie over FP16's range none is known to
-            return ends if ends.most * scale <= FP16_MAX else _UNKNOWN, scale
-        name, scale = derivations[name].sources[0], scale * factor
+    for _ in range(_MOST_STEPS):
+        if name in probed:
+            return probed[name], scale
+        found = _find_larger(derivations[name]) if name in derivations else _UNKNOWN
+        if isinstance(found, Ends):  # nobody knows whether a value is over FP16's limit where only an end is
+            return (found, scale) if found.most * scale <= FP16_MAX else (_UNKNOWN, 1.0)
+        name, scale = derivations[name].sources[0], scale * found
         if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
-            return _UNKNOWN, 1.0
-    return probed[name], scale
+            break
+    return _UNKNOWN, 1.0
 
 
-def _find_larger(one: Derivation) -> tuple[Ends | None, float]:
-    """Between which a tensor's values lie; None where its source, times that number, reaches as high, and it is a part of that."""
+def _find_larger(one: Derivation) -> float | Ends:
+    """By what to multiply the source, so that it reaches as high and the tensor is a part of it; else the tensor's ends."""
     if one.step in (multiply, divide) and one.numbers[0] > 0:
-        return None, one.numbers[0] if one.step is multiply else 1 / one.numbers[0]
+        return one.numbers[0] if one.step is multiply else 1 / one.numbers[0]
     least, most = find_ends(one.step, one.numbers)
-    if one.step is clip and least <= 0 and most == math.inf:
-        return None, 1.0
-    return (Ends(least, most) if math.isfinite(least) and math.isfinite(most) else _UNKNOWN), 1.0
+    if one.step is clip and least <= 0 and most > FP16_MAX:
+        return 1.0
+    return Ends(least, most) if least >= -FP16_MAX and most <= FP16_MAX else _UNKNOWN

@@ -158,7 +158,7 @@ def test_what_is_not_exact_is_not_derived(tmp_path: Path, name: str) -> None:
     ("bounds", "numbers"),
     [
         ({"min": 0.0, "max": 6.0}, (0, 6)),
-        ({"max": 6.0}, (-np.inf, 6)),
+        ({"max": 6.0}, (-float(np.finfo(np.float32).max), 6)),
         ({"min": -np.inf, "max": 6.0}, None),
         ({"min": np.nan}, None),
     ],
@@ -169,6 +169,21 @@ def test_a_clip_has_its_bounds_as_attributes_below_opset_11(
     made = [node("Clip", ["x"], ["y"], **bounds)]
     graph = save_model(tmp_path / "m.onnx", made, [value_info("x", dims=["n"])], [value_info("y")], opset=9)
     assert [one.numbers for one in derivations(graph)] == ([] if numbers is None else [numbers])
+
+
+@pytest.mark.parametrize("stored", [{"raw_data": b"\xff"}, {"int32_data": [-1]}, {"int32_data": [255]}])
+def test_a_zero_point_is_read_as_onnx_runtime_reads_it(stored: dict[str, Any], tmp_path: Path) -> None:
+    """Of 32 bits that hold more than the type, the lowest eight."""
+    zero = TensorProto(name="zero", data_type=TensorProto.INT8, **stored)
+    made = [
+        node("QuantizeLinear", ["x", "step", "zero"], ["q"]),
+        node("DequantizeLinear", ["q", "step", "zero"], ["y"]),
+    ]
+    held = [zero, numpy_helper.from_array(np.float32(0.5), "step")]
+    graph = save_model(tmp_path / "m.onnx", made, [value_info("x", dims=["n"])], [value_info("y")], held)
+    (one,) = derivations(graph)
+    assert one.numbers == (0.5, -127, 128, 0, 0.5)
+    assert run_marked(graph.path, ["y"], {"x": np.float32([-100, 100])})["y"].tolist() == [-63.5, 64]
 
 
 def test_other_types_than_float_are_not_derived(tmp_path: Path) -> None:
@@ -237,13 +252,11 @@ def test_an_empty_source_tells_nothing_of_what_is_made_of_others_too() -> None:
 
 
 _COUNTS = {
-    "Concat": lambda x, z: np.concatenate([x, z]),
-    "Neg": lambda x, _: -x,
-    "Relu": lambda x, _: np.maximum(x, 0),
-    "Clip": lambda x, _: np.clip(x, -0.5, 6),
-    "Clip below": lambda x, _: np.maximum(x, 1 / 3),
-    "Clip above": lambda x, _: np.minimum(x, 6),
+    **dict.fromkeys(["Concat", "Neg", "Clip"], ()),
+    **dict.fromkeys(["Clip below", "Clip above"], (65520,)),  # an infinity becomes the largest float
+    **dict.fromkeys(["Relu", "Max", "Min"], (65520, np.inf)),
 }
+"""Over which limits there must be values on one side alone, for it to be told of how many of them are left."""
 _COUNTED = st.lists(
     st.sampled_from([0.0, 1.0, -3.0, 65504.0, 65519.0, 65520.0, -65520.0, -7e4, np.inf, -np.inf, np.nan]),
     min_size=1,
@@ -263,6 +276,8 @@ def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
     with TemporaryDirectory() as folder:
         graph = graph_of(Path(folder) / "m.onnx", made)
         (one,) = find_derivations(graph, find_sources(graph, ["x", "z", "y"]))
+        fed = {"default": np.float32([1]), "fed": np.zeros(len(x), np.int8)}
+        expected = run_marked(graph.path, ["y"], {**given, **fed})["y"]
     seen = no_summaries(3)
     seen[:2] = [summarize(given["x"]), summarize(given["z"])]
     steps = order_steps([one], rows)
@@ -272,14 +287,14 @@ def test_what_is_counted_in_the_sources_is_counted_in_what_is_made_of_them(
     highs = [_count_high(values) if is_known else np.nan for values in given.values()]
     high = np.array([*highs, np.nan])
     tally(steps, seen, high, is_counted)
-    expected = _COUNTS[name](given["x"], given["z"])
-    is_one_sided = all(
-        min(x) > -limit or max(x) < limit for limit in ([np.inf] if is_known else [65520, np.inf])
-    )
-    can_tell = name in ("Concat", "Neg") or (not np.isnan(x).any() and (name == "Clip" or is_one_sided))
+    limits = [limit for limit in _COUNTS[name] if limit == np.inf or not is_known]
+    is_one_sided = all(min(x) > -limit or max(x) < limit for limit in limits)
+    can_tell = name in ("Concat", "Neg") or (not np.isnan(x).any() and is_one_sided)
     assert is_counted[2] == can_tell
     if can_tell and is_known:
         assert high[2] == _count_high(expected)
+    if can_tell and not np.isnan(expected).all():
+        np.testing.assert_array_equal(ends[:, 2], [np.nanmin(expected), np.nanmax(expected)])
     for field in ("nan_count", "inf_count", "over_fp16_count"):
         assert seen[field][2] == (summarize(expected)[field] if can_tell else 0)
 

@@ -126,6 +126,34 @@ def test_a_bias_is_no_part_of_a_sum_that_is_scaled_before_it_is_added(
     assert found == pytest.approx(expected, nan_ok=True)
 
 
+@pytest.mark.parametrize("kind", PROBES)
+@pytest.mark.parametrize(
+    "before",
+    [
+        [node("Clip", "x low high", "c")],
+        [node("Clip", "x tenth_low tenth_high", "t"), node("Mul", "t ten", "c")],
+        [node("Min", "x high", "t"), node("Max", "t low", "c")],
+        [node("QuantizeLinear", "x ten at_27", "q"), node("DequantizeLinear", "q ten at_27", "c")],
+    ],
+)
+@pytest.mark.parametrize(("x", "expected"), [(10, np.nan), (1e5, 100_000.0), (-1e5, 100_000.0)])
+def test_a_sum_of_what_is_clipped_is_found(
+    before: list[Any], x: float, expected: float, kind: Probes, tmp_path: Path
+) -> None:
+    """Of 100 elements of 1,000 at most, though FP16 cannot hold what they are made of."""
+    w = np.where(np.arange(100)[:, None] % 2, 1, -1).astype(np.float32)
+    numbers = {
+        "low": floats(-1000),
+        "high": floats(1000),
+        "tenth_low": floats(-100),
+        "tenth_high": floats(100),
+    }
+    numbers |= {"ten": floats(10), "at_27": np.array(27 if x > 0 else -28, np.int8)}
+    scan = _scan(tmp_path, [*before, node("MatMul", "c w", "y")], {"x": ["n", 100]}, "y", w=w, **numbers)
+    with use_probes(kind):
+        assert _sums(scan({"x": np.full((2, 100), x, np.float32)})) == pytest.approx([expected], nan_ok=True)
+
+
 def test_a_length_keeps_what_its_magnitudes_allow_from_being_measured(
     measured: list[int], tmp_path: Path
 ) -> None:

@@ -76,6 +76,8 @@ def test_statistics_are_taken_of_what_reaches_as_high(
         ("h", ((-1, 4), 0.5)),
         ("m", ((-1, 4), 16000)),
         ("o", None),  # over what FP16 holds: none of its values need be
+        ("d", ((-64, 63.5), 1)),
+        ("b", None),
     ],
 )
 def test_ends_are_told_of_what_is_clipped_and_lies_within_fp16_s_range(
@@ -86,9 +88,13 @@ def test_ends_are_told_of_what_is_clipped_and_lies_within_fp16_s_range(
         node("Mul", "c half", "h"),
         node("Mul", "c many", "m"),
         node("Mul", "m four", "o"),
+        node("QuantizeLinear", "x step zero", "q"),
+        node("DequantizeLinear", "q step", "d"),
+        node("Clip", "x minus", "b"),
     ]
     numbers = {"half": floats(0.5), "four": floats(4), "minus": floats(-1), "many": floats(16000)}
-    graph = save(make_model(nodes, {"x": [2, 3]}, "h o", numbers), tmp_path)
+    numbers |= {"step": floats(0.5), "zero": np.array(7, np.int8)}
+    graph = save(make_model(nodes, {"x": [2, 3]}, "h o d b", numbers), tmp_path)
     found = find_told(*follow(graph), {}, tensor)
     assert np.isnan(found[0]).all() if told is None else found == told
 
@@ -103,6 +109,8 @@ def test_ends_are_told_of_what_is_clipped_and_lies_within_fp16_s_range(
         ([2.0**-40, 2.0**40], False),  # what the first leaves of a number may be rounded away
         ([2.0**40, 2.0**-20], True),  # nothing is lost on the way
         ([1e-45, 2.0**60], False),
+        ([1.1] * 15, True),
+        ([1.1] * 16, False),  # rounded more often than is allowed for
     ],
 )
 def test_nothing_is_told_of_what_rounding_may_have_changed(
