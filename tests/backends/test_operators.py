@@ -105,6 +105,11 @@ def test_kept_operators_run_in_fp32_with_their_reason(tmp_path: Path, op_type: s
         ("m = IsInf <detect_negative: int = 0> (a) b = Where(m, c, a)", True),
         ("m = IsInf <detect_positive: int = 0> (a) b = Where(m, c, a)", True),
         ("m = IsInf(a) b = Where(m, c, a)", False),
+        ('b = ScatterElements <axis: int = 1, reduction: string = "add"> (a, p, a)', True),
+        ('b = ScatterElements <axis: int = 1, reduction: string = "none"> (a, p, a)', False),
+        ("b = ScatterElements <axis: int = 1> (a, p, a)", False),
+        ('b = ScatterND <reduction: string = "max"> (a, o, v)', True),
+        ("b = ScatterND(a, o, v)", False),
         ("u = Unsqueeze(a, n) b, q = RNN <hidden_size: int = 1> (u, i, i1)", True),
         ('u = Unsqueeze(a, n) b, q = RNN <hidden_size: int = 1> (u, i, i1, "", "", h)', False),
         ("u = Unsqueeze(a, n) b, q = GRU <hidden_size: int = 1> (u, g, g1)", True),
@@ -117,10 +122,11 @@ def test_attributes_and_inputs_that_the_parser_types_in_fp32(tmp_path: Path, nod
     text = f"""g (float[2,4] x) => (float y) <float[4,4] w = {{{", ".join("1" * 16)}}}, float[4] c = {{1, 2, 3, 4}},
         int64[1] n = {{0}}, float[1,1,4] i = {{1, 2, 3, 4}}, float[1,1,1] i1 = {{1}}, float[1,2,1] h = {{1, 1}},
         float[1,3,4] g = {{{", ".join("1" * 12)}}}, float[1,3,1] g1 = {{1, 1, 1}},
+        int64[2,4] p = {{0, 1, 2, 3, 3, 2, 1, 0}}, int64[1,1] o = {{1}}, float[1,4] v = {{1, 2, 3, 4}},
         float[1,4,4] l = {{{", ".join("1" * 16)}}}, float[1,4,1] l1 = {{1, 1, 1, 1}}>
         {{ a = Abs(x) {node} d = Neg(b) y = ReduceSum <keepdims: int = 0> (d) }}"""
     typed = make_typed(write_model(tmp_path, text, opset=20 if is_supported(20) else 17))
-    (checked,) = (n for n in typed.graph.nodes if n.op_type in ("Gemm", "IsInf", "RNN", "GRU", "LSTM"))
+    checked = typed.graph.nodes[1 if typed.graph.nodes[1].op_type != "Unsqueeze" else 2]
     found = typed.node_of(checked.writes[0])
     assert typed.types[found.input[0]] == (FLOAT if kept else FLOAT16)
     listed = {label.node for label in typed.artifact.kept}

@@ -56,6 +56,7 @@ KEPT_OPS = {
 """Operators that stay in FP32 whatever the plan says, and why."""
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+_SCATTERS = ("ScatterElements", "ScatterND")
 _PARAMETERS = {"Resize": (1, 2)}
 """Float inputs that say what to do, not what to do it to: they keep FP32 where the schema would let them go."""
 
@@ -74,6 +75,8 @@ def reason_to_keep(node: Node, opset: int) -> str | None:
         _integer(node, name, 1) != 1 for name in ("detect_negative", "detect_positive")
     ):
         return "TensorRT's parser gives a one-sided IsInf an FP32 zero"
+    if node.op_type in _SCATTERS and _word(node, "reduction", "none") != "none":
+        return "ONNX Runtime has no FP16 kernel for a scatter that reduces"
     state = _RECURRENT.get(node.op_type, ())
     if any(slot >= len(node.inputs) or not node.inputs[slot] for slot in state):
         return "TensorRT's parser gives a recurrent node without initial state FP32 zeros"
@@ -113,6 +116,11 @@ def _allows_fp16(schema: OpSchema, parameters: Sequence[OpSchema.FormalParameter
 def _scalar(node: Node, name: str) -> float:
     attribute = node.attribute(name)
     return 1.0 if attribute is None else float(attribute.f)
+
+
+def _word(node: Node, name: str, default: str) -> str:
+    found = node.attribute(name)
+    return default if found is None else found.s.decode()
 
 
 def _integer(node: Node, name: str, default: int) -> int:
