@@ -141,11 +141,10 @@ def tally(steps: Iterable[Steps], seen: Summaries, high: Array, is_counted: npt.
         nan, inf, over = (sources[name] for name in ("nan_count", "inf_count", "over_fp16_count"))
         above = _count_above(sources, over, high[one.sources], FP16_OVERFLOW)
         if one.step is clip:
-            can_tell &= one.join(np.logical_and, nan == 0)
             infinite = _count_above(sources, inf, np.full(len(inf), np.nan), np.inf)
             inf, _ = _keep_open(np.isinf(one.numbers), infinite, inf - infinite)
             over, above = _keep_open(np.abs(one.numbers) > FP16_MAX, above, over - above)
-            can_tell &= ~np.isnan(one.join(np.add, over + inf))
+            can_tell &= (nan == 0) & ~np.isnan(over + inf)
         if one.step is negate:
             above = over - above
         for name, found in (("nan_count", nan), ("inf_count", inf), ("over_fp16_count", over)):

@@ -14,12 +14,12 @@ from scan_cases import run_marked, save_model, value_info
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges.derivations import (
     Derivation,
-    Values,
     derive,
     find_derivations,
     order_steps,
     tally,
 )
+from overflow_fixer.ranges.monotone import Values
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import no_summaries, summarize
 from overflow_fixer.records import Array
@@ -74,6 +74,7 @@ NOT_DERIVED = {
     "DequantizeLinear by a default": node("DequantizeLinear", ["q8", "default"], ["y"]),
     "DequantizeLinear over what FP16 holds": node("DequantizeLinear", ["q16", "six"], ["y"]),
     "DequantizeLinear of what was divided in FP16": node("DequantizeLinear", ["rough", "third"], ["y"]),
+    "DequantizeLinear of a foreign one's": node("DequantizeLinear", ["foreign", "third", "at_7"], ["y"]),
     "DequantizeLinear of channels": node("DequantizeLinear", ["channels", "third"], ["y"]),
 }
 QUANTIZED = [
@@ -81,6 +82,7 @@ QUANTIZED = [
     node("QuantizeLinear", ["x", "six", "at_9"], ["q16"]),
     node("QuantizeLinear", ["x", "tiny"], ["fine"]),
     node("QuantizeLinear", ["x", "third", "at_7"], ["rough"], precision=TensorProto.FLOAT16),
+    node("QuantizeLinear", ["x", "third", "at_7"], ["foreign"], domain="com.microsoft"),
     node("QuantizeLinear", ["pair", "thirds"], ["channels"], axis=0),
 ]
 CONSTANTS = {
@@ -108,9 +110,8 @@ def graph_of(path: Path, made: NodeProto, opset: int = 21) -> Graph:
     inputs.append(value_info("fed", TensorProto.INT8, ["n"]))
     weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in CONSTANTS.items()]
     quantized = [one for one in QUANTIZED if one.output[0] in made.input]
-    return save_model(
-        path, [*quantized, made], inputs, [value_info("y")], weights, opset=opset, ir_version=10
-    )
+    nodes, outputs, domains = [*quantized, made], [value_info("y")], ["com.microsoft"]
+    return save_model(path, nodes, inputs, outputs, weights, opset=opset, ir_version=10, domains=domains)
 
 
 def derivations(graph: Graph) -> list[Derivation]:
