@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
+from overflow_fixer.copies import copy_shell
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Artifact, Batch, Dim, Share
@@ -96,8 +97,9 @@ def _run_for_shapes(graph: Graph, tensors: list[str], batch: Batch) -> Shapes:
     """Run the batch, with a Shape node on each of `tensors`, which so stay inside the session."""
     if not tensors:
         return {}
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
+    model = copy_shell(graph)
+    model.graph.node.extend(node.proto for node in graph.run_order)
+    model.graph.output.extend(graph.model.graph.output)
     taken = {name for node in graph.nodes for name in (*node.reads, *node.writes)}
     asked = {}
     for name in tensors:

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from overflow_fixer.errors import ModelError
 from overflow_fixer.external_data import check_external_data, external_tensors, read_referring
 from overflow_fixer.files import FileStamp, sha256_of
-from overflow_fixer.nodes import Node, number_nodes, sort_nodes
+from overflow_fixer.nodes import Node, delay_fixed, number_nodes, sort_nodes
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, bodies
 from overflow_fixer.tensor_types import (
@@ -124,6 +124,11 @@ class Graph:
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         return tuple(info.name for info in self.model.graph.output)
+
+    @cached_property
+    def run_order(self) -> tuple[Node, ...]:
+        """The nodes as they are to stand in what ONNX Runtime runs in the order given: see nodes.delay_fixed."""
+        return delay_fixed(self.nodes, self.constants)
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:

@@ -99,7 +99,7 @@ class _Probe:
         measured = set(owners.values())
         last = max(node.index for node in measured)
         views: dict[str, str] = {}
-        for node in self.graph.nodes[: last + 1]:
+        for node in (one for one in self.graph.run_order if one.index <= last):
             model.graph.node.append(node.proto)
             if node in measured:
                 self._add_twin(model.graph, node, views)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
@@ -111,6 +111,58 @@ def sort_nodes(path: Path, graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> t
     del graph.node[:]
     graph.node.extend(found.node)
     return number_nodes(graph)
+
+
+def delay_fixed(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node, ...]:
+    """The nodes in another topological order: what is computed from constants alone stands right before its first reader.
+
+    Tools write it in front, such as each weight's DequantizeLinear; run in that order, all weights would be there at once.
+    What no other node needs stands where what it reads does. Each node's index is its place in `nodes`.
+    """
+    fixed, needed = _split(nodes, constants)
+    if not fixed:
+        return tuple(nodes)
+    before: dict[int, list[Node]] = {}
+    for node, place in zip(fixed, _place(fixed, needed), strict=True):
+        before.setdefault(place, []).append(node)
+    left = {node.index for node in fixed}
+    found: list[Node] = []
+    for node in nodes:
+        found += before.get(node.index, ())
+        found += () if node.index in left else (node,)
+    return tuple(found)
+
+
+def _split(nodes: Iterable[Node], constants: Collection[str]) -> tuple[list[Node], dict[str, int]]:
+    """The nodes that compute something from constants alone, and of what they write the first other node that reads it."""
+    known, found, needed = set(constants), list[Node](), dict[str, int]()
+    for node in nodes:
+        if known.isdisjoint(node.reads):
+            continue
+        if known.issuperset(node.reads):
+            known.update(node.writes)
+            found.append(node)
+        else:
+            for name in known.intersection(node.reads):
+                needed.setdefault(name, node.index)
+    return found, needed
+
+
+def _place(fixed: Sequence[Node], needed: dict[str, int]) -> list[int]:
+    """Before which node each of them is to stand. `needed` goes on through them, in place."""
+    for node in reversed(fixed):
+        place = min((needed[name] for name in node.writes if name in needed), default=None)
+        if place is not None:
+            for name in node.reads:
+                needed[name] = min(place, needed.get(name, place))
+    behind: dict[str, int] = {}
+    found = []
+    for node in fixed:
+        places = [needed[name] for name in node.writes if name in needed]
+        sources = [behind[name] for name in node.reads if name in behind]
+        found.append(min(places) if places else max(sources, default=node.index))
+        behind.update(dict.fromkeys(node.writes, found[-1]))
+    return found
 
 
 def _are_sorted(nodes: Iterable[Node]) -> bool:

@@ -64,7 +64,7 @@ def simulate(graph: Graph, extra_outputs: Sequence[str] = ()) -> onnx.ModelProto
     extra_outputs: inner tensors that become outputs too. Each has its name and type in the model.
     """
     simulation = _Simulation(graph)
-    for node in graph.nodes:
+    for node in graph.run_order:
         simulation.add(node)
     return simulation.finish(extra_outputs)
 

@@ -267,7 +267,7 @@ def _locate(
 def _interleave(graph: Graph, behind: Behind, instead: Instead) -> list[NodeProto]:
     """The graph's nodes, or those instead, each followed by the nodes that stand behind its outputs; inputs first."""
     found = [node for spec in graph.inputs for node in behind.get(spec.name, ())]
-    for node in graph.nodes:
+    for node in graph.run_order:
         proto = _read_rounded(graph, node, behind) if node.op_type == "Cast" else node.proto
         found.append(instead.get(node.label, proto))
         for name in node.writes:
