@@ -29,6 +29,14 @@ class ModelError(FixError):
     exit_code = 3
 
 
+class RunError(ModelError):
+    """ONNX Runtime could not run a batch; `reason` is what it said."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class CalibrationError(FixError):
     """The calibration data cannot be read or does not fit the model."""
 

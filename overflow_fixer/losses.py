@@ -18,6 +18,7 @@ from onnx.helper import make_tensor_value_info
 
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.copies import copy_shell
+from overflow_fixer.errors import RunError
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
@@ -67,10 +68,9 @@ def measure_losses(
     chunks = Chunks(ranges)
     losses: dict[str, Loss] = {}
     for names in chunks.cut(list(owners)):
-        values, size_bytes = probe.run({name: owners[name] for name in names}, batch)
+        found, size_bytes = _run_in_halves(probe, {name: owners[name] for name in names}, batch)
         chunks.note(names, size_bytes)
-        for name, (right, computed) in values.items():
-            loss = _measure(right, computed, owners[name].label in probe.fp16_nodes and name not in exact)
+        for name, loss in found.items():
             known = losses.get(owners[name].label, loss)
             worst = Loss(min(known.read_db, loss.read_db), min(known.written_db, loss.written_db))
             losses[owners[name].label] = worst
@@ -152,6 +152,23 @@ class _Probe:
         while name in self._taken:
             name += "_"
         return name
+
+
+def _run_in_halves(probe: _Probe, owners: Mapping[str, Node], batch: Batch) -> tuple[dict[str, Loss], int]:
+    """The losses, and the bytes that took. A twin that cannot be run, such as a Range up to what overflowed, loses everything."""
+    try:
+        values, size_bytes = probe.run(owners, batch)
+    except RunError:
+        if len(owners) == 1:
+            return dict.fromkeys(owners, Loss(-math.inf, math.inf)), 0
+        names, half = list(owners), len(owners) // 2
+        parts = [
+            _run_in_halves(probe, {name: owners[name] for name in some}, batch)
+            for some in (names[:half], names[half:])
+        ]
+        return {**parts[0][0], **parts[1][0]}, max(size_bytes for _, size_bytes in parts)
+    are_half = {name: owners[name].label in probe.fp16_nodes and name not in probe.exact for name in owners}
+    return {name: _measure(*pair, are_half[name]) for name, pair in values.items()}, size_bytes
 
 
 def _is_measured(graph: Graph, node: Node) -> bool:

@@ -52,6 +52,14 @@ class ErrorMeter:
         counts = (self._counts["mismatched"] - mismatched, self._counts["compared"] - compared)
         self._batches.append(_BatchError(batch, *counts, sums.reference.log10, sums.error.log10))
 
+    def add_failure(self, reference: Any, batch: str, reason: str) -> None:
+        """Count a batch that the candidate could not compute, for this reason: nothing of it matches."""
+        references = _arrays(reference)
+        size = max(sum(a.size for a in references), 1)
+        self._counts.update(element=size, mismatched=size)
+        self._is_float &= all(map(_is_float, references))
+        self._batches.append(_BatchError(batch, size, 0, -math.inf, -math.inf, reason))
+
     def result(self) -> TensorError:
         """The error over everything added so far."""
         counts, total = self._counts, self._total
@@ -75,6 +83,7 @@ class ErrorMeter:
             snr_db=_snr_db(total.reference.log10, total.error.log10) if compared else math.nan,
             worst_batch=worst[0].name if worst is not None else None,
             is_float=self._is_float,
+            failure=worst[0].failure if worst is not None else None,
             worst_batch_snr_db=min((snr for snr in snrs if not math.isnan(snr)), default=math.nan),
         )
 
@@ -116,13 +125,14 @@ class ErrorMeter:
 
 @dataclass(frozen=True)
 class _BatchError:
-    """One batch: elements mismatched and compared, log10 of the sums of squares of reference and error."""
+    """One batch: elements mismatched and compared, log10 of the sums of squares of reference and error, and why it failed."""
 
     name: str
     mismatched: int
     compared: int
     reference: float
     error: float
+    failure: str | None = None
 
 
 @dataclass
@@ -220,10 +230,10 @@ def _scale(values: Array, max_abs: float, exponent: int = 0) -> _Scaled:
     return _Scaled(np.ldexp(values, -shift), exponent + shift)
 
 
-def _badness(judged: tuple[_BatchError, float]) -> tuple[int, float]:
-    """The most mismatches, then the lowest SNR."""
+def _badness(judged: tuple[_BatchError, float]) -> tuple[bool, int, float]:
+    """One that failed, then the most mismatches, then the lowest SNR."""
     batch, snr_db = judged
-    return batch.mismatched, -math.inf if math.isnan(snr_db) else -snr_db
+    return batch.failure is not None, batch.mismatched, -math.inf if math.isnan(snr_db) else -snr_db
 
 
 def _snr_db(reference: float, error: float) -> float:

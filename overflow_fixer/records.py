@@ -475,8 +475,9 @@ class TensorError:
     `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `worst_batch_snr_db` is the
     least of a batch, where sum ref^2 is taken as at least a hundredth of what the mean batch would have
     for its elements: a batch that is wrong shows beside louder ones, and silence is not judged by its
-    noise. `cosine` is in [-1, 1]. `worst_batch` names the batch with the most mismatches, then the
-    lowest SNR.
+    noise. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
+    mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
+    could on all.
     """
 
     tensor: str
@@ -496,6 +497,7 @@ class TensorError:
     worst_batch: str | None
     is_float: bool = True
     worst_batch_snr_db: float = math.nan
+    failure: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import onnxruntime
 
 from overflow_fixer.allotment import count_threads
 from overflow_fixer.bf16_values import run_with_bf16
-from overflow_fixer.errors import ModelError
+from overflow_fixer.errors import ModelError, RunError
 from overflow_fixer.files import sha256_of
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.native import find_library, may_hold_operators
@@ -28,6 +28,7 @@ from overflow_fixer.providers import (
     preload_libraries,
 )
 from overflow_fixer.records import Array, Batch
+from overflow_fixer.subgraphs import captured_by
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
@@ -164,16 +165,18 @@ def make_run_options() -> Any:
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, options: Any = None) -> list[Any]:
     """Run one batch and return the outputs asked for (None: all), BF16 as numpy has it with ml_dtypes.
 
-    `options` are those of make_run_options. Raises ModelError naming the batch.
+    `options` are those of make_run_options. Raises RunError naming the batch; where memory ran out, a plain ModelError.
     """
     try:
         return run_with_bf16(session, outputs, batch.feeds, options)
     except Exception as error:
-        raise ModelError(
-            f"The model could not be run on batch {batch.name}: {first_line(error)}. Expected every batch to run in "
+        reason = first_line(error)
+        text = (
+            f"The model could not be run on batch {batch.name}: {reason}. Expected every batch to run in "
             f"ONNX Runtime {onnxruntime.__version__}. Check that the batch has the shapes the model was made "
             f"for; if memory ran out, use a smaller batch{_or_the_cpu(session)}."
-        ) from error
+        )
+        raise (ModelError(text) if _tells_of_memory(error) else RunError(text, reason)) from error
 
 
 def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
@@ -224,6 +227,20 @@ def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) ->
     session = open_session(marked, folder, provider="tensorrt" if has_plugins(model.graph) else "cpu")
     types = {output.name: output.type for output in session.get_outputs()}
     return {name: _ELEM_TYPES[kind] for name in tensors if (kind := types[name][7:-1]) in _ELEM_TYPES}
+
+
+def keep_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
+    """Make these of the model's outputs, in place, its only ones, with the nodes that they need."""
+    kept = [output for output in model.graph.output if output.name in tensors]
+    needed, nodes = set(tensors), list[onnx.NodeProto]()
+    for node in reversed(model.graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(node.input, captured_by(node))
+            nodes.append(node)
+    found = onnx.GraphProto(node=reversed(nodes), output=kept)
+    del model.graph.node[:], model.graph.output[:]
+    model.graph.node.extend(found.node)
+    model.graph.output.extend(found.output)
 
 
 def _session_options(optimize: bool, by_priority: bool, provider: Provider) -> Any:
@@ -300,6 +317,12 @@ def _serialize(model: onnx.ModelProto) -> bytes:
             f"The model is too large for one protobuf message ({first_line(error)}). Expected weights in "
             "external data for a model near 2 GB. Save it with onnx.save(..., save_as_external_data=True)."
         ) from error
+
+
+def _tells_of_memory(error: Exception) -> bool:
+    """Whether it is Python's, C++'s or ONNX Runtime's word for memory that ran out."""
+    words = ("bad_alloc", "bad allocation", "failed to allocate", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def first_line(error: BaseException) -> str:

@@ -33,15 +33,9 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
+from overflow_fixer.trace import OpenRunner, trace
 from overflow_fixer.trial_folders import TrialFolders
-from overflow_fixer.verification import (
-    CachedRunner,
-    OpenRunner,
-    check_tolerance,
-    open_reference,
-    trace,
-    verify,
-)
+from overflow_fixer.verification import CachedRunner, check_tolerance, open_reference, verify
 
 _NAIVE = "naive FP16"
 
@@ -165,14 +159,14 @@ class Bench:
             return found
         if self.backend.is_engine:
             return self._trace_engine(found, artifact, plan)
-        return self._trace(found, plan, lambda tensors: mixed_onnx.open_runner(artifact, tensors))
+        return self._trace(found, plan, lambda tensors: mixed_onnx.open_tracer(artifact, tensors))
 
     def _trace_engine(self, found: Verification, artifact: Artifact, plan: PrecisionPlan) -> Verification:
         """Trace a simulation of the engine's precisions; where that shows nothing wrong, a marked engine."""
         pins = tuple(Pin(label, "", (), ()) for label in artifact.fp32_nodes)
         typed = mixed_onnx.emit(self.graph, replace(plan, pins=pins), self._place(".fp16.onnx"))
         simulated = self._trace(
-            found, plan, lambda tensors: mixed_onnx.open_runner(typed, tensors), "simulation"
+            found, plan, lambda tensors: mixed_onnx.open_tracer(typed, tensors), "simulation"
         )
         shutil.rmtree(typed.path.parent, ignore_errors=True)
         if simulated.first_wrong is not None or not plan.pins:

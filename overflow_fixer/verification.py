@@ -1,37 +1,29 @@
-"""An artifact held against FP32 on the calibration batches, and the first tensor that goes wrong."""
+"""An artifact held against FP32 on the calibration batches."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from overflow_fixer.chunks import Chunks
 from overflow_fixer.copies import copy_model
-from overflow_fixer.errors import BackendError, CalibrationError, ConfigError
+from overflow_fixer.errors import BackendError, CalibrationError, ConfigError, RunError
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.records import (
     Array,
     Batch,
     OutputVerdict,
-    RangeTable,
     Runner,
     TensorError,
     Tolerance,
-    TracedIn,
     Verification,
 )
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
 
 _CACHE_BYTES = 64 << 20
-
-OpenRunner = Callable[[Sequence[str]], Runner]
-"""Opens a runner whose outputs include the tensors named, besides the model's own."""
 
 
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
@@ -84,7 +76,8 @@ def verify(
 
     An output passes when the candidate has no NaN, no infinity that the reference does not have in
     the same place, and in every batch an SNR of at least its tolerance (or no error over
-    `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. Raises
+    `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. So does a batch
+    that the candidate cannot run and the reference can: overflow can end in an index or a size. Raises
     BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError as check_tolerance.
     """
     check_tolerance(tolerance, reference.output_names)
@@ -119,46 +112,14 @@ def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:
     return OutputVerdict(error, problem is None, problem or _praise(error))
 
 
-def trace(
-    verification: Verification,
-    graph: Graph,
-    ranges: RangeTable,
-    batches: Iterable[Batch],
-    open_candidate: OpenRunner,
-    tolerance: Tolerance,
-    ignore: frozenset[str] = frozenset(),
-    traced_in: TracedIn = "candidate",
-) -> Verification:
-    """Compare every computed float tensor on the worst batch and name the first, in order, that is wrong.
-
-    Tensors go out in chunks of about 256 MiB, so that memory stays bounded. Constants are not
-    compared: what FP16 makes of them shows in what reads them; nor are tensors that the candidate does
-    not have (an engine folds some away). `ignore` are tensors that differ by design (a clamped mask);
-    `traced_in` says what `open_candidate` opens.
-    """
-    chosen = find_worst_batch(verification, batches)
-    names = [
-        name
-        for node in graph.nodes
-        for name in node.writes
-        if graph.is_float(name) and name not in graph.constants and name not in ignore
-    ]
-    chunks = Chunks(ranges)
-    errors: list[TensorError] = []
-    for chunk in chunks.cut(names):
-        found, size_bytes = _compare_inside(graph, open_candidate, chosen, chunk)
-        chunks.note(chunk, size_bytes)
-        errors += found
-    wrong = next((error for error in errors if not judge(error, tolerance).passed), None)
-    return replace(verification, first_wrong=wrong, trace=tuple(errors), traced_in=traced_in)
-
-
 def worst_snr_db(error: TensorError) -> float:
     """The SNR that an error is judged by: that of its worst batch, where it is known."""
     return error.snr_db if math.isnan(error.worst_batch_snr_db) else error.worst_batch_snr_db
 
 
 def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
+    if error.failure is not None:
+        return f"it cannot be computed on {error.worst_batch}: {error.failure}"
     if not error.is_float:
         share = 1 - error.mismatched / max(error.element_count, 1)
         enough = tolerance.min_agreement
@@ -225,22 +186,13 @@ def _check_outputs(reference: Runner, candidate: Runner) -> None:
         )
 
 
-def _compare_inside(
-    graph: Graph, open_candidate: OpenRunner, batch: Batch, tensors: Sequence[str]
-) -> tuple[list[TensorError], int]:
-    """The errors of inner tensors on one batch, and the bytes that they took."""
-    candidate = open_candidate(tensors)
-    meters = {name: ErrorMeter(name) for name in tensors if name in candidate.output_names}
-    size_bytes = _compare(open_reference(graph, tensors), candidate, batch, meters)
-    return [meter.result() for meter in meters.values()], size_bytes
-
-
-def _compare(reference: Runner, candidate: Runner, batch: Batch, meters: dict[str, ErrorMeter]) -> int:
-    expected: dict[str, Any] = reference.run(batch)
-    found: dict[str, Any] = candidate.run(batch)
+def _compare(reference: Runner, candidate: Runner, batch: Batch, meters: Mapping[str, ErrorMeter]) -> None:
+    expected = reference.run(batch)
+    try:
+        found = candidate.run(batch)
+    except RunError as error:
+        for name, meter in meters.items():
+            meter.add_failure(expected[name], batch.name, error.reason)
+        return
     for name, meter in meters.items():
         meter.add(expected[name], found[name], batch.name)
-    arrays: list[Array] = [
-        value for side in (expected, found) for value in side.values() if isinstance(value, np.ndarray)
-    ]
-    return sum(array.nbytes for array in arrays)

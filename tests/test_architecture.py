@@ -28,6 +28,7 @@ FLOORS = [
     {"body_graphs", "foreign_operators", "inner", "patterns"},
     {"calibration", "ranges", "rules", "simulation", "flops", "losses"},
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification", "finished_trials"},
+    {"trace"},
     {"reports", "repair", "trials", "confidence", "refusing"},
     {"pipeline"},
     {"zoo"},

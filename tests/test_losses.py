@@ -173,3 +173,19 @@ def test_the_graph_is_not_touched(tmp_path: Path) -> None:
     before = graph.model.SerializeToString(deterministic=True)
     _measure(graph, ranges)
     assert graph.model.SerializeToString(deterministic=True) == before
+
+
+def test_a_node_that_cannot_be_run_on_rounded_values_loses_everything(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceSum", "x", "total", keepdims=0),
+        node("Mul", "total k", "end"),
+        node("Range", "zero end step", "r"),
+        node("ReduceMax", "r", "top", keepdims=0),
+        node("Add", "x top", "y"),
+    ]
+    end = float(70000 / X.sum(dtype=np.float64))
+    graph, ranges = _scan(tmp_path, nodes, "y", k=scalar(end), zero=scalar(0), step=scalar(7000))
+    losses = _measure(graph, ranges)
+    assert losses["Range_r"].read_db == -math.inf
+    assert losses["ReduceSum_total"].worst_db > 60
+    assert losses["Add_y"].read_db > 60

@@ -44,6 +44,29 @@ def test_plain_fp16_that_cannot_be_built_is_a_warning_and_not_the_end(
     assert "Warning: Plain FP16 was not compared: No kernel." in render_text(report)
 
 
+def test_plain_fp16_that_cannot_be_run_fails_and_the_plan_is_verified(tmp_path: Path) -> None:
+    """70000 - 69998 is NaN in FP16, and so no row of the table."""
+    nodes = [
+        node("Mul", "x big", "a"),
+        node("Sub", "a most", "b"),
+        node("Cast", "b", "row", to=TensorProto.INT64),
+        node("Gather", "table row", "y"),
+    ]
+    table = np.array([5, 6, 7], np.float32)
+    constants = {"big": scalar(70000), "most": scalar(69998), "table": table}
+    save(make_model(nodes, {"x": [1]}, "y", constants), tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([1], np.float32))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert report.passed
+    assert report.plan.pinned == {"Mul_a", "Sub_b"}
+    assert report.naive is not None
+    (verdict,) = report.naive.outputs
+    assert verdict.reason.startswith("it cannot be computed on data.npz")
+    assert "Gather_y" in verdict.reason
+    assert "plain FP16 fails." in " ".join(render_text(report).split())
+
+
 def test_without_comparison_plain_fp16_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "try_naive", lambda bench: pytest.fail("it was built"))
     report = fix(_config(tmp_path, compare=False))

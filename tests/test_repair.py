@@ -14,7 +14,7 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar, scan
 
-from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import plan_precision
@@ -31,7 +31,8 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair import Attempt, _around, is_better, repair
 from overflow_fixer.rules import DEFAULT_RULES
-from overflow_fixer.verification import open_reference, trace, verify
+from overflow_fixer.trace import trace
+from overflow_fixer.verification import open_reference, verify
 
 TOLERANCE = Tolerance()
 POLICY = PlanPolicy()
@@ -85,7 +86,7 @@ class Trial:
         if found.passed:
             return artifact, found
         return artifact, trace(
-            found, self.graph, self.ranges, self.batches, lambda t: open_runner(artifact, t), self.tolerance
+            found, self.graph, self.ranges, self.batches, lambda t: open_tracer(artifact, t), self.tolerance
         )
 
     def first(self) -> Attempt:

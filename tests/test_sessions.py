@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from overflow_fixer.allotment import count_threads
-from overflow_fixer.errors import ModelError
+from overflow_fixer.errors import ModelError, RunError
 from overflow_fixer.providers import PLUGIN_DOMAIN, Provider, find_lack
 from overflow_fixer.records import Batch
 from overflow_fixer.sessions import (
@@ -20,6 +21,7 @@ from overflow_fixer.sessions import (
     _session_options,
     count_on_cpu,
     infer_types,
+    keep_outputs,
     mark_outputs,
     open_session,
     run_session,
@@ -126,6 +128,48 @@ def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
         run_session(
             open_session(_model(), tmp_path), None, Batch("night.npz", {"x": np.ones((2, 2), np.float32)})
         )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_memory"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 8"), True),
+        (RuntimeError("Gather node. idx=9 must be within the inclusive range [-3,2]"), False),
+    ],
+)
+def test_a_run_that_fails_says_whether_memory_ran_out(error: Exception, is_of_memory: bool) -> None:
+    class Session:
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+        def get_outputs(self) -> list[Any]:
+            return []
+
+        def run(self, *arguments: Any) -> None:
+            raise error
+
+    with pytest.raises(ModelError) as raised:
+        run_session(Session(), None, Batch("b", {}))
+    assert isinstance(raised.value, RunError) is not is_of_memory
+    if isinstance(raised.value, RunError):
+        assert raised.value.reason == str(error)
+
+
+def test_outputs_are_kept_with_what_they_need_alone(tmp_path: Path) -> None:
+    model = _model()
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["t"], ["n"])], "b", [], [helper.make_empty_tensor_value_info("n")]
+    )
+    chosen = helper.make_node("If", ["is"], ["z"], then_branch=body, else_branch=body)
+    model.graph.node.append(chosen)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "is"))
+    mark_outputs(model, ["z"])
+    keep_outputs(model, ["z"])
+    assert [one.op_type for one in model.graph.node] == ["Neg", "If"]
+    found = run_session(open_session(model, tmp_path), None, Batch("b", {"x": np.float32([1, -2])}))
+    assert [value.tolist() for value in found] == [[1, -2]]
 
 
 @pytest.mark.skipif(

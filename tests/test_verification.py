@@ -1,26 +1,25 @@
-"""Verification that cannot be fooled, and the first tensor that goes wrong."""
+"""Verification that cannot be fooled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save, scalar, scan
+from naive_artifacts import naive_artifact, sample
 from onnx import TensorProto
 
-from overflow_fixer import chunks as chunks_module
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.errors import BackendError, CalibrationError, ConfigError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.errors import BackendError, CalibrationError, ConfigError, ModelError, RunError
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import Batch, PlanPolicy, PrecisionPlan, Runner, Tolerance, Verification
-from overflow_fixer.verification import CachedRunner, OpenRunner, judge, open_reference, trace, verify
+from overflow_fixer.records import Batch, PlanPolicy, Tolerance, Verification
+from overflow_fixer.verification import CachedRunner, judge, open_reference, verify
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 TOLERANCE = Tolerance()
@@ -42,18 +41,6 @@ def compare(
 ) -> Verification:
     batches = InMemoryCalibration(({},) * len(reference))
     return verify(Given(reference), Given(candidate), batches, tolerance)
-
-
-def naive_artifact(graph: Graph, folder: Path) -> OpenRunner:
-    """The model in FP16 without a pin, and the way to open it."""
-    artifact = emit(graph, PrecisionPlan(graph.sha256, 10000.0, ()), folder / "naive.onnx")
-    return lambda tensors: open_runner(artifact, tensors)
-
-
-def sample(name: str) -> tuple[Graph, InMemoryCalibration]:
-    graph = load_graph(CALIB_DATA / name / "model.onnx")
-    files = sorted((CALIB_DATA / name / "data").glob("*.npz"))
-    return graph, InMemoryCalibration(tuple(dict(np.load(file)) for file in files))
 
 
 # ---------------------------------------------------------------- judging outputs
@@ -176,6 +163,46 @@ def test_a_number_that_is_not_known_does_not_pass() -> None:
     ).passed
 
 
+@dataclass
+class Failing(Given):
+    """One that cannot run the second batch."""
+
+    error: Exception = field(default_factory=lambda: RunError("The model could not be run.", "no such row"))
+
+    def run(self, batch: Batch) -> dict[str, Any]:
+        if batch.name == "batch_1":
+            raise self.error
+        return super().run(batch)
+
+
+@pytest.mark.parametrize("value", [floats(1, 2), np.array([1, 2])])
+def test_a_batch_that_the_candidate_alone_cannot_run_fails_every_output(value: np.ndarray) -> None:
+    values = [value] * 1000
+    batches = InMemoryCalibration(({},) * 1000)
+    found = verify(Given(values), Failing(values), batches, TOLERANCE)
+    (verdict,) = found.outputs
+    assert (verdict.passed, verdict.error.is_float) == (False, value.dtype == np.float32)
+    assert verdict.reason == "it cannot be computed on batch_1: no such row"
+    assert (verdict.error.worst_batch, verdict.error.failure) == ("batch_1", "no such row")
+    assert (verdict.error.element_count, verdict.error.mismatched) == (2000, 2)
+    assert found.batch_count == 1000
+
+
+def test_a_batch_that_fails_is_worse_than_one_that_is_all_wrong() -> None:
+    wrong = [floats(1, 2), floats(1, 2), floats(math.nan, math.nan, math.nan)]
+    right = [floats(1, 2), floats(1, 2), floats(1, 2, 3)]
+    found = verify(Given(right), Failing(wrong), InMemoryCalibration(({},) * 3), TOLERANCE)
+    assert found.outputs[0].reason == "it cannot be computed on batch_1: no such row"
+
+
+def test_what_the_reference_cannot_run_and_memory_that_ran_out_are_errors() -> None:
+    values, batches = [floats(1)] * 2, InMemoryCalibration(({},) * 2)
+    with pytest.raises(RunError):
+        verify(Failing(values), Given(values), batches, TOLERANCE)
+    with pytest.raises(ModelError, match="no memory"):
+        verify(Given(values), Failing(values, error=ModelError("no memory")), batches, TOLERANCE)
+
+
 def test_a_tolerance_for_an_output_that_is_none_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"names 'Y', which is no output of the model. Expected one of: y\."
@@ -272,132 +299,6 @@ def test_strings_count_by_their_text_and_sequences_are_not_kept() -> None:
         counting.run(Batch("b", {"x": np.asarray([1.0]), "text": text}))
         listing.run(Batch("b", {"x": np.asarray([1.0])}))
     assert (counted.runs, listed.runs) == (2, 3)
-
-
-# ---------------------------------------------------------------- the first wrong tensor
-
-
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("needs_constraints", "/Sub_output_0"),
-        ("conv_chain", "/conv4/Conv_output_0"),
-        ("layernorm_transformer", "/ln_1/Pow_output_0"),
-        ("masked_attention", "/Mul_output_0"),
-    ],
-)
-def test_the_first_wrong_tensor_of_each_sample(name: str, first: str, tmp_path: Path) -> None:
-    graph, batches = sample(name)
-    open_candidate = naive_artifact(graph, tmp_path)
-    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
-    assert not found.passed
-    ranges = collect_ranges(graph, batches)
-    traced = trace(found, graph, ranges, batches, open_candidate, TOLERANCE)
-    assert traced.first_wrong is not None
-    assert traced.first_wrong.tensor == first
-    assert traced.outputs == found.outputs
-    order = [t for n in graph.nodes for t in n.writes if graph.is_float(t) and t not in graph.constants]
-    assert [error.tensor for error in traced.trace] == order
-    before = order[: order.index(first)]
-    assert all(judge(e, TOLERANCE).passed for e in traced.trace if e.tensor in before)
-
-
-def test_what_differs_by_design_is_left_out(tmp_path: Path) -> None:
-    graph, batches = sample("conv_chain")
-    open_candidate = naive_artifact(graph, tmp_path)
-    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
-    ignore = frozenset({"/conv4/Conv_output_0"})
-    traced = trace(found, graph, collect_ranges(graph, batches), batches, open_candidate, TOLERANCE, ignore)
-    assert traced.first_wrong is not None
-    assert traced.first_wrong.tensor == "/relu4/Relu_output_0"
-    assert "/conv4/Conv_output_0" not in {error.tensor for error in traced.trace}
-
-
-def _counting(open_candidate: OpenRunner, chunks: list[Sequence[str]]) -> OpenRunner:
-    def open_and_note(tensors: Sequence[str]) -> Runner:
-        chunks.append(list(tensors))
-        return open_candidate(tensors)
-
-    return open_and_note
-
-
-@pytest.mark.parametrize(("bound", "count"), [(1, 4), (100_000, 4), (200_000, 2), (256 << 20, 1)])
-def test_tensors_go_out_in_bounded_chunks(
-    bound: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four tensors of 128 x 128, of 4 bytes an element in FP32 and 2 in FP16: 98,304 bytes each."""
-    graph, batches = sample("needs_constraints")
-    ranges = collect_ranges(graph, batches)
-    open_candidate = naive_artifact(graph, tmp_path)
-    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
-    whole = trace(found, graph, ranges, batches, open_candidate, TOLERANCE)
-    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", bound)
-    chunks: list[Sequence[str]] = []
-    pieces = trace(found, graph, ranges, batches, _counting(open_candidate, chunks), TOLERANCE)
-    assert repr(pieces) == repr(whole)
-    assert [name for chunk in chunks for name in chunk] == [error.tensor for error in whole.trace]
-    assert all(len(chunk) * 98_304 <= max(bound, 98_304) for chunk in chunks)
-    assert len(chunks) >= count
-
-
-def test_chunks_shrink_when_the_traced_batch_is_much_larger_than_the_mean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = [node("Neg", f"t{i}", f"t{i + 1}") for i in range(40)]
-    model = make_model(nodes, {"t0": ["n"]}, "t40")
-    batches = [{"t0": np.full(1, 1.0, np.float32)}] * 20 + [{"t0": np.full(5000, 70000.0, np.float32)}]
-    graph, ranges = scan(model, tmp_path, *batches)
-    calibration = InMemoryCalibration(tuple(batches))
-    open_candidate = naive_artifact(graph, tmp_path)
-    found = verify(open_reference(graph), open_candidate(()), calibration, TOLERANCE)
-    assert found.outputs[0].error.worst_batch == "batch_20"
-    bound = 200_000
-    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", bound)
-    chunks: list[Sequence[str]] = []
-    trace(found, graph, ranges, calibration, _counting(open_candidate, chunks), TOLERANCE)
-    assert sum(map(len, chunks)) == 40
-    assert all(len(chunk) * 5000 * 6 <= bound for chunk in chunks[1:])
-
-
-def test_sequences_and_integers_inside_are_passed_over(tmp_path: Path) -> None:
-    model = make_model(
-        [
-            node("Mul", "x big", "a"),
-            node("SequenceConstruct", "a x", "s"),
-            node("SequenceAt", "s one", "b"),
-            node("Cast", "b", "i", to=TensorProto.INT32),
-            node("Cast", "i", "d", to=TensorProto.FLOAT),
-            node("Add", "a d", "y"),
-        ],
-        {"x": [2]},
-        "y",
-        {"big": scalar(60000), "one": np.asarray(1, np.int64)},
-    )
-    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)})
-    calibration = InMemoryCalibration(({"x": floats(1, 2)},))
-    open_candidate = naive_artifact(graph, tmp_path)
-    found = verify(open_reference(graph), open_candidate(()), calibration, TOLERANCE)
-    traced = trace(found, graph, ranges, calibration, open_candidate, TOLERANCE)
-    assert [error.tensor for error in traced.trace] == ["a", "b", "d", "y"]
-    assert traced.first_wrong is not None
-    assert traced.first_wrong.tensor == "a"
-
-
-def test_bf16_tensors_are_compared_too(tmp_path: Path) -> None:
-    nodes = [
-        node("Cast", "x", "narrow", to=TensorProto.BFLOAT16),
-        node("Cast", "narrow", "wide", to=TensorProto.FLOAT),
-        node("Mul", "wide wide", "y"),
-    ]
-    model = make_model(nodes, {"x": [2]}, "y narrow", output_types={"narrow": TensorProto.BFLOAT16})
-    graph, batches = save(model, tmp_path), InMemoryCalibration(({"x": floats(1000, 2)},))
-    open_naive = naive_artifact(graph, tmp_path)
-    found = verify(open_reference(graph), open_naive(()), batches, TOLERANCE)
-    assert [verdict.passed for verdict in found.outputs] == [False, True]
-    traced = trace(found, graph, collect_ranges(graph, batches), batches, open_naive, TOLERANCE)
-    assert traced.first_wrong is not None
-    assert traced.first_wrong.tensor == "y"
-    assert [error.tensor for error in traced.trace] == ["narrow", "wide", "y"]
 
 
 def test_a_planned_artifact_passes_where_the_naive_one_fails(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.3"
+SCHEMA_VERSION = "2.4"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -331,6 +331,7 @@ def _describe_error(error: TensorError) -> Document:
         **{name: encode_number(getattr(error, name)) for name in _ERROR_NUMBERS},
         "is_float": error.is_float,
         "worst_batch": error.worst_batch,
+        "failure": error.failure,
     }
 
 

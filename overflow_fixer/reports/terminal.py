@@ -291,6 +291,8 @@ def _say_first_of(verification: Document | None) -> str:
 
 def _say_first(error: dict[str, Any]) -> str:
     name = shorten_middle(make_visible(error["tensor"]), 60)
+    if error.get("failure"):
+        return f"{name}: it cannot be computed: {shorten_reason(error['failure'])}"
     batch = (
         f", worst in {shorten_middle(make_visible(error['worst_batch']), 40)}" if error["worst_batch"] else ""
     )

@@ -240,6 +240,26 @@ def test_fp16_inside_control_flow_is_refused_where_it_cannot_be_simulated(
     assert "cannot be simulated" in capsys.readouterr().err
 
 
+def test_an_artifact_that_cannot_be_run_is_wrong_and_the_model_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the index is made in FP16, 70000 is infinite."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1] x, float[9] t) => (float[1] y)
+        { %s r = Cast <to: int = 7> (b) y = Gather (t, r) }"""
+    big = "c = Constant <value_float: float = 70000.0> () d = Constant <value_float: float = 69998.0> ()"
+    right = "a = Mul (x, c) b = Sub (a, d)"
+    half = "h = Mul (x, c) a = Cast <to: int = 10> (h) w = Cast <to: int = 1> (a) b = Sub (w, d)"
+    for name, body in (("fp32", right), ("fp16", half)):
+        onnx.save(onnx.parser.parse_model(text % f"{big} {body}"), tmp_path / f"{name}.onnx")
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "b.npz", x=np.float32([1]), t=np.arange(9, dtype=np.float32))
+    arguments = (tmp_path / "fp32.onnx", "--calib", tmp_path / "data", "--artifact", tmp_path / "fp16.onnx")
+    assert _run("verify", *arguments) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("WRONG y: it cannot be computed on b.npz: ")
+    assert said.err == ""
+
+
 def test_nothing_compared_is_nothing_proved(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[N] y)
         { b = Greater(x, x) a = Abs(x) y = Compress(a, b) }"""

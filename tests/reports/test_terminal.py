@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from rich.console import Console
 
 from overflow_fixer.records import FixReport, OutputVerdict, Verification
 from overflow_fixer.reports.document import build_document
+from overflow_fixer.reports.html_report import render_html
 from overflow_fixer.reports.terminal import closing_table, print_document, render_text
 
 FACTORIES: list[Callable[[Path], FixReport]] = [
@@ -90,6 +92,16 @@ def test_the_first_wrong_tensor_of_both_sides_is_named(tmp_path: Path) -> None:
     text = _words(render_text(make_failed(tmp_path)))
     assert "before: /conv3/out: 2990 NaN, 10 Inf, SNR n/a dB, worst in frames/0003.npz" in text
     assert "after: /head/Exp_output_0: 2990 NaN" in text
+
+
+def test_the_first_tensor_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
+    lost = make_error("/emb", failure="Gather node. Name:'N' idx=9 is out of bounds")
+    report = make_report(tmp_path, naive=replace(make_passing("logits"), first_wrong=lost))
+    said = "Gather node. Name:'N' idx=9 is out of bounds"
+    assert f"before: /emb: it cannot be computed: {said}" in _words(render_text(report))
+    assert f"</span>, which cannot be computed on {lost.worst_batch}: {said}." in unescape(
+        render_html(report)
+    )
 
 
 def test_a_failed_output_says_why_and_comes_first(tmp_path: Path) -> None:

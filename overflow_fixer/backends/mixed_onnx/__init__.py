@@ -6,10 +6,10 @@ from overflow_fixer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from overflow_fixer.backends.mixed_onnx.assignment import IoTypes
-    from overflow_fixer.backends.mixed_onnx.emission import describe, emit, open_runner
+    from overflow_fixer.backends.mixed_onnx.emission import describe, emit, open_runner, open_tracer
 
-__all__ = ["IoTypes", "describe", "emit", "open_runner"]
+__all__ = ["IoTypes", "describe", "emit", "open_runner", "open_tracer"]
 
 __getattr__ = lazy_names(
-    __name__, {"assignment": ("IoTypes",), "emission": ("describe", "emit", "open_runner")}
+    __name__, {"assignment": ("IoTypes",), "emission": ("describe", "emit", "open_runner", "open_tracer")}
 )

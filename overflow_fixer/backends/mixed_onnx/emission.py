@@ -18,7 +18,7 @@ from overflow_fixer.errors import BackendError, FixError
 from overflow_fixer.external_data import external_tensors
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
-from overflow_fixer.sessions import SessionRunner, open_session
+from overflow_fixer.sessions import SessionRunner, keep_outputs, open_session
 from overflow_fixer.simulation import simulate
 
 _SHA256 = "overflow_fixer.model_sha256"
@@ -67,6 +67,13 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
 def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
     """The artifact as FP16 hardware would run it: every FP16 tensor rounded, node by node."""
     simulated = simulate(load_graph(artifact.path), extra_outputs)
+    return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
+
+
+def open_tracer(artifact: Artifact, tensors: Sequence[str]) -> Runner:
+    """The same of inner tensors alone: of its nodes only those run that they need."""
+    simulated = simulate(load_graph(artifact.path), tensors)
+    keep_outputs(simulated, tensors)
     return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
 
 
