@@ -52,15 +52,9 @@ _UNCOUNTED = frozenset(
 
 
 def count_share(graph: Graph, artifact: Artifact, batch: Batch) -> Share:
-    """The share of nodes and of FLOPs in FP16, with the shapes that `batch` gives the model.
-
-    FLOPs are 2 x multiply-adds of Conv, ConvTranspose, MatMul and Gemm. A node of another costly
-    operator, or of another domain, is counted in `unknown_flops_nodes`. Shapes are inferred; where that
-    fails (Reshape by computed shapes) the batch is run once and ONNX Runtime says them.
-    """
-    shapes = _shapes(graph, batch)
+    """The share of nodes and of FLOPs in FP16; nodes of which count_flops does not know are in `unknown_flops_nodes`."""
     in_fp16 = set(artifact.fp16_nodes)
-    flops = {node.label: _count(node, shapes) for node in graph.nodes}
+    flops = count_flops(graph, batch)
     known = {label: count for label, count in flops.items() if count is not None}
     return Share(
         fp16_nodes=len(artifact.fp16_nodes),
@@ -69,6 +63,17 @@ def count_share(graph: Graph, artifact: Artifact, batch: Batch) -> Share:
         flops=sum(known.values()),
         unknown_flops_nodes=len(flops) - len(known),
     )
+
+
+def count_flops(graph: Graph, batch: Batch) -> dict[str, int | None]:
+    """The FLOPs of each node by its label, with the shapes that `batch` gives the model.
+
+    FLOPs are 2 x multiply-adds of Conv, ConvTranspose, MatMul and Gemm; None of another costly
+    operator, or of another domain. Shapes are inferred; where that
+    fails (Reshape by computed shapes) the batch is run once and ONNX Runtime says them.
+    """
+    shapes = _shapes(graph, batch)
+    return {node.label: _count(node, shapes) for node in graph.nodes}
 
 
 def _count(node: Node, shapes: Shapes) -> int | None:

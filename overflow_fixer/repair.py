@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from overflow_fixer.errors import BackendError
+from overflow_fixer.flops import count_flops
 from overflow_fixer.graph import Graph
 from overflow_fixer.losses import Loss, measure_losses
 from overflow_fixer.nodes import Node
@@ -46,6 +47,7 @@ _MARGINS_DB = (0.0, 10.0, 20.0, 30.0)
 _MORE_SUSPECTS = 4
 _WIDEST = 8
 _MIN_GAIN_DB = 0.5
+_COSTLY_SHARE = 0.05
 _HEALTHY_DB = 80.0
 """More SNR than this is rounding noise, of which a node cannot be said to lose any."""
 
@@ -100,7 +102,7 @@ def repair(
     them what they lose, or take it; where there are none, the neighbourhoods of nodes behind which
     tensors get worse. The other half plans again with a tenth of the threshold each. A round that does
     not help is taken back. Once an attempt passes, at most `max_rounds` more take pins of the repair
-    back, the mildest first, as long as it still passes. Nodes that the user excludes are not pinned.
+    back, first those of all costly nodes, then the mildest, where it passes without them. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
     A plan that the backend cannot build is a round that did not help. `discard` is given each artifact
@@ -164,19 +166,33 @@ class _Search:
             self._try((*self.findings, *added), action)
 
     def narrow(self) -> None:
-        """Take back pins that the repair added, the mildest first, in halves, quarters and so on."""
+        """Take back pins that the repair added: those of costly nodes at once, then the mildest first, in halves, quarters and so on."""
         most = len(self.rounds) + self.budget.max_rounds if self.best.verification.passed else 0
+        needed: set[frozenset[str]] = set()
+        for group in self._groups():
+            if len(self.rounds) >= most or self._is_spent():
+                return
+            left = tuple(finding for finding in self.findings if finding.node not in group)
+            if self._pins_the_same(left):
+                self.findings = left
+            elif group not in needed and not self._try(left, f"took back {_name(sorted(group))}"):
+                needed.add(group)
+
+    def _groups(self) -> Iterator[frozenset[str]]:
+        """What to take back next; where all is one pin, nothing, for without it the plan did not pass."""
         size = len(self._mildest_first())
+        if size > 1 and self.best.verification.passed:
+            yield self._costly()
         while size > 1:
             size = (size + 1) // 2
-            for group in _cut(self._mildest_first(), size):
-                if len(self.rounds) >= most or self._is_spent():
-                    return
-                left = tuple(finding for finding in self.findings if finding.node not in group)
-                if self._pins_the_same(left):
-                    self.findings = left
-                elif not self._try(left, f"took back {_name(sorted(group))}"):
-                    break
+            yield from _cut(self._mildest_first(), size)
+
+    def _costly(self) -> frozenset[str]:
+        """The nodes that the repair pinned of which each has a good share of the model's FLOPs."""
+        counted = count_flops(self.graph, next(iter(self.batches)))
+        flops = {label: count for label, count in counted.items() if count}
+        least = _COSTLY_SHARE * sum(flops.values())
+        return frozenset(label for label in self._mildest_first() if flops.get(label, 0) > least)
 
     def _pins_the_same(self, findings: tuple[Finding, ...]) -> bool:
         """Whether a plan with these findings has the best plan's pins, since nodes left out share a region with others."""
@@ -408,8 +424,8 @@ def _next_to(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> list[N
     return list(found.values())
 
 
-def _cut(labels: Sequence[str], size: int) -> list[set[str]]:
-    return [set(labels[start : start + size]) for start in range(0, len(labels), size)]
+def _cut(labels: Sequence[str], size: int) -> list[frozenset[str]]:
+    return [frozenset(labels[start : start + size]) for start in range(0, len(labels), size)]
 
 
 def _name(labels: Iterable[str]) -> str:

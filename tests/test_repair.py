@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
 from overflow_fixer.errors import BackendError
@@ -415,6 +416,37 @@ def test_pins_of_the_rules_are_never_taken_back(tmp_path: Path) -> None:
     trial = Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")], policy=policy)
     best, _ = trial.repair()
     assert best.plan.pinned == {"MatMul_a0", "Add_b0", "Sub_d0"}
+
+
+def misplacing() -> list[onnx.NodeProto]:
+    """Row 9999 / 2 of a table of 5000: rounded on the way, it is row 5000, which is not there."""
+    return [
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Mul", "s zero", "n"),
+        node("Add", "n odd", "a"),
+        node("Div", "a two", "d"),
+        node("Floor", "d", "f"),
+        node("Cast", "f", "i", to=TensorProto.INT64),
+        node("Gather", "table i", "g"),
+        node("MatMul", "g w1", "y"),
+    ]
+
+
+def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(tmp_path: Path) -> None:
+    """Nodes that are needed stand between, among the milder ones."""
+    table = RNG.normal(size=(5000, 8)).astype(np.float32)
+    trial = Trial(
+        tmp_path,
+        misplacing(),
+        {**CONSTANTS, "zero": scalar(0), "odd": scalar(9999), "two": scalar(2), "table": table},
+    )
+    assert "Gather_g" in trial.first().verification.outputs[0].reason
+    best, rounds = trial.repair()
+    assert best.verification.passed
+    assert best.plan.pinned == {"Add_a", "Div_d", "Floor_f"}
+    back = [(done.action, done.kept) for done in rounds if done.action.startswith("took back ")]
+    assert back[0] == ("took back MatMul_y", True)
+    assert len(set(back)) == len(back) == 6
 
 
 # ---------------------------------------------------------------- which attempt is better
