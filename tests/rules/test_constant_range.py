@@ -279,6 +279,40 @@ def test_a_clip_ends_the_value(tmp_path: Path) -> None:
     assert _pins(tmp_path, nodes, {"big": scalar(-1e9), "low": scalar(-50)}) == ["Where_a", "Clip_b"]
 
 
+@pytest.mark.parametrize("opset", [10, 17])
+@pytest.mark.parametrize("value", [-1e9, 1e9])
+@pytest.mark.parametrize("bounds", [(-1e8, 1e8), (-65504.0, 65520.0), (-65520.0, 65504.0)])
+def test_a_clip_ends_the_value_where_fp16_holds_its_bound(
+    bounds: tuple[float, float], value: float, opset: int, tmp_path: Path
+) -> None:
+    low, high = bounds
+    clip = node("Clip", "a", "b", min=low, max=high) if opset < 11 else node("Clip", "a low high", "b")
+    nodes = [node("Where", "c big x", "a"), clip, node("Neg", "b", "y")]
+    constants = {"big": scalar(value), **({} if opset < 11 else {"low": scalar(low), "high": scalar(high)})}
+    with np.errstate(over="ignore"):
+        is_held = bool(np.isfinite(np.float16(np.clip(value, low, high))))
+    pins = _pins(tmp_path, nodes, constants, opset=opset)
+    assert pins == ["Where_a", "Clip_b", *([] if is_held else ["Neg_y"])]
+
+
+@pytest.mark.parametrize("turn", [node("Neg", "a", "b"), node("Sub", "x a", "b")], ids=["Neg", "Sub"])
+def test_a_positive_value_turned_negative_ends_at_relu(turn: onnx.NodeProto, tmp_path: Path) -> None:
+    nodes = [node("Where", "c big x", "a"), turn, node("Relu", "b", "d"), node("Tan", "d", "y")]
+    assert _pins(tmp_path, nodes, {"big": scalar(1e9)}) == ["Where_a", turn.name, "Relu_d"]
+
+
+def test_what_the_data_decide_is_carried_beside_the_constant_itself(tmp_path: Path) -> None:
+    """2 big - big: with the switch on it is out of range, and no sample shows that."""
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("Add", "a big", "b"),
+        node("Sub", "b big", "d"),
+        node("Neg", "d", "y"),
+    ]
+    pins = _pins(tmp_path, nodes, {"big": scalar(-1e9)})
+    assert pins == ["Where_a", "Add_b", "Sub_d", "Neg_y"]
+
+
 def test_an_integer_mask_pins_from_its_cast_on(tmp_path: Path) -> None:
     nodes = [
         node("Cast", "c", "on", to=TensorProto.INT64),
@@ -300,6 +334,29 @@ def test_integers_that_only_steer_pin_nothing(tmp_path: Path) -> None:
     ]
     constants = {"start": ints(0, 0), "end": ints(2**63 - 1), "first": ints(0, 1)}
     assert _pins(tmp_path, nodes, constants) == []
+
+
+def test_the_end_of_a_slice_from_where_the_data_say_pins_nothing(tmp_path: Path) -> None:
+    nodes = [node("Slice", "x i end", "a"), node("Neg", "a", "y")]
+    assert _pins(tmp_path, nodes, {"end": ints(2**63 - 1)}) == []
+
+
+def test_what_a_loop_starts_from_comes_out_where_it_does_not_run(tmp_path: Path) -> None:
+    """It ran once in the sample, which took the constant away."""
+    turn, go, go_on = (
+        helper.make_tensor_value_info(name, kind, [])
+        for name, kind in (("turn", TensorProto.INT64), ("go", BOOL), ("go_on", BOOL))
+    )
+    before, after = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("v", "next"))
+    steps = [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Identity", ["x"], ["next"])]
+    body = helper.make_graph(steps, "body", [turn, go, before], [go_on, after])
+    nodes = [
+        node("Add", "i one", "turns"),
+        node("Loop", "turns - big", "a", body=body),
+        node("Add", "a x", "y"),
+    ]
+    constants = {"big": np.full((2, 3), -1e9, np.float32), "one": ints(1)}
+    assert _pins(tmp_path, nodes, constants) == ["Loop_a", "Add_y"]
 
 
 def test_a_sequence_carries(tmp_path: Path) -> None:

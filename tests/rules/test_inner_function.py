@@ -279,3 +279,15 @@ def test_the_boundary_of_one_number(value: float, is_over: bool, tmp_path: Path)
     graph, ranges = scan(model, tmp_path, {"x": np.asarray(value, np.float32)})
     found = ask(find_large_inner_values, graph, ranges)
     assert [f.value for f in found] == ([pytest.approx(value * value, rel=1e-5)] if is_over else [])
+
+
+@pytest.mark.parametrize(("others", "batch"), [(0, "batch_1"), (19, "batch_1"), (30, None)])
+def test_the_batch_of_the_least_sum_is_named_where_it_is_known(
+    others: float, batch: str | None, tmp_path: Path
+) -> None:
+    """A range tells in which batch the largest magnitude was: at e^-20 that of the least, beside e^30 not."""
+    model = make_model([node("ReduceLogSumExp", "x", "y", axes=[1])], {"x": [None, 1]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(others, 1)[:, None]}, {"x": floats(-20, 1)[:, None]})
+    found = ask(find_large_inner_values, graph, ranges)
+    (least,) = [one for one in found if "the logarithm of 0" in one.reason]
+    assert (least.value, least.batch) == (pytest.approx(np.exp(-20), rel=1e-5), batch)

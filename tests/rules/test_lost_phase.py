@@ -111,3 +111,18 @@ def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
     graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(1, 500.1)})
     (found,) = ask(find_lost_phases, graph, ranges)
     assert (found.batch, found.value) == ("batch_1", np.float32(500.1))
+
+
+@pytest.mark.parametrize(
+    ("elem_type", "is_found"),
+    [(TensorProto.FLOAT, True), (TensorProto.FLOAT16, False), (TensorProto.DOUBLE, False)],
+)
+def test_angles_of_other_precisions_are_not_looked_at(elem_type: int, is_found: bool, tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "x", "narrow", to=elem_type),
+        node("Add", "narrow narrow", "a"),
+        node("Sin", "a", "s"),
+        node("Cast", "s", "y", to=TensorProto.FLOAT),
+    ]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(250.05, 0.3)})
+    assert pinned_by(find_lost_phases, graph, ranges)[-1:] == (["Sin_s"] if is_found else [])

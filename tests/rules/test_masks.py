@@ -14,7 +14,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from in_memory_calibration import ints, make_model, node, scalar, scan
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
 from overflow_fixer.graph import Graph, load_graph
@@ -188,6 +188,18 @@ PROVED: dict[str, Attention] = {
     "another axis than the last": Attention(
         [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=-2)], {"k": pattern_of(CAUSAL.T, -math.inf)}
     ),
+    "two joined replace": Attention(
+        [node("Concat", "k k2", "mask", axis=0), node("Where", "c mask x", "s"), SOFTMAX],
+        {"k": floats(MIN), "k2": floats(MIN, MIN, MIN)},
+    ),
+    "joined with zeros, added": Attention(
+        [node("Concat", "zeros k", "mask", axis=0), node("Add", "x mask", "s"), SOFTMAX],
+        {"k": floats(MIN), "zeros": floats(0, 0, 0)},
+    ),
+    "causal by a factor of 0 and 1, added": Attention(
+        [node("Mul", "k t", "mask"), node("Add", "x mask", "s"), SOFTMAX],
+        {"k": scalar(MIN), "t": CAUSAL.astype(np.float32)},
+    ),
 }
 REFUSED: dict[str, tuple[Attention, str]] = {
     "added, by data": (
@@ -341,6 +353,66 @@ REFUSED: dict[str, tuple[Attention, str]] = {
         Attention([node("Mul", "x k", "w"), node("Where", "c w x", "s"), SOFTMAX], {"k": scalar(MIN)}),
         "Mul Mul_w scales it",
     ),
+    **{
+        f"causal by a factor of 0 and {factor:g}": (
+            Attention(
+                [node("Mul", "k t", "w"), node("Add", "x w", "s"), SOFTMAX],
+                {"k": scalar(MIN), "t": np.where(CAUSAL, np.float32(factor), np.float32(0))},
+            ),
+            "Mul Mul_w scales it by more than 0 and 1",
+        )
+        for factor in (0.001, -1, 2)
+    },
+    "switched by what was NaN": (
+        Attention(
+            [
+                node("Add", "m gone", "switch"),
+                node("Mul", "switch k", "w"),
+                node("Add", "x w", "s"),
+                SOFTMAX,
+            ],
+            {"k": scalar(MIN), "gone": floats(0, math.nan, 0, 0)},
+        ),
+        "Mul Mul_w scales it by more than 0 and 1",
+    ),
+    "switched by what may be larger than any sample showed": (
+        Attention(
+            [
+                node("Where", "d large m", "switch"),
+                node("Mul", "switch k", "w"),
+                node("Add", "x w", "s"),
+                SOFTMAX,
+            ],
+            {"k": scalar(MIN), "large": scalar(1e9)},
+        ),
+        "Mul Mul_w scales it by more than 0 and 1",
+    ),
+    "joined with scores": (
+        Attention(
+            [node("Concat", "x k", "s", axis=-1), SOFTMAX],
+            {"k": np.full((*SHAPE[:3], 1), MIN, np.float32)},
+        ),
+        "Concat Concat_s joins it with what is no mask",
+    ),
+    "by data the constant, or it and a bias": (
+        Attention(
+            [
+                node("Add", "k b", "w"),
+                node("Where", "d k w", "mask"),
+                node("Where", "c mask x", "s"),
+                SOFTMAX,
+            ],
+            {"k": scalar(MIN), "b": np.arange(4, dtype=np.float32)},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "scores that were NaN": (
+        Attention(
+            [node("Add", "x gone", "a"), node("Where", "c k a", "s"), SOFTMAX],
+            {"k": scalar(MIN), "gone": floats(0, math.nan, 0, 0)},
+        ),
+        "a, which it meets, has max |x|",
+    ),
     "half precision on the way": (
         Attention(
             [
@@ -427,7 +499,18 @@ def test_the_users_word_clamps_what_is_not_proved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["it reaches an output", "LogSoftmax", "large scores", "more than two added up"]
+    "name",
+    [
+        "it reaches an output",
+        "LogSoftmax",
+        "large scores",
+        "more than two added up",
+        "causal by a factor of 0 and 0.001",
+        "switched by what was NaN",
+        "switched by what may be larger than any sample showed",
+        "joined with scores",
+        "scores that were NaN",
+    ],
 )
 def test_the_users_word_does_not_make_a_mask_of_what_is_none(name: str, tmp_path: Path) -> None:
     graph, ranges = REFUSED[name][0].scan(tmp_path)

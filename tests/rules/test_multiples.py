@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from in_memory_calibration import floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto, numpy_helper
 
+from overflow_fixer.rules.lost_integer import find_lost_integers
+from overflow_fixer.rules.lost_phase import find_lost_phases
 from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples, step_of
 
 
@@ -194,3 +196,52 @@ def test_strings_are_no_numbers(tmp_path: Path) -> None:
     graph, ranges = scan(model, tmp_path, {"i": np.asarray(1)})
     known = find_multiples(graph, ranges)
     assert (known.step("words"), known.step("y")) == (None, 1)
+
+
+@pytest.mark.parametrize(("divisors", "is_found"), [((4, 4), False), ((3, 4), True), ((4, 3), True)])
+def test_a_quotient_by_what_varies_is_a_multiple_of_nothing(
+    divisors: tuple[float, float], is_found: bool, tmp_path: Path
+) -> None:
+    """FP16 holds quarters up to 512, and no thirds."""
+    ids = ints(1000, 1000)
+    angles = ids / np.asarray(divisors)
+    assert bool((angles.astype(np.float16) != angles).any()) == is_found
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Div", "p d", "a"),
+        node("Sin", "a", "y"),
+    ]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2]), "d": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"ids": ids, "d": floats(*divisors)})
+    assert pinned_by(find_lost_phases, graph, ranges) == (["Div_a", "Sin_y"] if is_found else [])
+
+
+@pytest.mark.parametrize("op", ["Floor", "Ceil", "Round"])
+@pytest.mark.parametrize(("stride", "is_lost"), [(8, False), (1, True)])
+def test_what_is_whole_before_it_is_rounded_keeps_its_step(
+    stride: int, is_lost: bool, op: str, tmp_path: Path
+) -> None:
+    ids = ints(3, 8191 // stride)
+    pixels = ids * stride
+    assert bool((pixels.astype(np.float16) != pixels).any()) == is_lost
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Mul", "p stride", "a"),
+        node(op, "a", "y"),
+    ]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y", {"stride": scalar(stride)})
+    graph, ranges = scan(model, tmp_path, {"ids": ids})
+    assert bool(pinned_by(find_lost_integers, graph, ranges)) == is_lost
+
+
+def test_zeros_by_data_are_held(tmp_path: Path) -> None:
+    """A part of an angle that was nothing but zeros needs no FP32."""
+    nodes = [
+        node("Mul", "x zero", "none"),
+        node("Mul", "x f", "phase"),
+        node("Add", "none phase", "a"),
+        node("Sin", "a", "y"),
+    ]
+    model = make_model(nodes, {"x": [2]}, "y", {"zero": scalar(0), "f": scalar(1000.1)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.3, 0.7)})
+    assert pinned_by(find_lost_phases, graph, ranges) == ["Mul_phase", "Add_a", "Sin_y"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.rules.non_finite import find_non_finite
 
@@ -59,3 +60,17 @@ def test_an_infinite_bound_is_no_reason(op: str, bound: float, tmp_path: Path) -
     model = make_model([node(op, "x c", "y")], {"x": [2]}, "y", {"c": scalar(bound)})
     graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)})
     assert ask(find_non_finite, graph, ranges) == []
+
+
+@pytest.mark.parametrize(
+    ("elem_type", "where"), [(TensorProto.FLOAT, "in FP32"), (TensorProto.FLOAT16, "as the model stands")]
+)
+def test_what_computed_it_is_said(elem_type: int, where: str, tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "x", "narrow", to=elem_type),
+        node("Log", "narrow", "l"),
+        node("Cast", "l", "y", to=TensorProto.FLOAT),
+    ]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(1, 0)})
+    found = ask(find_non_finite, graph, ranges)
+    assert {f.reason.partition("infinite values ")[2] for f in found} == {where}

@@ -272,6 +272,22 @@ def test_a_power_that_takes_zero_well_is_no_matter(exponent: float, pins: bool, 
 
 
 @pytest.mark.parametrize(
+    ("exponent", "eps", "pins"),
+    [
+        (2.0, 1e-12, ["Add_a", "Pow_p", "Div_y"]),
+        (0.5, 1e-12, ["Add_a", "Pow_p"]),
+        (0.5, 2.0**-50, ["Add_a", "Pow_p", "Div_y"]),
+    ],
+)
+def test_behind_a_power_what_it_makes_of_the_epsilon_counts(
+    exponent: float, eps: float, pins: list[str], tmp_path: Path
+) -> None:
+    assert (np.float16(eps**exponent) == 0) == ("Div_y" in pins)
+    nodes = [node("Add", "x eps", "a"), node("Pow", "a e", "p"), node("Div", "x p", "y")]
+    assert _pins(tmp_path, nodes, {"eps": scalar(eps), "e": scalar(exponent)}) == pins
+
+
+@pytest.mark.parametrize(
     ("op", "inputs", "pins"),
     [
         ("Div", "x eps", True),
@@ -378,6 +394,18 @@ def test_the_epsilon_of_a_normalisation(
     for found in ask(find_vanishing_constants, graph, ranges, policy):
         assert found.action == "protected"
         assert found.reason.endswith("division inside; in FP32 by itself")
+
+
+@pytest.mark.parametrize(
+    ("stash_type", "is_found"),
+    [(TensorProto.FLOAT, False), (TensorProto.FLOAT16, True), (TensorProto.BFLOAT16, True)],
+)
+def test_an_epsilon_that_is_told_to_be_added_in_less_than_fp32(
+    stash_type: int, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [node("LayerNormalization", "x scale", "y", epsilon=1e-12, stash_type=stash_type)]
+    pins = _pins(tmp_path, nodes, {"scale": floats(1, 1, 1)})
+    assert pins == (["LayerNormalization_y"] if is_found else [])
 
 
 @pytest.mark.parametrize(

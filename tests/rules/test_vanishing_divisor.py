@@ -169,6 +169,53 @@ def test_a_difference_is_pinned_and_what_it_is_made_of_is_not(tmp_path: Path) ->
     assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_b", "Div_y"]
 
 
+def test_terms_of_both_signs_and_constants_are_left(tmp_path: Path) -> None:
+    """Of larger terms the sum would be a difference; a constant is typed by what reads it."""
+    nodes = [
+        node("Constant", "", "eps", value_float=1e-12),
+        node("Mul", "x x", "q"),
+        node("Mul", "z one", "signed"),
+        node("Sum", "q eps signed", "a"),
+        node("Div", "one a", "y"),
+    ]
+    model = make_model(nodes, {"x": [3], "z": [3]}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"x": floats(3e-5, 1, 2), "z": floats(0, 0.5, -0.5)})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_q", "Sum_a", "Div_y"]
+
+
+@pytest.mark.parametrize("opset", [10, 17])
+@pytest.mark.parametrize(("low", "is_found"), [(None, True), (1e-12, True), (1e-3, False)])
+def test_a_clip_guards_where_fp16_holds_its_bound(
+    low: float | None, is_found: bool, opset: int, tmp_path: Path
+) -> None:
+    if opset == 10:
+        clip = node("Clip", "a", "b", max=1.0, **({} if low is None else {"min": low}))
+    else:
+        clip = node("Clip", f"a {'-' if low is None else 'low'} one", "b")
+    nodes = [node("Mul", "x one", "a"), clip, node("Div", "one b", "y")]
+    model = make_model(nodes, {"x": [2]}, "y", {**CONSTANTS, "low": scalar(low or 0)}, opset)
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 1e-9)})
+    pins = pinned_by(find_vanishing_divisors, graph, ranges)
+    assert pins == (["Mul_a", "Clip_b", "Div_y"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("exponent", "values"), [(2.0, [1.58e-4, 1.58e-4, 1.58e-4, 1.58e-4]), (3.0, [0.1, -0.1, 4.6e-3, 0])]
+)
+def test_a_sum_of_powers_is_of_terms_as_small_where_they_are_squares(
+    exponent: float, values: list[float], tmp_path: Path
+) -> None:
+    """Cubes cancel: their sum is as small, of terms that FP16 holds."""
+    terms = np.asarray(values) ** exponent
+    are_lost = not terms.astype(np.float16).any()
+    assert FP16_UNDERFLOW < terms.sum() < 4 * FP16_UNDERFLOW
+    nodes = [node("Pow", "x e", "p"), node("ReduceSum", "p axes", "s"), node("Div", "x s", "y")]
+    model = make_model(nodes, {"x": [4]}, "y", {**CONSTANTS, "e": scalar(exponent)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(*values)})
+    pins = pinned_by(find_vanishing_divisors, graph, ranges)
+    assert pins == (["Pow_p", "ReduceSum_s", "Div_y"] if are_lost else [])
+
+
 def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
     model = make_model([node("Abs", "x", "a"), node("Log", "a", "y")], {"x": [None]}, "y")
     graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(1, 1e-9)})

@@ -161,6 +161,19 @@ def test_one_part_of_what_is_joined(tmp_path: Path) -> None:
     assert _pins(tmp_path, nodes, [-20, 1], {}) == ["Exp_rate", "Concat_all", "Identity_y"]
 
 
+def test_what_writes_values_as_small_before_is_part_of_it(tmp_path: Path) -> None:
+    """Each is zero in FP16 before the output is; the exponents are not."""
+    nodes = [
+        node("Neg", "x", "minus"),
+        node("Exp", "minus", "rate"),
+        node("Mul", "rate two", "double"),
+        node("Add", "double rate", "y"),
+    ]
+    x = floats(20, 1)
+    assert np.exp(-x).astype(np.float16)[0] == 0
+    assert _pins(tmp_path, nodes, x, {"two": scalar(2)}) == ["Exp_rate", "Mul_double", "Add_y"]
+
+
 def test_the_evidence(tmp_path: Path) -> None:
     graph, ranges = scan(
         make_model([node("Exp", "x", "y")], {"x": [2]}, "y"), tmp_path, {"x": floats(-20, 1)}
