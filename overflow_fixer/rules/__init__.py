@@ -20,6 +20,7 @@ from overflow_fixer.rules.lost_box import find_lost_boxes
 from overflow_fixer.rules.lost_difference import find_lost_differences
 from overflow_fixer.rules.lost_integer import find_lost_integers
 from overflow_fixer.rules.lost_phase import find_lost_phases
+from overflow_fixer.rules.lost_size import find_lost_sizes
 from overflow_fixer.rules.non_finite import find_non_finite
 from overflow_fixer.rules.small_value import find_small_values
 from overflow_fixer.rules.threshold import find_over_threshold
@@ -42,6 +43,7 @@ DEFAULT_RULES: dict[str, Rule] = {
     "lost_box": find_lost_boxes,
     "lost_difference": find_lost_differences,
     "lost_phase": find_lost_phases,
+    "lost_size": find_lost_sizes,
     "inner_value": find_large_inner_values,
     "accumulator": find_large_accumulators,
     "control_flow": find_inside_bodies,

@@ -31,6 +31,7 @@ _FOLLOWING = (
     "lost_box",
     "lost_difference",
     "lost_phase",
+    "lost_size",
 )
 """Rules that follow values from node to node."""
 _Findings = Mapping[str, tuple[Finding, ...]]

@@ -153,6 +153,18 @@ def test_resize_reads_scales_and_roi_in_fp32_and_x_in_fp16(tmp_path: Path, opset
     assert_same(typed.run({"x": IMAGE})["y"], run_typed(typed.artifact.path, {"x": IMAGE})["y"])
 
 
+def test_one_hot_reads_depth_and_indices_in_fp32_and_values_in_fp16(tmp_path: Path) -> None:
+    """In FP16, 3001 classes would be 3000, and index 2049 the one before."""
+    text = """g (float[2] x) => (float[2,3001] y) <float depth = {3001}, float[2] values = {0.25, 1.5}, float one = {1}>
+        { i = Mul(x, one) h = OneHot (i, depth, values) y = Neg(h) }"""
+    typed = make_typed(write_model(tmp_path, text), pinned=["i"])
+    kinds = [typed.types[name] for name in (*typed.node_of("h").input, "h")]
+    assert kinds == [FLOAT, FLOAT, FLOAT16, FLOAT16]
+    expected = np.full((2, 3001), -0.25, np.float32)
+    expected[[0, 1], [3000, 2049]] = -1.5
+    assert_same(typed.run({"x": np.float32([3000, 2049])})["y"], expected)
+
+
 def test_operators_of_other_domains_stay_in_fp32(tmp_path: Path) -> None:
     path = write_model(
         tmp_path, "g (float[2,4] x) => (float[2,4] y) { a = Abs(x) b = com.microsoft.Gelu(a) y = Neg(b) }"

@@ -126,3 +126,19 @@ def test_a_value_that_leaves_a_body_is_followed(tmp_path: Path) -> None:
     ranges = collect_ranges(graph, InMemoryCalibration(({"x": x, "c": np.array(True)},)))
     plan = plan_precision(graph, ranges, PlanPolicy())
     assert _pinned_by(plan, "vanishing_constant") == {"node", "op"}
+
+
+def test_a_step_that_a_body_counts_by_is_pinned_outside(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float x, bool c) => (float[A] y) <float f = {0.7}, float from = {0}, float to = {300}, float[1] w = {2}> {
+        [made] p = Mul (x, f)
+        [node] y = If (c) <
+            then_branch = t () => (float[A] o) { [op] o = Range (from, to, p) },
+            else_branch = u () => (float[A] q) { q = Neg (w) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    feeds = {"x": np.array(1, np.float32), "c": np.array(True)}
+    plan = plan_precision(graph, collect_ranges(graph, InMemoryCalibration((feeds,))), PlanPolicy())
+    assert _pinned_by(plan, "lost_size") == {"made", "node"}

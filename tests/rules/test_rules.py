@@ -98,7 +98,9 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("ReduceMax", "place", "most", keepdims=0),
         node("Expand", "most corners", "boxes"),
         node("RoiAlign", "image boxes index", "cut"),
-        node("Sum", "d s t q side cut", "y"),
+        node("Range", "far most third", "steps"),
+        node("ReduceSum", "steps", "total", keepdims=0),
+        node("Sum", "d s t q side cut total", "y"),
     ]
     inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
     constants = {"corners": ints(1, 4), "image": np.ones((1, 1, 2, 2), np.float32), "index": ints(0)}

@@ -57,7 +57,7 @@ KEPT_OPS = {
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _SCATTERS = ("ScatterElements", "ScatterND")
-_PARAMETERS = {"Resize": (1, 2)}
+_PARAMETERS = {"Resize": (1, 2), "OneHot": (0, 1)}
 """Float inputs that say what to do, not what to do it to: they keep FP32 where the schema would let them go."""
 
 
