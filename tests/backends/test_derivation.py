@@ -4,8 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typed_models import Typed, assert_same, plan_of
 
+from overflow_fixer.backends.mixed_onnx import emit
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, assign_types
 from overflow_fixer.backends.mixed_onnx.derivation import find_shape_nodes, find_whole_constants
 from overflow_fixer.graph import Graph, load_graph
@@ -42,6 +45,115 @@ def test_what_computes_with_sizes_stays_in_fp32(tmp_path: Path) -> None:
     assert (found.stored["sf"], found.stored["sf2"]) == (FLOAT, FLOAT)
     assert {found.stored[name] for name in ("r", "zeros", "t", "y")} == {FLOAT16}
     assert {kept.node for kept in found.kept} == {"to_float", "double"}
+
+
+_TABLE = np.arange(24, dtype=np.float32).reshape(8, 3) / 10 + 0.01
+_CONSTANTS = {
+    "table": _TABLE,
+    "two": np.float32([2]),
+    "eight": np.float32([8]),
+    "first": np.int64([0]),
+    "none": np.int64(0),
+    "next": np.int64(1),
+    "row": np.float32([[0.1, 0.2, 0.3]]),
+    "far": np.float32(-1000),
+    "near": np.float32(0.3),
+}
+_SIZES = [
+    helper.make_node("Shape", ["x"], ["s"], name="shape"),
+    helper.make_node("Slice", ["s", "first", "one"], ["n"], name="take"),
+    helper.make_node("Cast", ["n"], ["f"], name="to_float", to=TensorProto.FLOAT),
+    helper.make_node("Squeeze", ["n"], ["k"], name="drop"),
+    helper.make_node("Range", ["none", "k", "next"], ["ids"], name="count"),
+]
+"""The number of rows as an integer, a float and a scalar, and the numbers of the rows."""
+_SIZED = {"take", "drop", "count", "to_float"}
+
+
+def _fill(folder: Path, *nodes: onnx.NodeProto) -> Graph:
+    weights = {**_CONSTANTS, "one": np.int64([1])}
+    return _load(folder, [*_SIZES, *nodes], weights, nodes[-1].output[0])
+
+
+CHOSEN = {
+    "Slice": (["table", "first", "n"], _TABLE[:5]),
+    "Gather": (["table", "ids"], _TABLE[:5]),
+    "Expand": (["near", "n"], np.full(5, 0.3)),
+    "Trilu": (["table", "k"], np.triu(_TABLE, 5)),
+    "ConstantOfShape": (["n"], np.zeros(5)),
+    "Pad": (["two", "pads", "near"], np.float32([2, 0.3, 0.3, 0.3, 0.3, 0.3])),
+}
+"""Operators whose values are a constant's, where sizes choose or place them, and what they make for five rows."""
+
+
+@pytest.mark.parametrize("op_type", CHOSEN)
+def test_what_sizes_only_choose_or_shape_is_none(op_type: str, tmp_path: Path) -> None:
+    inputs, expected = CHOSEN[op_type]
+    pads = helper.make_node("Concat", ["first", "n"], ["pads"], name="pads", axis=0)
+    chosen = helper.make_node(op_type, inputs, ["c"], name="choose")
+    graph = _fill(tmp_path, pads, chosen, helper.make_node("Mul", ["c", "two"], ["y"], name="double"))
+    assert find_shape_nodes(graph) == {*_SIZED, "pads"}
+    found = assign_types(graph, ())
+    assert (found.stored["c"], found.stored["y"], found.stored["f"]) == (FLOAT16, FLOAT16, FLOAT)
+    artifact = emit(graph, plan_of(graph), tmp_path / "model.fp16.onnx")
+    feeds = {"x": np.zeros((5, 2), np.float32)}
+    rounded = np.asarray(expected).astype(np.float16)
+    assert_same(Typed(graph, artifact, frozenset()).run(feeds)["y"], (rounded * 2).astype(np.float32))
+
+
+def test_a_comparison_of_sizes_is_none(tmp_path: Path) -> None:
+    """The mask that hides what lies ahead."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["ids", "one"], ["rows"], name="rows"),
+        helper.make_node("Less", ["rows", "ids"], ["ahead"], name="less"),
+        helper.make_node("Where", ["ahead", "far", "near"], ["mask"], name="mask"),
+        helper.make_node("Cast", ["ahead"], ["share"], name="share", to=TensorProto.FLOAT),
+        helper.make_node("Add", ["mask", "share"], ["y"], name="add"),
+    ]
+    graph = _fill(tmp_path, *nodes)
+    assert find_shape_nodes(graph) == {*_SIZED, "rows"}
+    stored = assign_types(graph, ()).stored
+    assert {stored[name] for name in ("mask", "share", "y")} == {FLOAT16}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"), [("Sin", ["f"]), ("Exp", ["f"]), ("MatMul", ["column", "row"])]
+)
+def test_what_is_made_of_positions_is_none(op_type: str, inputs: list[str], tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["f", "one"], ["column"], name="column"),
+        helper.make_node(op_type, inputs, ["p"], name="made"),
+        helper.make_node("Flatten", ["p"], ["y"], name="flatten"),
+    ]
+    graph = _fill(tmp_path, *nodes)
+    assert find_shape_nodes(graph) == {*_SIZED, "column", "made"}
+    assert assign_types(graph, ()).stored["y"] == FLOAT16
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("Div", ["eight", "f"]),
+        ("Concat", ["f", "two"]),
+        ("Max", ["f", "two"]),
+        ("Pow", ["f", "two"]),
+        ("Sqrt", ["f"]),
+        ("Gather", ["f", "first"]),
+        ("Where", ["is_long", "f", "two"]),
+    ],
+)
+def test_sizes_that_are_computed_with_or_moved_are_sizes(
+    op_type: str, inputs: list[str], tmp_path: Path
+) -> None:
+    extra = {"axis": 0} if op_type == "Concat" else {}
+    nodes = [
+        helper.make_node("Greater", ["f", "eight"], ["is_long"], name="compare"),
+        helper.make_node(op_type, inputs, ["g"], name="made", **extra),
+        helper.make_node("Neg", ["g"], ["y"], name="negate"),
+    ]
+    graph = _fill(tmp_path, *nodes)
+    assert find_shape_nodes(graph) == {*_SIZED, "made", "negate"}
+    assert assign_types(graph, ()).stored["y"] == FLOAT
 
 
 def _sharing(folder: Path) -> Graph:

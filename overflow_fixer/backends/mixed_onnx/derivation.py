@@ -4,29 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnx import TensorProto
+
+from overflow_fixer.backends.mixed_onnx.operators import schema_of
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
+from overflow_fixer.subgraphs import CONTROL_FLOW
 
 _SHAPE_SOURCES = frozenset({"Shape", "Size"})
-_SHAPE_ENDS = frozenset({"ConstantOfShape", "EyeLike"})
+_NO_SIZES = frozenset("Sin Cos Tan Exp Sigmoid Tanh Erf Softmax LogSoftmax MatMul Gemm Einsum Conv".split())
+"""Operators that make of sizes what is none: a position's sine, or its features."""
 
 
 def find_shape_nodes(graph: Graph) -> frozenset[str]:
-    """Labels of the nodes that compute with sizes: everything they read comes from Shape or Size.
+    """Labels of the nodes that compute with sizes: every value they read comes from Shape or Size.
 
-    A size of 2049 is not an FP16 number, and a Resize or Slice by it would be off. What fills a tensor of
-    a computed size (ConstantOfShape) computes with it no more.
+    A size of 2049 is not an FP16 number, and a Resize or Slice by it would be off. What sizes only choose or shape
+    (the rows of a table, a tensor that is filled) is none, nor is a comparison of them.
     """
     derived: set[str] = set()
     labels: set[str] = set()
     for node in graph.nodes:
-        reads = [name for name in node.reads if name not in graph.constants]
-        if node.op_type in _SHAPE_SOURCES:
-            derived.update(node.writes)
-        elif node.op_type not in _SHAPE_ENDS and reads and derived.issuperset(reads):
-            derived.update(node.writes)
+        values = {name for name in _values_read(graph, node) if name not in graph.constants}
+        is_made_of_sizes = bool(values) and derived.issuperset(values)
+        if is_made_of_sizes:
             labels.add(node.label)
+        gives_sizes = is_made_of_sizes and node.standard_op not in _NO_SIZES
+        if gives_sizes or node.standard_op in _SHAPE_SOURCES:
+            derived.update(name for name in node.writes if graph.dtypes.get(name) != TensorProto.BOOL)
     return frozenset(labels)
+
+
+def _values_read(graph: Graph, node: Node) -> tuple[str, ...]:
+    """What the output's values come from: the inputs that its schema gives the same type, not indices and shapes."""
+    if node.standard_op in CONTROL_FLOW:
+        return node.reads
+    if node.standard_op in ("Cast", "CastLike"):
+        return node.inputs[:1]
+    schema = schema_of(node.op_type, graph.opset) if node.is_standard else None
+    if schema is None or not schema.inputs:
+        return ()
+    kinds = [kind.type_str for kind in schema.inputs]
+    kinds += kinds[-1:] * (len(node.inputs) - len(kinds))
+    made = schema.outputs[0].type_str
+    return tuple(name for name, kind in zip(node.inputs, kinds, strict=False) if name and kind == made)
 
 
 def find_whole_constants(graph: Graph, is_fp32: Callable[[Node], bool]) -> frozenset[str]:
