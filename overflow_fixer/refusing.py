@@ -59,8 +59,8 @@ class _Fusion:
 def refuse_layernorm(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
     """Write the model to `path` with each LayerNorm that is written out as one LayerNormalization node.
 
-    Fused is what is a LayerNorm to the letter: FP32, over the last axes, an epsilon added to the variance, a constant
-    scale and bias at most, nothing inside read from outside. The opset is raised to 17 where it is lower. What
+    Fused is what is a LayerNorm to the letter: FP32, over the last axes, an epsilon added to a variance that is the mean
+    of (x - mean)^2, a constant scale and bias at most, nothing inside read from outside. The opset is raised to 17 where it is lower. What
     was written is run against the original in FP32, optimisation off, on every batch: each output has NaN and
     infinities in the same places and differs elsewhere by at most 1e-5 of its largest magnitude; one that is no
     float is equal. Only then does it appear at `path`, its weights in `<name>.data` where the original's lie outside
@@ -124,6 +124,8 @@ def _choose(graph: Graph) -> tuple[list[_Fusion], dict[str, str]]:
 def _find_obstacle(graph: Graph, norm: LayerNorm) -> str | None:
     """Why the pattern is no LayerNormalization to the letter."""
     inside = [name for label in norm.region.nodes for name in graph.by_label[label].writes]
+    if norm.spread:
+        return "its variance is written E[x^2] - E[x]^2, a form that is not fused"
     if norm.epsilon is None:
         return "more than an epsilon is done to its variance"
     if len(norm.scales) > 1 or len(norm.biases) > 1:

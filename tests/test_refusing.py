@@ -160,6 +160,21 @@ def test_parameters_take_the_shape_that_the_operator_wants(
             {},
             "more than an epsilon",
         ),
+        (
+            [
+                node("ReduceMean", "x", "m", axes=[-1]),
+                node("Sub", "x m", "d"),
+                node("Mul", "x x", "q"),
+                node("ReduceMean", "q", "u", axes=[-1]),
+                node("Mul", "m m", "c"),
+                node("Sub", "u c", "v"),
+                *_normalize()[4:],
+                *AFFINE,
+            ],
+            {},
+            {},
+            "of 'y', its variance is written E[x^2] - E[x]^2, a form that is not fused",
+        ),
     ],
 )
 def test_what_is_none_to_the_letter_is_left_with_the_reason(

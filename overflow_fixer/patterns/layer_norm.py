@@ -37,7 +37,8 @@ class LayerNorm:
     """A LayerNorm over `axes` of the region's source (None: computed by the model).
 
     `epsilon` is added to the variance; None where something else is done to it or to its root. `scales` and `biases`
-    are the constants that the result is multiplied by and that are added to it then.
+    are the constants that the result is multiplied by and that are added to it then. `spread` is true of a variance
+    written E[x^2] - E[x]^2.
     """
 
     region: Region
@@ -45,6 +46,7 @@ class LayerNorm:
     epsilon: float | None
     scales: tuple[str, ...]
     biases: tuple[str, ...]
+    spread: bool
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def match_layer_norms(graph: Graph) -> Iterator[LayerNorm]:
         if source is not None and end is not None and nodes:
             region = Region("LayerNorm", tuple(node.label for node in nodes), source, end.tensor)
             epsilon = _read_epsilon(graph, quotient)
-            yield LayerNorm(region, quotient.squares.axes, epsilon, end.scales, end.biases)
+            squares = quotient.squares
+            yield LayerNorm(region, squares.axes, epsilon, end.scales, end.biases, squares.spread)
 
 
 def find_centred(graph: Graph, tensor: str) -> tuple[str, tuple[int, ...] | None] | None:
@@ -137,7 +140,7 @@ def _scales_mean(graph: Graph, tensor: str, source: str) -> bool:
 
 def _read_epsilon(graph: Graph, quotient: Quotient) -> float | None:
     changes = quotient.squares.changes
-    if quotient.root_changes or quotient.squares.spread or len(changes) > 1:
+    if quotient.root_changes or len(changes) > 1:
         return None
     if not changes:
         return 0.0

@@ -68,6 +68,11 @@ SPELLINGS = {
         "Sub x m -> d\nAdd t eps -> s\nSqrt s -> r\nReciprocal r -> i\nMul i gamma -> a\nMul d a -> w\nAdd w beta -> y",
         layer_norm,
     ),
+    "E[x^2] - E[x]^2": spell(
+        MEAN
+        + "Mul x x -> q\nReduceMean q -> u\nMul m m -> c\nSub u c -> v\nAdd v eps -> s\nSqrt s -> r\nDiv d r -> y",
+        normalize,
+    ),
     "casts": spell(
         "Cast x -> h\nReduceMean h -> m\nSub h m -> d\nCast d -> dc\nPow dc two -> q\nReduceMean q -> v\nCast v -> vc\n"
         "Add vc eps -> s\nSqrt s -> r\nDiv d r -> n\nCast n -> nc\nMul nc gamma -> w\nAdd w beta -> y",
@@ -94,6 +99,7 @@ def test_every_spelling_is_one_region_that_computes_it(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "epsilon", "scales", "biases"),
     [
+        ("E[x^2] - E[x]^2", EPSILON, (), ()),
         ("torch", EPSILON, ("gamma",), ("beta",)),
         ("no affine", EPSILON, (), ()),
         ("bias alone", EPSILON, (), ("beta",)),
@@ -111,6 +117,7 @@ def test_the_parameters(
     assert norm.axes == (-1,)
     assert norm.epsilon == (None if epsilon is None else float(np.float32(epsilon)))
     assert (norm.scales, norm.biases) == (scales, biases)
+    assert norm.spread == (name in ("Flax", "E[x^2] - E[x]^2"))
 
 
 def test_without_an_epsilon_it_is_zero(tmp_path: Path) -> None:
