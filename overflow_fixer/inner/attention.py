@@ -11,12 +11,12 @@ from overflow_fixer.inner.quantities import Found
 def find_in_attention(expression: Expression) -> Iterator[Found]:
     """Q K^T of every head, masked places too. Heads of queries that share a head of keys are put behind one another.
 
-    [batch, heads, tokens, size], or [batch, tokens, heads * size] with the numbers of heads as attributes.
+    [batch, heads, tokens, size], or [batch, tokens, heads * size], of which the numbers of heads are attributes.
     """
     queries, keys = expression.node.inputs[:2]
-    key_heads = expression.attribute("kv_num_heads", None)
-    if key_heads is not None:
-        queries = _split(expression, queries, expression.attribute("q_num_heads", key_heads))
+    query_heads, key_heads = (expression.attribute(name, 0) for name in ("q_num_heads", "kv_num_heads"))
+    if query_heads and key_heads:
+        queries = _split(expression, queries, query_heads)
         keys = _split(expression, keys, key_heads)
     past = expression.node.inputs[4] if len(expression.node.inputs) > 4 else ""
     if past:
@@ -28,9 +28,24 @@ def find_in_attention(expression: Expression) -> Iterator[Found]:
 
 
 def _split(expression: Expression, tensor: str, heads: int) -> str:
-    """[batch, tokens, heads * size] to [batch, heads, tokens, size]."""
-    apart = expression.apply("Reshape", tensor, expression.integers(0, 0, heads, -1))
-    return expression.apply("Transpose", apart, perm=[0, 2, 1, 3])
+    """[batch, tokens, heads * size] to [batch, heads, tokens, size], as which four dimensions are taken already.
+
+    By way of [batch, groups, tokens, heads / groups, size]: all heads are one group, or each is one.
+    """
+    tokens, width = _dim(expression, tensor, -2), _dim(expression, tensor, -1)
+    grouped = _reshape(expression, tensor, expression.integers(0, -1), tokens, width)
+    heads_each = expression.apply("Div", expression.integers(heads), _dim(expression, grouped, 1))
+    apart = _reshape(expression, grouped, expression.integers(0, 0, 0), heads_each, expression.integers(-1))
+    moved = expression.apply("Transpose", apart, perm=[0, 1, 3, 2, 4])
+    return _reshape(expression, moved, expression.integers(0, heads), tokens, expression.integers(-1))
+
+
+def _reshape(expression: Expression, tensor: str, *dims: str) -> str:
+    return expression.apply("Reshape", tensor, expression.apply("Concat", *dims, axis=0))
+
+
+def _dim(expression: Expression, tensor: str, axis: int) -> str:
+    return expression.apply("Gather", expression.apply("Shape", tensor), expression.integers(axis))
 
 
 def _transpose(expression: Expression, keys: str) -> str:
@@ -39,11 +54,5 @@ def _transpose(expression: Expression, keys: str) -> str:
 
 def _share(expression: Expression, queries: str, keys: str) -> str:
     """[batch, q heads, tokens, size] to [batch, kv heads, q heads / kv heads * tokens, size]."""
-    heads = expression.apply(
-        "Slice", expression.apply("Shape", keys), expression.integers(1), expression.integers(2)
-    )
-    size = expression.apply(
-        "Slice", expression.apply("Shape", keys), expression.integers(3), expression.integers(4)
-    )
-    target = expression.apply("Concat", expression.integers(0), heads, expression.integers(-1), size, axis=0)
-    return expression.apply("Reshape", queries, target)
+    heads, size = _dim(expression, keys, 1), _dim(expression, keys, 3)
+    return _reshape(expression, queries, expression.integers(0), heads, expression.integers(-1), size)

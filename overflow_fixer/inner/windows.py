@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ from onnx import numpy_helper
 
 from overflow_fixer.inner.expression import FEW, Expression
 from overflow_fixer.inner.quantities import Found
+
+_DILATED_SINCE = 19
+"""The opset from which on an average pool may be dilated, and an Lp pool have windows like its own."""
 
 
 def find_in_average_pool(expression: Expression) -> Iterator[Found]:
@@ -26,11 +29,19 @@ def find_in_average_pool(expression: Expression) -> Iterator[Found]:
 def _add_up(expression: Expression, source: str) -> str:
     """Large windows along one axis after the other: ONNX Runtime adds them up one by one, in FP32."""
     windows = _find_windows(expression)
-    add_up = _convolve if expression.attribute("ceil_mode", 0) else _pool
+    add_up = _choose(expression)
     is_small = math.prod(windows["kernel_shape"]) <= FEW
     for one in [windows] if is_small else _take_apart(windows):
         source = add_up(expression, source, one)
     return source
+
+
+def _choose(expression: Expression) -> Callable[[Expression, str, Mapping[str, Any]], str]:
+    """What adds windows up; with ceil_mode they may end behind the edge."""
+    if not expression.attribute("ceil_mode", 0):
+        return _pool
+    is_dilated = expression.graph.opset >= _DILATED_SINCE
+    return _pool_magnitudes if is_dilated and _is_same(expression) else _convolve
 
 
 def _pool(expression: Expression, source: str, windows: Mapping[str, Any]) -> str:
@@ -50,6 +61,17 @@ def _convolve(expression: Expression, source: str, windows: Mapping[str, Any]) -
     return expression.apply("Conv", images, ones, **windows)
 
 
+def _pool_magnitudes(expression: Expression, source: str, windows: Mapping[str, Any]) -> str:
+    """By sums of magnitudes: those of the positive elements twice, less all.
+
+    Of dilated windows ONNX Runtime finds the padding of SAME as if they were not, and a convolution takes none.
+    """
+    magnitudes = expression.apply("Abs", source)
+    twice = expression.apply("Add", source, magnitudes)
+    pools = (expression.apply("LpPool", one, p=1, ceil_mode=1, **windows) for one in (twice, magnitudes))
+    return expression.apply("Sub", *pools)
+
+
 def _take_apart(windows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Windows along each axis which together reach over these."""
     rank = len(windows["kernel_shape"])
@@ -63,12 +85,13 @@ def _take_apart(windows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _divides_by_several(expression: Expression) -> bool:
     """Whether windows reach over an edge that does not count, so that they are divided by fewer than they have places."""
-    is_padded = any(expression.attribute("pads", [])) or expression.attribute("auto_pad", b"NOTSET") in (
-        b"SAME_UPPER",
-        b"SAME_LOWER",
-    )
+    is_padded = any(expression.attribute("pads", [])) or _is_same(expression)
     counts_edge = expression.attribute("count_include_pad", 0)
     return bool(expression.attribute("ceil_mode", 0) or (is_padded and not counts_edge))
+
+
+def _is_same(expression: Expression) -> bool:
+    return expression.attribute("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER")
 
 
 def _find_windows(expression: Expression) -> dict[str, Any]:
@@ -76,9 +99,10 @@ def _find_windows(expression: Expression) -> dict[str, Any]:
     names = ("kernel_shape", "strides", "dilations", "auto_pad", "pads")
     found = {name: expression.attribute(name, None) for name in names}
     given = {name: value for name, value in found.items() if value is not None}
-    if expression.attribute("ceil_mode", 0) and given.get("auto_pad", b"NOTSET") == b"NOTSET":
-        rank = len(given["kernel_shape"])
-        pads, steps = given.get("pads") or [0] * (2 * rank), given.get("strides") or [1] * rank
+    if expression.attribute("ceil_mode", 0) and not _is_same(expression):
+        rank, is_valid = len(given["kernel_shape"]), given.pop("auto_pad", b"NOTSET") == b"VALID"
+        pads = [0] * (2 * rank) if is_valid or not given.get("pads") else given["pads"]
+        steps = given.get("strides") or [1] * rank
         ends = (pad + step - 1 for pad, step in zip(pads[rank:], steps, strict=True))
         given["pads"] = [*pads[:rank], *ends]
     return given

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from in_memory_calibration import InMemoryCalibration, make_model, node, save
+from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save
+from onnx import TensorProto
+from ways_to_observe import scan_each_way
 
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array
@@ -55,3 +57,39 @@ def test_scores_before_the_scale(
         rtol=1e-5,
     )
     assert not found.is_bound
+
+
+@pytest.mark.parametrize("is_rank_known", [True, False])
+@pytest.mark.parametrize(
+    ("is_flat", "attributes"),
+    [
+        (True, {"q_num_heads": 4, "kv_num_heads": 2}),
+        (False, {"q_num_heads": 4, "kv_num_heads": 2}),
+        (False, {"kv_num_heads": 2}),
+        (False, {}),
+    ],
+)
+def test_heads_are_found_by_the_rank(
+    is_rank_known: bool, is_flat: bool, attributes: dict[str, int], tmp_path: Path
+) -> None:
+    """ONNX Runtime takes the numbers of heads with four dimensions too. Orthogonal queries and keys tell heads from tokens."""
+    heads = {"q": np.zeros((1, 4, 2, 4), np.float32), "k": np.zeros((1, 2, 2, 4), np.float32)}
+    heads["q"][0, 0, 0, 0], heads["k"][0, 0, 0, 2], heads["k"][0, 0, 1, 0] = 100, 200, 200
+    heads["v"] = np.ones_like(heads["k"])
+    given = {name: _flatten(x) if is_flat else x for name, x in heads.items()}
+    nodes, inputs, feeds = [node("Attention", "q k v", "y", **attributes)], {}, given
+    if is_rank_known:
+        inputs = {name: [None] * x.ndim for name, x in given.items()}
+    else:
+        nodes = [*(node("Reshape", f"{name}_values {name}_shape", name) for name in given), *nodes]
+        inputs = {f"{name}_values": ["n"] for name in given}
+        inputs |= {f"{name}_shape": (TensorProto.INT64, ["rank"]) for name in given}
+        feeds = {f"{name}_values": x.reshape(-1) for name, x in given.items()}
+        feeds |= {f"{name}_shape": ints(*x.shape) for name, x in given.items()}
+    model = make_model(nodes, inputs, "y", {}, 23)
+    model.ir_version = 10
+    ranges = scan_each_way(save(model, tmp_path), InMemoryCalibration((feeds,)))
+    (found,) = [inner for inner in ranges.inner if inner.quantity == "scores"]
+    keys = np.repeat(heads["k"], 2, axis=1).transpose(0, 1, 3, 2).astype(np.float64)
+    expected = heads["q"].astype(np.float64) @ keys
+    assert (found.seen.max_abs, found.seen.element_count) == (np.abs(expected).max(), expected.size)
