@@ -151,7 +151,7 @@ def _may_be_float(name: str, graph: Graph) -> bool:
 
 def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
     """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
-    return _may_be_float(tensor, graph) or node.standard_op == "Cast"
+    return _may_be_float(tensor, graph) or node.standard_op in ("Cast", "CastLike")
 
 
 def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:

@@ -22,7 +22,7 @@ from overflow_fixer.rules.semantics import moves
 
 _ADDED = frozenset(
     """Add Sub Sum Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu
-    ScatterElements ScatterND""".split()
+    Scatter ScatterElements ScatterND""".split()
 )
 """Operators that keep an absolute error."""
 _SCALED = {

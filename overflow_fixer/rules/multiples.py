@@ -29,6 +29,8 @@ _LARGE_ELEMENTS = 1 << 16
 _INTEGERS = frozenset(
     getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
 ) | {TensorProto.BOOL}
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+"""Types whose rounding keeps multiples multiples; narrower ones stop at their largest value."""
 
 _FIRST = (0,)
 _ALL = None
@@ -38,16 +40,11 @@ _COMBINED: dict[str, tuple[int, ...] | None] = {
         "Neg Abs Relu CumSum ReduceSum ReduceMax ReduceMin ReduceL1 TopK MaxPool GlobalMaxPool Trilu".split(),
         _FIRST,
     ),
-    "Clip": (0, 1, 2),
-    "Pad": (0, 2),
     "Range": (0, 2),
     "Where": (1, 2),
-    "ScatterElements": (0, 2),
-    "ScatterND": (0, 2),
 }
 """Operators whose values are sums, differences and choices of what comes in at these slots."""
 _PRODUCTS = frozenset("Mul MatMul Einsum".split())
-_WHOLE = frozenset("Floor Ceil Round Sign".split())
 
 
 @dataclass(eq=False)
@@ -105,9 +102,12 @@ class Multiples:
         return not is_mask and not self.is_held(tensor)
 
     def _note(self, tensor: str, step: float | None) -> None:
-        if self.graph.dtypes.get(tensor) in _INTEGERS:
-            step = max(1.0, step or 1.0)
-        if step is not None:
+        dtype = self.graph.dtypes.get(tensor)
+        if dtype == TensorProto.BOOL:
+            self.steps[tensor] = 1.0
+        elif dtype in _INTEGERS:
+            self.steps[tensor] = max(1.0, step or 1.0)
+        elif dtype in _FLOATS and step is not None:
             self.steps[tensor] = step
 
     def _is_worth_reading(self, tensor: str) -> bool:
@@ -150,24 +150,18 @@ def _step_of_input(seen: Range | None) -> float | None:
 
 def _step_of_output(node: Node, known: Multiples) -> float | None:
     op = node.standard_op
-    if op in _WHOLE:
-        return max(1.0, known.step(node.inputs[0]) or 1.0) if op != "Sign" else 1.0
+    if op in _OF_OPERATOR:
+        return _OF_OPERATOR[op](node, known)
     if op in _PRODUCTS:
         return _combine(node.inputs, known, math.prod)
-    if op == "Div":
-        return _step_of_quotient(node, known)
-    if op == "ConstantOfShape":
-        filled = node.attribute("value")
-        return math.inf if filled is None else step_of(onnx.numpy_helper.to_array(filled.t))
-    if op == "Clip" and any(node.attribute(name) for name in ("min", "max")):
-        return None
     if moves(node, 0):
         return _combine(node.inputs if op == "Concat" else node.inputs[:1], known, min)
-    if op not in _COMBINED:
-        return None
-    slots = _COMBINED[op]
-    read = [name for slot, name in enumerate(node.inputs) if name and (slots is None or slot in slots)]
-    return _combine(read, known, min)
+    return _combine(_at(node, _COMBINED[op]), known, min) if op in _COMBINED else None
+
+
+def _at(node: Node, slots: tuple[int, ...] | None) -> list[str]:
+    """What the node reads at these slots (None: at all)."""
+    return [name for slot, name in enumerate(node.inputs) if name and (slots is None or slot in slots)]
 
 
 def _combine(
@@ -189,3 +183,54 @@ def _step_of_quotient(node: Node, known: Multiples) -> float | None:
     if step is None or divisor is None or divisor.min != divisor.max or divisor.max <= 0:
         return None
     return step / divisor.max if math.frexp(divisor.max)[0] == 0.5 else None
+
+
+def _step_of_whole(node: Node, known: Multiples) -> float:
+    return max(1.0, known.step(node.inputs[0]) or 1.0)
+
+
+def _step_of_sign(node: Node, known: Multiples) -> float:
+    return 1.0
+
+
+def _step_of_filled(node: Node, known: Multiples) -> float | None:
+    filled = node.attribute("value")
+    return math.inf if filled is None else step_of(onnx.numpy_helper.to_array(filled.t))
+
+
+def _step_of_clipped(node: Node, known: Multiples) -> float | None:
+    return _with_attributes(_combine(_at(node, (0, 1, 2)), known, min), node, "min", "max")
+
+
+def _step_of_padded(node: Node, known: Multiples) -> float | None:
+    mode = node.attribute("mode")
+    if mode is not None and mode.s != b"constant":
+        return known.step(node.inputs[0])
+    return _with_attributes(_combine(_at(node, (0, 2)), known, min), node, "value")
+
+
+def _with_attributes(step: float | None, node: Node, *names: str) -> float | None:
+    """With the numbers that are attributes below opset 11, and inputs since."""
+    told = step_of(np.asarray([found.f for name in names if (found := node.attribute(name)) is not None]))
+    return None if step is None or told is None else min(step, told)
+
+
+def _step_of_scattered(node: Node, known: Multiples) -> float | None:
+    """An element is multiplied never, once or more often, so that of fractions nothing is known."""
+    reduction = node.attribute("reduction")
+    if reduction is None or reduction.s != b"mul":
+        return _combine(_at(node, (0, 2)), known, min)
+    factor = known.step(node.inputs[2])
+    return known.step(node.inputs[0]) if factor is not None and factor >= 1 else None
+
+
+_OF_OPERATOR: dict[str, Callable[[Node, Multiples], float | None]] = {
+    "Clip": _step_of_clipped,
+    "ConstantOfShape": _step_of_filled,
+    "Div": _step_of_quotient,
+    "Pad": _step_of_padded,
+    "Sign": _step_of_sign,
+    **dict.fromkeys("Floor Ceil Round".split(), _step_of_whole),
+    **dict.fromkeys("Scatter ScatterElements ScatterND".split(), _step_of_scattered),
+}
+"""Operators whose attributes, or values, tell more than what they read."""

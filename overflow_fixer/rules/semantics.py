@@ -25,7 +25,7 @@ NEITHER: Signs = frozenset()
 
 _MOVES = frozenset(
     """Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Slice Gather GatherND GatherElements
-    Split Concat DepthToSpace SpaceToDepth Cast Dropout Compress ReverseSequence""".split()
+    Split Concat DepthToSpace SpaceToDepth Cast CastLike Dropout Compress ReverseSequence""".split()
 )
 
 _ABSORBED: Mapping[str, frozenset[int]] = {

@@ -313,15 +313,16 @@ def test_what_the_data_decide_is_carried_beside_the_constant_itself(tmp_path: Pa
     assert pins == ["Where_a", "Add_b", "Sub_d", "Neg_y"]
 
 
-def test_an_integer_mask_pins_from_its_cast_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("op", "inputs"), [("Cast", "masked"), ("CastLike", "masked x")])
+def test_an_integer_mask_pins_from_its_cast_on(op: str, inputs: str, tmp_path: Path) -> None:
     nodes = [
         node("Cast", "c", "on", to=TensorProto.INT64),
         node("Mul", "on big", "masked"),
-        node("Cast", "masked", "f", to=TensorProto.FLOAT),
+        node(op, inputs, "f", **({"to": TensorProto.FLOAT} if op == "Cast" else {})),
         node("Add", "x f", "a"),
         node("Softmax", "a", "y"),
     ]
-    assert _pins(tmp_path, nodes, {"big": ints(-1000000000)}) == ["Cast_f", "Add_a", "Softmax_y"]
+    assert _pins(tmp_path, nodes, {"big": ints(-1000000000)}) == [f"{op}_f", "Add_a", "Softmax_y"]
 
 
 def test_integers_that_only_steer_pin_nothing(tmp_path: Path) -> None:

@@ -241,3 +241,33 @@ def test_empty_constants(tmp_path: Path) -> None:
     model = make_model([CAST, *nodes], {"ids": (INT64, [2])}, "y", constants)
     graph, ranges = scan(model, tmp_path, {"ids": ints(1, 4001)})
     assert pinned_by(find_lost_integers, graph, ranges) == ["Cast_p", "Concat_joined", "Equal_same"]
+
+
+@pytest.mark.parametrize("factor", [1, 16])
+@pytest.mark.parametrize("use", ["Mod", "Sub"])
+def test_what_is_counted_are_integers_whatever_the_flags_are_made_of(
+    factor: int, use: str, tmp_path: Path
+) -> None:
+    """The positions of the tokens that are there, where each was scaled before."""
+    nodes = [
+        node("Mul", "ids k", "many"),
+        node("Cast", "many", "flags", to=TensorProto.BOOL),
+        node("Cast", "flags", "ones", to=TensorProto.FLOAT),
+        node("CumSum", "ones axis", "places"),
+        node(use, "places two", "a", **({"fmod": 1} if use == "Mod" else {})),
+        node("Cast", "a", "y", to=INT64),
+    ]
+    constants = {"k": ints(factor), "axis": np.asarray(0), "two": scalar(2)}
+    model = make_model(nodes, {"ids": (INT64, [None])}, "y", constants, output_types={"y": INT64})
+    graph, ranges = scan(model, tmp_path, {"ids": np.ones(3000, np.int64)})
+    pins = [f.node for f in ask(find_lost_integers, graph, ranges) if f.tensor == "places"]
+    assert pins == ["CumSum_places", f"{use}_a", *(["Cast_y"] if use == "Sub" else [])]
+    assert np.unique(np.arange(1, 3001).astype(np.float16)).size < 3000
+
+
+def test_integers_that_are_scattered_below_opset_11(tmp_path: Path) -> None:
+    nodes = [CAST, node("Scatter", "p top two", "q"), node("Mod", "q two", "y", fmod=1)]
+    constants = {"top": ints(1), "two": floats(2)}
+    model = make_model(nodes, {"ids": (INT64, [2])}, "y", constants, opset=10)
+    graph, ranges = scan(model, tmp_path, {"ids": ints(4001, 1)})
+    assert pinned_by(find_lost_integers, graph, ranges) == ["Cast_p", "Scatter_q", "Mod_y"]

@@ -126,3 +126,31 @@ def test_angles_of_other_precisions_are_not_looked_at(elem_type: int, is_found: 
     ]
     graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(250.05, 0.3)})
     assert pinned_by(find_lost_phases, graph, ranges)[-1:] == (["Sin_s"] if is_found else [])
+
+
+@pytest.mark.parametrize("opset", [9, 13])
+def test_what_an_angle_is_padded_with_is_part_of_it(opset: int, tmp_path: Path) -> None:
+    """1500.5 is 1500 in FP16; the integers beside it are held."""
+    told = node("Pad", "p", "a", pads=[0, 2], value=1500.5) if opset < 11 else node("Pad", "p pads v", "a")
+    constants = {} if opset < 11 else {"pads": ints(0, 2), "v": scalar(1500.5)}
+    nodes = [node("Cast", "ids", "p", to=TensorProto.FLOAT), told, node("Cos", "a", "y")]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y", constants, opset)
+    graph, ranges = scan(model, tmp_path, {"ids": ints(1000, 1001)})
+    assert pinned_by(find_lost_phases, graph, ranges) == ["Pad_a", "Cos_y"]
+
+
+@pytest.mark.parametrize("op", ["Mul", "ScatterElements", "ScatterND"])
+def test_angles_that_a_scatter_multiplies(op: str, tmp_path: Path) -> None:
+    """4001 / 4 is 1000.25, of which FP16 makes 1000."""
+    places = ints(0, 1) if op == "ScatterElements" else ints(0, 1)[:, None]
+    made = node("Mul", "h u", "a") if op == "Mul" else node(op, "h i u", "a", reduction="mul")
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Mul", "p half", "h"),
+        made,
+        node("Sin", "a", "y"),
+    ]
+    constants = {"half": scalar(0.5), "i": places, "u": floats(0.5, 0.5)}
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y", constants, opset=18)
+    graph, ranges = scan(model, tmp_path, {"ids": ints(4001, 4003)})
+    assert pinned_by(find_lost_phases, graph, ranges) == ["Cast_p", "Mul_h", f"{op}_a", "Sin_y"]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -245,3 +247,112 @@ def test_zeros_by_data_are_held(tmp_path: Path) -> None:
     model = make_model(nodes, {"x": [2]}, "y", {"zero": scalar(0), "f": scalar(1000.1)})
     graph, ranges = scan(model, tmp_path, {"x": floats(0.3, 0.7)})
     assert pinned_by(find_lost_phases, graph, ranges) == ["Mul_phase", "Add_a", "Sin_y"]
+
+
+def _step(folder: Path, nodes: list[onnx.NodeProto], opset: int, ids: Any, **constants: Any) -> float | None:
+    """The step of what nodes make of p, which is four times the ids; none that its values are no multiples of."""
+    fours = [node("Cast", "ids", "whole", to=TensorProto.FLOAT), node("Mul", "whole four", "p")]
+    constants["four"] = scalar(4)
+    model = make_model([*fours, *nodes], {"ids": (TensorProto.INT64, None)}, "y", constants, opset)
+    graph, ranges = scan(model, folder, {"ids": np.asarray(ids)})
+    step = find_multiples(graph, ranges).step("y")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (values,) = session.run(None, {"ids": np.asarray(ids)})
+    assert step is None or step == math.inf or not np.any(values.astype(np.float64) % step)
+    return step
+
+
+@pytest.mark.parametrize(("op", "extra"), [("Cast", {"to": TensorProto.BOOL}), ("CastLike", {})])
+def test_a_flag_is_one_or_zero_whatever_it_is_made_of(op: str, extra: dict[str, Any], tmp_path: Path) -> None:
+    nodes = [
+        node(op, "p flags" if op == "CastLike" else "p", "is_there", **extra),
+        node("CastLike", "is_there p", "ones"),
+        node("CumSum", "ones axis", "y"),
+    ]
+    constants = {"flags": np.asarray([True]), "axis": np.asarray(0)}
+    assert _step(tmp_path, nodes, 17, np.ones(5, np.int64), **constants) == 1
+
+
+def test_a_narrow_float_stops_at_its_largest_number(tmp_path: Path) -> None:
+    """1024 and 3072 are 448 in FLOAT8E4M3FN."""
+    nodes = [
+        node("Mul", "p k", "many"),
+        node("Cast", "many", "narrow", to=TensorProto.FLOAT8E4M3FN),
+        node("Cast", "narrow", "y", to=TensorProto.FLOAT),
+    ]
+    assert _step(tmp_path, nodes, 19, [1, 3], k=scalar(1024)) is None
+
+
+@pytest.mark.parametrize(
+    ("opset", "mode", "value", "step"),
+    [
+        (10, "constant", 1500.5, 0.5),
+        (10, "constant", None, 4),
+        (10, "edge", 1500.5, 4),
+        (10, "constant", math.nan, None),
+        (13, "constant", 1500.5, 0.5),
+        (13, "constant", None, 4),
+        (13, "reflect", 1500.5, 4),
+    ],
+)
+def test_what_pads_is_an_attribute_or_an_input(
+    opset: int, mode: str, value: float | None, step: float | None, tmp_path: Path
+) -> None:
+    if opset < 11:
+        told = {} if value is None else {"value": value}
+        padded, constants = node("Pad", "p", "y", pads=[0, 1], mode=mode, **told), {}
+    else:
+        constants = {"pads": ints(0, 1), **({} if value is None else {"v": scalar(value)})}
+        padded = node("Pad", "p pads" if value is None else "p pads v", "y", mode=mode)
+    assert _step(tmp_path, [padded], opset, [1, 2, 5], **constants) == step
+
+
+@pytest.mark.parametrize(
+    ("opset", "bounds", "step"),
+    [
+        (10, {"min": 6.0}, 2),
+        (10, {"min": 6.0, "max": 12.5}, 0.5),
+        (10, {}, 4),
+        (10, {"max": math.inf}, None),
+        (13, {"min": 6.0}, 2),
+        (13, {"max": 12.5}, 0.5),
+        (13, {}, 4),
+    ],
+)
+def test_bounds_are_attributes_or_inputs(
+    opset: int, bounds: dict[str, float], step: float | None, tmp_path: Path
+) -> None:
+    if opset < 11:
+        clipped, constants = node("Clip", "p", "y", **bounds), {}
+    else:
+        names = " ".join(name if name in bounds else "-" for name in ("min", "max"))
+        clipped = node("Clip", f"p {names}", "y")
+        constants = {name: scalar(value) for name, value in bounds.items()}
+    assert _step(tmp_path, [clipped], opset, [1, 2, 5], **constants) == step
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "reduction", "update", "step"),
+    [
+        ("Scatter", 9, None, 6, 2),
+        ("ScatterElements", 13, None, 6, 2),
+        ("ScatterND", 13, None, 6, 2),
+        ("ScatterElements", 18, "none", 0.5, 0.5),
+        ("ScatterND", 18, "add", 6, 2),
+        ("ScatterElements", 18, "max", 6, 2),
+        ("ScatterND", 18, "min", 6, 2),
+        ("ScatterElements", 16, "mul", 6, 4),
+        ("ScatterND", 18, "mul", 6, 4),
+        ("ScatterElements", 18, "mul", 0.5, None),
+        ("ScatterND", 16, "mul", 0.5, None),
+        ("ScatterElements", 18, "mul", math.inf, None),
+    ],
+)
+def test_what_a_scatter_makes_of_its_updates(
+    op: str, opset: int, reduction: str | None, update: float, step: float | None, tmp_path: Path
+) -> None:
+    """One place is met twice, one never."""
+    places = ints(0, 0, 1)[:, None] if op == "ScatterND" else ints(0, 0, 1)
+    extra = {} if reduction is None else {"reduction": reduction}
+    constants = {"i": places, "u": floats(update, update, update)}
+    assert _step(tmp_path, [node(op, "p i u", "y", **extra)], opset, [1, 3, 5], **constants) == step

@@ -276,14 +276,16 @@ def test_moving_operators(tmp_path: Path) -> None:
         node("Concat", "a a", "b", axis=0),
         node("Dropout", "b ratio", "d"),
         node("Dropout", "d ratio training", "e"),
-        node("Add", "e e", "y"),
+        node("CastLike", "e x", "f"),
+        node("Add", "f f", "y"),
         shape=ints(-1),
         ratio=scalar(0.5),
         training=np.asarray(True),
     )
-    reshape, concat, dropout, training, add = graph.nodes
+    reshape, concat, dropout, training, cast, add = graph.nodes
     assert [moves(reshape, 0), moves(concat, 0), moves(concat, 1), moves(dropout, 0)] == [True] * 4
     assert [moves(reshape, 1), moves(dropout, 1), moves(training, 0), moves(add, 0)] == [False] * 4
+    assert [moves(cast, 0), moves(cast, 1)] == [True, False]
 
 
 def _names() -> set[str]:
