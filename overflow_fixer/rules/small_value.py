@@ -2,7 +2,8 @@
 
 Below 2^-14, FP16 has steps of 2^-24 and no smaller ones. A tensor whose largest value is 2^-18 has 64 of them: its
 typical values keep four or five bits. That is no matter where it is added to larger values (the branch of a layer
-scale of 1e-6), or behind Softmax, Sigmoid and Exp. It is where the tensor is scaled up again, or given out.
+scale of 1e-6), or behind Softmax, Sigmoid and Exp. It is where the tensor is scaled up again, or given out, behind
+activations that are zero at zero as well.
 """
 
 from __future__ import annotations
@@ -29,20 +30,23 @@ _OWN_ROUNDING = 2.0**-11
 """What an output loses by its own rounding, as a share of its largest value."""
 
 _ELEMENTWISE = frozenset(
-    """Mul Div Neg Abs Relu LeakyRelu PRelu Tanh Sin Tan Atan Asin Erf Sqrt Pow Reciprocal Log Clip Where ReduceMax
-    ReduceMin MaxPool GlobalMaxPool Pad Trilu TopK Resize""".split()
+    """Mul Div Mod Neg Abs Relu LeakyRelu PRelu ThresholdedRelu Shrink Elu Selu Celu Gelu Mish Swish HardSwish
+    Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf Sqrt Pow Reciprocal Log Sign Floor Ceil Clip Dropout LRN
+    ReduceMax ReduceMin ReduceProd MaxPool GlobalMaxPool Resize Upsample""".split()
 )
 """Operators whose output loses, element by element, the share that their input lost."""
+_PLACES = frozenset("Where Pad Trilu TopK Scatter ScatterElements ScatterND CenterCropPad MaxUnpool".split())
+"""Operators that put what comes in beside other values, as it is."""
 _SUMS = frozenset(
     """MatMul Einsum Gemm Conv ConvTranspose ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare AveragePool
-    GlobalAveragePool CumSum LayerNormalization InstanceNormalization GroupNormalization RMSNormalization
-    LpNormalization MeanVarianceNormalization""".split()
+    GlobalAveragePool LpPool GlobalLpPool ReduceLogSum CumSum LayerNormalization InstanceNormalization
+    GroupNormalization RMSNormalization LpNormalization MeanVarianceNormalization""".split()
 )
 """The same of sums over elements, in which larger ones hide it."""
-_TERMS = frozenset("Add Sub Sum Mean Max Min".split())
-"""Operators whose output hides the loss where another input is much larger."""
+_TERMS = frozenset("Add Sub Sum Mean Max Min HardSigmoid".split())
+"""Operators whose output hides the loss where another term is much larger."""
 _BIAS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
-_CHOOSES = frozenset("ArgMax ArgMin".split())
+_CHOOSES = frozenset("ArgMax ArgMin Hardmax".split())
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,10 @@ def _pass(
 ) -> _Loss | None:
     """The loss in an output of a node that reads a tensor with one; None where it is gone."""
     op, read, written = node.standard_op, ranges.get(tensor), ranges.get(output)
-    if not op or read is None or written is None or moves(node, node.inputs.index(tensor)):
+    is_moved = op in _PLACES or moves(node, node.inputs.index(tensor))
+    if not op or read is None or written is None or is_moved:
         return loss
-    if read.max_abs == 0:
+    if read.max_abs == 0 or written.max_abs == 0:
         return None
     passed = loss
     if op in _BIAS or op == "BatchNormalization":

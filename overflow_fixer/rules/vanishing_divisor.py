@@ -2,6 +2,7 @@
 
 FP32 divides by 1e-9; FP16 stores it as 0, and gives infinity or NaN. The root of 1e-12 is 1e-6, which FP16 holds,
 but not where the 1e-12 was rounded to zero before. What writes the value stays in FP32, and all up to the division.
+Of 1 - p, 1e-4 is zero as well, since FP16 rounds such a p to 1; then what writes p stays, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
+from overflow_fixer.rules.cancellation import find_cancellation, trace_term
 from overflow_fixer.rules.paths import find_ways
+from overflow_fixer.rules.places import step_at
 from overflow_fixer.rules.semantics import moves
 
 _DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
@@ -30,12 +33,17 @@ _SHRINKS = frozenset("ReduceSum ReduceMean Sqrt Abs Neg Clip Max Add Sum".split(
 
 @dataclass(frozen=True)
 class _Divisor:
-    """A tensor with a value that FP16 makes zero of, and what is to be said of it; `is_mean`: the terms of a sum, on average."""
+    """A tensor with a value that FP16 makes zero of, and what is to be said of it.
+
+    `is_mean`: the terms of a sum, on average. `cancelled`: of a difference, what FP16 rounds away.
+    """
 
     tensor: str
     least: float
     text: str
     is_mean: bool = False
+    limit: float = FP16_UNDERFLOW
+    cancelled: str | None = None
 
 
 def find_vanishing_divisors(
@@ -43,9 +51,9 @@ def find_vanishing_divisors(
 ) -> Iterator[Finding]:
     """A finding for each such tensor that the node writes, passes on, or divides by.
 
-    `value` is the smallest magnitude but zero that was seen, which may have been in any batch. Zeros themselves, which
-    FP32 divides by as well, are the rule non_finite's matter. The severity is low where a sum would be held and
-    only its terms, on average, would not.
+    `value` is the smallest magnitude but zero that was seen, which may have been in any batch; `limit` is 2^-25, of a
+    difference half a step of FP16 at the number that it is from. Zeros themselves, which FP32 divides by as well, are the
+    rule non_finite's matter. The severity is low where a sum would be held and only its terms, on average, would not.
     """
     for divisor, end in _evidence(graph, ranges).get(node.label, {}).items():
         verb = "are" if divisor.is_mean else "is"
@@ -56,7 +64,7 @@ def find_vanishing_divisors(
             node.label,
             divisor.tensor,
             divisor.least,
-            FP16_UNDERFLOW,
+            divisor.limit,
             reason,
             severity=severity,
         )
@@ -72,7 +80,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Divisor, Node
             (writer,) if writer.standard_op == _DIVIDES_INSIDE else _reach(graph, ranges, divisor.tensor)
         )
         if reached:
-            for node in (*_origins(graph, ranges, divisor.tensor), *reached):
+            for node in (*_sources(graph, ranges, divisor), *reached):
                 found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
     return found
 
@@ -90,6 +98,10 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
                 yield _Divisor(name, least, text)
             elif node.standard_op == "ReduceSum" and _is_square(graph, node.inputs[0]):
                 yield from _of_a_sum(node, ranges, least, seen.element_count, f"{text}, a sum of squares")
+            elif (found := find_cancellation(graph, ranges, node)) is not None:
+                limit = step_at(found.number) / 2
+                text = f"{text}, a difference from {found.number:g}"
+                yield _Divisor(name, least, text, limit=limit, cancelled=found.term)
 
 
 def _of_a_norm(node: Node, ranges: RangeTable) -> Iterator[_Divisor]:
@@ -160,6 +172,15 @@ def _exponent(graph: Graph, node: Node) -> float:
     """Pow's exponent, where it is one number; NaN elsewhere."""
     value = graph.read_constant(node.inputs[1]) if node.standard_op == "Pow" else None
     return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else math.nan
+
+
+def _sources(graph: Graph, ranges: RangeTable, divisor: _Divisor) -> Iterator[Node]:
+    """The nodes that compute it from what FP16 holds."""
+    if divisor.cancelled is None:
+        yield from _origins(graph, ranges, divisor.tensor)
+    else:
+        yield graph.producers[divisor.tensor]
+        yield from trace_term(graph, divisor.cancelled)
 
 
 def _origins(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:

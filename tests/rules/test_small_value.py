@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE, find_small_values
 
 ONE = {"one": scalar(1), "up": scalar(1e6)}
+RUNS_SWISH = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 24)
 BELOW = float(np.nextafter(np.float32(LEAST_MAGNITUDE), np.float32(0)))
 
 
@@ -80,15 +82,118 @@ def test_the_evidence(tmp_path: Path) -> None:
         ([node("Concat", "a h", "b", axis=0), node("Mul", "b g", "y")], True),
         ([node("Concat", "a h", "b", axis=0), node("Add", "b one", "y")], False),
         ([node("Concat", "a h", "b", axis=0), node("ReduceSum", "b", "y")], False),
+        ([node("Where", "chosen a h", "b"), node("Add", "b one", "y")], False),
     ],
 )
 def test_where_it_shows(nodes: list[onnx.NodeProto], is_found: bool, tmp_path: Path) -> None:
     constants = {"g": np.full(4, 3, np.float32), "h": np.ones(0 if len(nodes) < 2 else 4, np.float32)}
+    constants["chosen"] = np.asarray([True, False, True, True])
     if any(each.op_type == "Mul" and "g" in each.input for each in nodes):
         constants["g"] = np.full(8, 3, np.float32)
     pins = _pins(tmp_path, [node("Mul", "x one", "a"), *nodes], [1e-7, 2e-7, -3e-7, 0], constants)
     assert bool(pins) == is_found
     assert not pins or pins[:2] == ["Mul_a", f"{nodes[0].op_type}_{nodes[0].output[0]}"] or pins == ["Mul_a"]
+
+
+SHOWN = [
+    *(
+        (op, "a", {}, 20)
+        for op in """Abs Neg Relu LeakyRelu Elu Selu Celu Gelu Mish HardSwish Softsign Tanh Sin Tan Sinh Asin Atan
+        Asinh Atanh Erf Sqrt Reciprocal Log Sign Ceil ReduceLogSum GlobalLpPool GlobalMaxPool Hardmax""".split()
+    ),
+    ("Floor", "a", {}, 20),
+    ("Gelu", "a", {"approximate": "tanh"}, 20),
+    ("ThresholdedRelu", "a", {"alpha": 0.0}, 20),
+    ("Shrink", "a", {"lambd": 0.0}, 20),
+    ("Shrink", "a", {"lambd": 0.0, "bias": 1.0}, 20),
+    ("HardSigmoid", "a", {"beta": 0.0}, 20),
+    ("PRelu", "a third", {}, 20),
+    ("Mod", "a third", {"fmod": 1}, 20),
+    ("Pow", "a third", {}, 20),
+    ("Dropout", "a zero on", {}, 20),
+    ("LRN", "a", {"size": 1}, 20),
+    ("LpPool", "a", {"kernel_shape": [2, 2]}, 20),
+    ("MaxPool", "a", {"kernel_shape": [2, 2]}, 20),
+    ("ReduceProd", "a first", {}, 20),
+    ("Resize", "a - twice", {}, 20),
+    ("Upsample", "a twice", {}, 9),
+    ("Where", "off third a", {}, 20),
+    ("ScatterElements", "third4 places a", {}, 20),
+    ("ScatterND", "third4 first2 a", {}, 20),
+    ("Scatter", "a places a", {}, 9),
+    ("CenterCropPad", "a size", {}, 20),
+    ("Pad", "a pads", {}, 20),
+    ("Trilu", "a", {}, 20),
+    ("TopK", "a four", {}, 20),
+    ("MaxUnpool", "a places", {"kernel_shape": [1, 1]}, 20),
+    ("CastLike", "a third", {}, 20),
+    pytest.param(
+        "Swish", "a", {}, 24, marks=pytest.mark.skipif(not RUNS_SWISH, reason="opset 24 from 1.24 on")
+    ),
+]
+HIDDEN = [
+    *((op, "a", {}, 20) for op in "Sigmoid Softplus Exp Cos Cosh Acos Softmax LogSoftmax Round".split()),
+    ("HardSigmoid", "a", {}, 20),
+    ("ThresholdedRelu", "a", {}, 20),
+    ("Shrink", "a", {}, 20),
+    ("Max", "a third", {}, 20),
+    ("ReduceLogSumExp", "a", {}, 20),
+]
+BESIDE = {
+    "third": scalar(1 / 3),
+    "zero": scalar(0),
+    "down": scalar(1e-4),
+    "up": scalar(1e4),
+    "on": np.asarray(True),
+    "off": np.asarray(False),
+    "first": ints(0),
+    "four": ints(4),
+    "twice": floats(1, 1, 2, 2),
+    "size": ints(1, 2, 4, 6),
+    "pads": ints(*[1] * 8),
+    "third4": np.full((1, 2, 4, 4), 1 / 3, np.float32),
+    "places": np.zeros((1, 2, 4, 4), np.int64),
+    "first2": ints(0)[None],
+}
+
+
+def _run(nodes: list[onnx.NodeProto], opset: int, **feeds: np.ndarray) -> np.ndarray:
+    (name,) = feeds
+    model = make_model(nodes, {name: None}, "y", BESIDE, opset)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    (found,) = session.run(None, feeds)
+    return np.asarray(found, np.float64)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes", "opset", "shows"),
+    [
+        pytest.param(*getattr(case, "values", case), shows, marks=getattr(case, "marks", ()))
+        for cases, shows in ((SHOWN, True), (HIDDEN, False))
+        for case in cases
+    ],
+)
+def test_what_operators_make_of_the_loss(
+    op: str, inputs: str, attributes: dict[str, Any], opset: int, shows: bool, tmp_path: Path
+) -> None:
+    """Against the same network, run in FP32 but for the small tensor, of which FP16 makes zeros."""
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (1, 2, 4, 4)).astype(np.float32) * np.float32(1e-5)
+    x = -x if op == "Floor" else x
+    shrunk, rest = (
+        node("Mul", "x down", "a"),
+        [node(op, inputs, "b" if op != "TopK" else "b i", **attributes), node("Mul", "b up", "y")],
+    )
+    right = _run([shrunk, *rest], opset, x=x)
+    rounded = (x * np.float32(1e-4)).astype(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        is_lost = not np.square(right - _run(rest, opset, a=rounded)).sum() <= 1e-3 * np.square(right).sum()
+    assert is_lost == shows
+    model = make_model([shrunk, *rest], {"x": None}, "y", BESIDE, opset)
+    graph, ranges = scan(model, tmp_path, {"x": x})
+    pins = pinned_by(find_small_values, graph, ranges)
+    assert pins[:2] == (["Mul_a", f"{op}_b"] if shows else [])
 
 
 def test_weights_and_a_bias(tmp_path: Path) -> None:

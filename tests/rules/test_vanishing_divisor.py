@@ -236,3 +236,39 @@ def test_a_sum_of_no_squares(tmp_path: Path) -> None:
     for name, shape in (("sum", (0, 3)), ("none", (3, 0))):
         (tmp_path / name).mkdir()
         assert _pins(tmp_path / name, nodes, np.zeros(shape)) == []
+
+
+@pytest.mark.parametrize(("largest", "is_found"), [(7, False), (12, True)])
+def test_a_probability_that_is_1_in_fp16_is_taken_from_1(
+    largest: float, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Sigmoid", "x", "p"),
+        node("Sub", "one p", "a"),
+        node("Reshape", "a axis", "q"),
+        node("Log", "q", "y"),
+    ]
+    p = (1 / (1 + np.exp(-np.linspace(-largest, largest, 9)))).astype(np.float16)
+    assert bool(np.any(1 - p == 0)) == is_found
+    model = make_model(nodes, {"x": None}, "y", {**CONSTANTS, "axis": ints(-1)})
+    graph, ranges = scan(model, tmp_path, {"x": np.linspace(-largest, largest, 9, dtype=np.float32)})
+    pins = pinned_by(find_vanishing_divisors, graph, ranges)
+    assert pins == (["Sigmoid_p", "Sub_a", "Reshape_q", "Log_y"] if is_found else [])
+
+
+def test_a_difference_that_nothing_divides_by_may_vanish(tmp_path: Path) -> None:
+    nodes = [node("Sigmoid", "x", "p"), node("Sub", "one p", "a"), node("Exp", "a", "y")]
+    assert _pins(tmp_path, nodes, [-12, 12]) == []
+
+
+def test_the_evidence_of_a_difference(tmp_path: Path) -> None:
+    nodes = [node("Sub", "x one", "a"), node("Reciprocal", "a", "y")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": None}, "y", CONSTANTS), tmp_path, {"x": floats(3, 1 + 2.0**-12)}
+    )
+    (found,) = {each.tensor: each for each in ask(find_vanishing_divisors, graph, ranges)}.values()
+    assert (found.value, found.limit) == (2.0**-12, float(np.spacing(np.float16(1))) / 2)
+    assert found.reason == (
+        "a is as small as 0.000244, a difference from 1, which is zero in FP16, and Reciprocal Reciprocal_y makes "
+        "infinity or NaN of it"
+    )

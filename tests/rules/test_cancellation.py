@@ -1,0 +1,99 @@
+"""Differences from one number of which FP16 makes zero."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+
+from overflow_fixer.rules.cancellation import Cancellation, find_cancellation, trace_term
+
+STEP = 2.0**-11
+"""FP16's step below 1; above it is twice as much."""
+CONSTANTS = {
+    "c": scalar(1),
+    "same": floats(1, 1),
+    "others": floats(1, 2),
+    "minus": scalar(-1),
+    "huge": scalar(1e9),
+}
+
+
+def _find(folder: Path, op: str, inputs: str, values: Any) -> Cancellation | None:
+    nodes = [node(op, inputs, "d"), node("Reciprocal", "d", "y")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": None}, "y", CONSTANTS), folder, {"x": np.asarray(values, np.float32)}
+    )
+    return find_cancellation(graph, ranges, graph.nodes[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "is_zero"),
+    [
+        ([0.5, 1 - STEP / 2], True),
+        ([0.5, 1 - STEP / 2 - 2.0**-24], False),
+        ([0.5, 1 - 2.0**-24], True),
+        ([2, 1 + STEP], True),
+        ([2, 1 + STEP + 2.0**-23], False),
+        ([0.5, 1 + STEP / 4], True),
+        ([0.5, 1, 1 - STEP / 4], True),
+        ([1, 1], False),
+        ([0.5, 0], False),
+        ([], False),
+    ],
+)
+def test_boundary(values: Any, is_zero: bool, tmp_path: Path) -> None:
+    x = np.asarray(values, np.float32)
+    assert bool(np.any((x != 1) & (x.astype(np.float16) == 1))) == is_zero
+    assert _find(tmp_path, "Sub", "c x", values) == (Cancellation("x", 1) if is_zero else None)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "value", "number"),
+    [
+        ("Sub", "x c", 0.9999, 1),
+        ("Sub", "same x", 0.9999, 1),
+        ("Add", "x minus", 0.9999, 1),
+        ("Add", "c x", -0.9999, -1),
+        ("Add", "c x", 0.9999, None),
+        ("Sub", "others x", 0.9999, None),
+        ("Sub", "x huge", 999999936, None),
+        ("Sub", "x x", 0.9999, None),
+        ("Div", "c x", 0.9999, None),
+        ("Sub", "c x", math.nan, None),
+        ("Sub", "c x", math.inf, None),
+    ],
+)
+def test_what_is_taken_from_what(
+    op: str, inputs: str, value: float, number: float | None, tmp_path: Path
+) -> None:
+    assert _find(tmp_path, op, inputs, [value, value]) == (
+        None if number is None else Cancellation("x", number)
+    )
+
+
+def test_on_which_side_it_was_is_not_known_where_both_were_seen(tmp_path: Path) -> None:
+    """FP16 has a number three quarters of a step below 1, and none so near above."""
+    near = 0.75 * STEP
+    assert _find(tmp_path, "Sub", "c x", [2, 1 + near]) is not None
+    assert _find(tmp_path, "Sub", "c x", [0.5, 1 + near]) is None
+
+
+def test_back_to_where_the_digits_come_from(tmp_path: Path) -> None:
+    nodes = [
+        node("Relu", "x", "logits"),
+        node("Sigmoid", "logits", "p"),
+        node("Gather", "p first", "one"),
+        node("Clip", "one - c", "clipped"),
+        node("Mul", "clipped clipped", "squares"),
+        node("Sub", "c squares", "y"),
+    ]
+    graph, _ = scan(
+        make_model(nodes, {"x": [2]}, "y", {**CONSTANTS, "first": ints(0)}), tmp_path, {"x": floats(1, 2)}
+    )
+    found = [each.label for each in trace_term(graph, "squares")]
+    assert found == ["Mul_squares", "Clip_clipped", "Gather_one", "Sigmoid_p"]
