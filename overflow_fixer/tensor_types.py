@@ -16,12 +16,13 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.operator_types import tell_outputs
 from overflow_fixer.records import Dim
 from overflow_fixer.sessions import infer_types
-from overflow_fixer.subgraphs import STANDARD_DOMAINS, separate_names
+from overflow_fixer.subgraphs import STANDARD_DOMAINS, captured_by, separate_names
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024
 _DEFAULTS_SINCE_IR = 4
 """Below that version every initializer is an input too, and hardly any is fed."""
+_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _OTHER_KINDS = ("sequence_type", "optional_type")
 
 
@@ -96,7 +97,7 @@ def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> 
             info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, fed[info.name]))
     loose = find_loose(model.graph)
     held = {name: dims for name, dims in _shapes_of_initializers(model).items() if name not in loose}
-    return {**_shapes_of(_infer(skeleton)), **held}
+    return {**_keep_sure(model.graph, _shapes_of(_infer(skeleton))), **held}
 
 
 def find_defaults(graph: onnx.GraphProto) -> frozenset[str]:
@@ -169,7 +170,26 @@ def _tell_shapes(model: onnx.ModelProto, inferred: Shapes) -> tuple[Shapes, Shap
     if model.graph.value_info:
         return inferred, None
     told = LateShapes(lambda: _fill_in_outputs(model, inferred))
-    return told, None if find_defaults(model.graph) else inferred
+    return told, None if find_defaults(model.graph) else LateShapes(lambda: _keep_sure(model.graph, inferred))
+
+
+def _keep_sure(graph: onnx.GraphProto, shapes: Shapes) -> Shapes:
+    """The shapes without those that a pool decides of which ONNX Runtime makes another than ONNX says."""
+    doubtful: set[str] = set()
+    for node in graph.node:
+        if _is_doubtful(node) or (doubtful and not doubtful.isdisjoint((*node.input, *captured_by(node)))):
+            doubtful.update(node.output)
+    return {name: dims for name, dims in shapes.items() if name not in doubtful} if doubtful else shapes
+
+
+def _is_doubtful(node: onnx.NodeProto) -> bool:
+    """Whether it rounds up, where ONNX counts windows behind the edge as well, or pads dilated windows by itself."""
+    if node.op_type not in _POOLS:
+        return False
+    told = {attribute.name: attribute for attribute in node.attribute}
+    is_dilated = "dilations" in told and any(step != 1 for step in told["dilations"].ints)
+    pads_itself = "auto_pad" in told and told["auto_pad"].s.startswith(b"SAME")
+    return ("ceil_mode" in told and told["ceil_mode"].i != 0) or (is_dilated and pads_itself)
 
 
 def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> dict[str, tuple[Dim, ...]]:

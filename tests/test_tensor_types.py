@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import onnx
@@ -157,3 +158,34 @@ def test_a_type_that_says_nothing_is_none() -> None:
     assert is_typed(helper.make_sequence_type_proto(_info("a", [1]).type))
     assert not is_typed(onnx.TypeProto())
     assert not is_typed(helper.make_tensor_type_proto(TensorProto.UNDEFINED, None))
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(
+    ("attributes", "is_sure"),
+    [
+        ({}, True),
+        ({"ceil_mode": 0, "pads": [0, 1, 0, 1]}, True),
+        ({"auto_pad": "SAME_UPPER"}, True),
+        ({"dilations": [2, 2]}, True),
+        ({"ceil_mode": 1}, False),
+        ({"ceil_mode": 1, "auto_pad": "VALID"}, False),
+        ({"auto_pad": "SAME_LOWER", "dilations": [1, 2]}, False),
+    ],
+)
+def test_sizes_of_pools_on_which_onnx_runtime_differs_are_not_sure(
+    attributes: dict[str, Any], is_sure: bool, op: str, records: bool
+) -> None:
+    """Nor is what is computed from them."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node(op, ["a"], ["p"], kernel_shape=[2, 2], **attributes),
+        helper.make_node("Neg", ["p"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [_info("x", [1, 1, 8, 8])], [_info("y", None)])
+    graph.value_info.extend([_info("a", [1, 1, 8, 8])] if records else [])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=8)
+    found = _tell(model).sure_shapes
+    sure = infer_shapes(model, {}) if found is None else found
+    assert set(sure) == ({"x", "a", "p", "y"} if is_sure else {"x", "a"})

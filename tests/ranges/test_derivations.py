@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_memory_calibration import InMemoryCalibration, make_model, save
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import run_marked, save_model, value_info
+from ways_to_observe import scan_each_way
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges.derivations import (
@@ -313,3 +315,23 @@ def test_of_a_source_that_is_not_counted_nothing_is_told(tmp_path: Path) -> None
     tally(order_steps([one], {"x": 0, "z": 1, "y": 2}), seen, np.full(3, np.nan), is_counted)
     assert not is_counted[2]
     assert seen["over_fp16_count"][2] == 0
+
+
+@pytest.mark.parametrize("opset", [10, 12, 22])
+@pytest.mark.parametrize(
+    ("op", "size", "attributes"),
+    [
+        ("MaxPool", 9, {"kernel_shape": [2], "strides": [3], "ceil_mode": 1}),
+        ("AveragePool", 11, {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1}),
+        ("AveragePool", 8, {"kernel_shape": [1], "strides": [2], "auto_pad": "VALID", "ceil_mode": 1}),
+        ("MaxPool", 10, {"kernel_shape": [3], "strides": [4], "auto_pad": "SAME_LOWER", "dilations": [2]}),
+    ],
+)
+def test_elements_behind_a_pool_are_those_that_onnx_runtime_makes(
+    op: str, size: int, attributes: dict[str, Any], opset: int, tmp_path: Path
+) -> None:
+    """Where ONNX's own inference says another number, of fixed dimensions too."""
+    nodes = [node(op, ["x"], ["p"], **attributes), node("Relu", ["p"], ["y"]), node("Neg", ["p"], ["z"])]
+    graph = save(make_model(nodes, {"x": [1, 1, size]}, "y z", opset=opset), tmp_path)
+    x = np.random.default_rng(0).normal(size=(1, 1, size)).astype(np.float32)
+    scan_each_way(graph, InMemoryCalibration(({"x": x},)))
