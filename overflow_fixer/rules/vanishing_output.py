@@ -23,6 +23,8 @@ from overflow_fixer.rules.semantics import moves
 _SHARES = frozenset("Softmax Sigmoid HardSigmoid".split())
 _KEEPS_SMALL = frozenset("Mul Div Add Sqrt Abs Neg Sum ReduceMin ReduceMean ReduceSum".split())
 """Operators whose small outputs may come from inputs as small."""
+_ADDS = frozenset("Add Sum ReduceMin ReduceMean ReduceSum".split())
+"""Those of them whose output may be other than zero where an input is zero."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,14 @@ def _movers(graph: Graph, tensor: str, output: str) -> tuple[Node, ...]:
 
 
 def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
-    """The node that writes the tensor, and those before it that write values as small for it."""
+    """The node that writes the tensor, and those before it that write values as small for it, of whatever sign."""
     pending, seen = [tensor], {tensor}
     while pending:
         node = graph.producers[pending.pop()]
         yield node
+        matters = _vanishes if node.standard_op in _ADDS else _is_small
         for name in node.inputs if node.standard_op in _KEEPS_SMALL or moves(node, 0) else ():
-            if name not in seen and name in graph.producers and _vanishes(graph, ranges, name):
+            if name not in seen and name in graph.producers and matters(graph, ranges, name):
                 seen.add(name)
                 pending.append(name)
 

@@ -55,6 +55,21 @@ def test_boundary(values: Any, is_found: bool, tmp_path: Path) -> None:
     assert pins == (["Mul_y"] if is_found else [])
 
 
+@pytest.mark.parametrize("last", [node("Abs", "a", "y"), node("Mul", "a a", "y")], ids=["Abs", "Mul"])
+def test_small_values_of_both_signs_are_kept_for_what_takes_their_sign(
+    last: onnx.NodeProto, tmp_path: Path
+) -> None:
+    values = floats(-1e-7, 1, 1e-7, 0.5)
+    model = make_model([node("Mul", "x c", "a"), last], {"x": None}, "y", {"c": scalar(0.01)})
+    graph, ranges = scan(model, tmp_path, {"x": values})
+    assert pinned_by(find_vanishing_outputs, graph, ranges) == ["Mul_a", last.name]
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    (batch,) = InMemoryCalibration(({"x": values},))
+    found = open_runner(emit(graph, plan, tmp_path / "fixed.onnx")).run(batch)["y"]
+    expected = (values * np.float32(0.01)).astype(np.float64)
+    np.testing.assert_allclose(found, np.abs(expected) if last.op_type == "Abs" else expected**2, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("values", "why"),
     [
