@@ -263,7 +263,7 @@ class _Search:
             added: dict[str, Finding] = {}
             for node in culprits:
                 snr_db = losses[node].worst_db
-                reason = f"by itself {node.label} leaves an SNR of {snr_db:.1f} dB, fed with right values"
+                reason = f"by itself {node.label} leaves an SNR of {snr_db:.1f} dB, fed with right values, on the way to what fails"
                 near = _concerned(self.graph, node, losses[node], limit + margin)
                 self._blame(added, near, Finding(RULE, "", node.outputs[0], snr_db, limit, reason))
             if self._is_new(added):
@@ -289,7 +289,10 @@ class _Search:
             added: dict[str, Finding] = {}
             for error in chosen:
                 snr_db, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.tensor)
-                reason = f"{error.tensor} has an SNR of {snr_db:.1f} dB and {error.mismatched} mismatches"
+                verdict = judge(error, self.tolerance)
+                reason = (
+                    f"{error.tensor} {'gets worse' if verdict.passed else 'goes wrong'}: {verdict.reason}"
+                )
                 near = _around(self.graph, self.graph.producers[error.tensor], self.reach)
                 self._blame(
                     added, near, Finding(RULE, "", error.tensor, snr_db, limit, reason, error.worst_batch)

@@ -444,6 +444,8 @@ def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(t
     best, rounds = trial.repair()
     assert best.verification.passed
     assert best.plan.pinned == {"Add_a", "Div_d", "Floor_f"}
+    reasons = {finding.reason.partition(":")[0] for pin in best.plan.pins for finding in pin.findings}
+    assert reasons == {"g goes wrong", "f gets worse"}
     back = [(done.action, done.kept) for done in rounds if done.action.startswith("took back ")]
     assert back[0] == ("took back MatMul_y", True)
     assert len(set(back)) == len(back) == 6

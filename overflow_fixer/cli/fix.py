@@ -38,7 +38,7 @@ def fix_command(fresh: bool, quiet: bool, verbose: bool, as_json: bool, debug: b
     """Scan, plan, build, verify and repair MODEL: the main job.
 
     Exit code: 0 fixed and verified, 1 built but verification failed, 2 usage or config, 3 model,
-    4 calibration data, 5 plan, 6 backend.
+    4 calibration data, 5 plan, 6 backend, 70 a fault of fix-fp16 itself, 130 stopped.
     """
     config = options.settings(**flags)
     with show_progress(quiet or as_json) as progress:

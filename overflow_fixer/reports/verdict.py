@@ -99,6 +99,8 @@ def _say_changes(report: FixReport) -> str:
         said.append(f"{say_plural(len(plan.clamps), 'constant')} clamped")
     if kept and not plan.pins:
         said.append(f"{len(kept)} kept in FP32 by the backend")
+    if report.artifact.fp32_nodes and not report.artifact.fp16_nodes:
+        said.append("none runs in FP16")
     return ", ".join(said)
 
 

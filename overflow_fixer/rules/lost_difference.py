@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
@@ -30,10 +31,8 @@ def find_lost_differences(
     for difference, terms in _evidence(graph, ranges).get(node.label, {}).items():
         seen, most = ranges.by_tensor[difference], max(ranges.by_tensor[name].max_abs for name in terms)
         step = step_at(most)
-        reason = (
-            f"{difference} is {seen.max_abs:.6g} at most, of which {' and '.join(terms)}, up to {most:.6g}, lose much: "
-            f"FP16's steps are {step:g} there"
-        )
+        there = f"FP16's steps are {step:g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
+        reason = f"{difference} is {seen.max_abs:.6g} at most, of which {' and '.join(terms)}, up to {most:.6g}, lose much: {there}"
         batch = ranges.worst_batch_of(seen)
         limit = _FEWEST_STEPS * step
         yield Finding("lost_difference", node.label, difference, seen.max_abs, limit, reason, batch)

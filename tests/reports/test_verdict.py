@@ -65,6 +65,13 @@ def test_what_the_backend_kept_is_named_where_nothing_is_pinned(tmp_path: Path) 
     assert "0 nodes pinned to FP32, 1 kept in FP32 by the backend; plain FP16 fails" in verdict.sentence
 
 
+@pytest.mark.parametrize(("fp16", "is_said"), [((), True), (("/a",), False)])
+def test_what_is_simply_fp32_is_said_to_be_so(tmp_path: Path, fp16: tuple[str, ...], is_said: bool) -> None:
+    report = make_report(tmp_path)
+    report = replace(report, artifact=replace(report.artifact, fp16_nodes=fp16, fp32_nodes=("/b",)))
+    assert ("none runs in FP16" in judge(report).sentence) == is_said
+
+
 def test_not_verified_says_which_output_and_why(tmp_path: Path) -> None:
     verdict = judge(make_failed(tmp_path))
     assert (verdict.status, verdict.passed) == ("not_verified", False)

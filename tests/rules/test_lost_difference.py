@@ -51,6 +51,18 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert sub.reason == ("y is 4.75 at most, of which a, up to 3004.75, lose much: FP16's steps are 2 there")
 
 
+@pytest.mark.parametrize(
+    ("far", "there"), [(65510, "FP16's steps are 32 there"), (65530, "FP16 ends at 65504")]
+)
+def test_what_fp16_cannot_hold_has_no_steps(far: float, there: str, tmp_path: Path) -> None:
+    nodes = [node("Mul", "x one", "a"), node("Sub", "a far", "y")]
+    model = make_model(nodes, {"x": [None]}, "y", {"one": scalar(1), "far": scalar(far)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(far - 20.5, far)})
+    assert {found.reason.rpartition(": ")[2] for found in ask(find_lost_differences, graph, ranges)} == {
+        there
+    }
+
+
 def test_integers_are_another_rules(tmp_path: Path) -> None:
     nodes = [node("Cast", "ids", "p", to=TensorProto.FLOAT), node("Sub", "p far", "y")]
     model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y", {"far": scalar(3001)})
