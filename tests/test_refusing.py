@@ -215,10 +215,9 @@ def test_nan_infinities_and_nothing_at_all_are_equal(tmp_path: Path) -> None:
 
 
 def test_where_fp32_itself_is_not_sure_nothing_is_written(tmp_path: Path) -> None:
-    """A mean 10,000 times the spread: each way of computing the variance gives another one."""
-    with pytest.raises(
-        ModelError, match=r"output 'y' differs by \S+ of its largest magnitude in batch_1"
-    ) as caught:
+    """A mean 10,000 times the spread: each way of computing the variance gives another one, or one below zero."""
+    told = r"(differs by \S+ of its largest magnitude|has another .* NaN .*) in batch_1"
+    with pytest.raises(ModelError, match=f"output 'y' {told}") as caught:
         _refuse(_model(tmp_path), tmp_path / "new" / "fused", X, X + np.float32(1e4))
     assert "1e-05" in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
