@@ -6,7 +6,7 @@ step. What computes such a float stays in FP32, back to the integers, constants 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -34,12 +34,14 @@ _READ_IN_FP32 = frozenset("Resize Upsample NonMaxSuppression".split())
 
 
 def find_lost_sizes(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
-    """A finding for each float that decides a shape or an index, and that the node computes or decides by.
+    """A finding for a float that decides a shape or an index, and that the node computes or decides by.
 
     `tensor` is what FP16 is not known to hold, the float itself or what it is made of; `value` is its max |x|,
-    `limit` what FP16 makes of that.
+    `limit` what FP16 makes of that. Where a node is concerned by several, the first that is read is told.
     """
-    for lost, use in _evidence(graph, ranges).get(node.label, {}).items():
+    told = _evidence(graph, ranges).get(node.label)
+    if told is not None:
+        lost, use = told
         seen = ranges.by_tensor[lost]
         limit = float(round_to_fp16(np.asarray(seen.max_abs)))
         reason = f"{use}, and FP16 is not known to hold every value of {lost}, up to {seen.max_abs:.9g}"
@@ -48,25 +50,24 @@ def find_lost_sizes(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
 
 
 @lru_cache(maxsize=1)
-def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, str]]:
-    """For each node concerned, the tensors that FP16 may not hold, and in words what each decides."""
-    found: dict[str, dict[str, str]] = {}
-    for reader in graph.nodes:
-        for size, role in _find_sizes(graph, reader):
-            way = _trace_back(graph, size)
-            lost = _find_lost(graph, ranges, way)
-            if lost is not None:
-                use = f"{reader.op_type} {reader.label} takes its {role} from {size}"
-                for node in _find_concerned(graph, reader, way):
-                    found.setdefault(node.label, {}).setdefault(lost, use)
+def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, tuple[str, str]]:
+    """For each node concerned, a tensor that FP16 may not hold, and in words what it decides."""
+    sizes = [(node, *found) for node in graph.nodes for found in _find_sizes(graph, node)]
+    lost_of = _find_lost(graph, ranges, {size for _, size, _ in sizes}) if sizes else {}
+    found: dict[str, tuple[str, str]] = {}
+    traced: set[str] = set()
+    for reader, size, role in sizes:
+        if size in lost_of:
+            told = lost_of[size], f"{reader.op_type} {reader.label} takes its {role} from {size}"
+            for node in _find_concerned(graph, reader, size, traced):
+                found.setdefault(node.label, told)
     return found
 
 
 def _find_sizes(graph: Graph, node: Node) -> Iterator[tuple[str, str]]:
     """The FP32 tensors by which the node decides, and as what."""
-    slots = _DECIDING.get(node.standard_op, {})
-    if node.op_type == "Resize":
-        slots = _slots_of_resize(graph, node)
+    is_resize = node.standard_op == "Resize"
+    slots = _slots_of_resize(graph, node) if is_resize else _DECIDING.get(node.standard_op, {})
     for slot, role in slots.items():
         if slot < len(node.inputs) and graph.dtypes.get(node.inputs[slot]) == TensorProto.FLOAT:
             yield node.inputs[slot], role
@@ -81,41 +82,56 @@ def _slots_of_resize(graph: Graph, node: Node) -> dict[int, str]:
     return {slot: role for slot, role in _DECIDING["Resize"].items() if role != "roi" or is_cropped}
 
 
-def _trace_back(graph: Graph, size: str) -> list[str]:
-    """The tensor, and the floats that it is made of, as far as these are no data."""
-    coordinates = find_coordinates(graph)
-    way, seen = [size], {size}
-    for name in way:
-        node = None if name in graph.constants else graph.producers.get(name)
-        for part in () if node is None else node.reads:
-            if part not in seen and part in coordinates and graph.is_float(part):
-                seen.add(part)
-                way.append(part)
-    return way
+def _find_lost(graph: Graph, ranges: RangeTable, sizes: Collection[str]) -> dict[str, str]:
+    """Of each of the sizes, and of what they may be made of, an FP32 tensor in it with values that FP16 may not hold."""
+    multiples, coordinates = find_multiples(graph, ranges), find_coordinates(graph)
+    found: dict[str, str] = {}
 
-
-def _find_lost(graph: Graph, ranges: RangeTable, way: list[str]) -> str | None:
-    """The nearest FP32 tensor with values that FP16 may not hold; what is moved is asked for where it comes from."""
-    multiples, known = find_multiples(graph, ranges), set(way)
-    for name in way:
+    def note(name: str, parts: Collection[str]) -> None:
         is_told = graph.dtypes.get(name) == TensorProto.FLOAT and ranges.get(name) is not None
-        if is_told and not multiples.is_held(name) and not _is_moved(graph, name, known):
-            return name
-    return None
+        if is_told and not multiples.is_held(name) and not _is_moved(graph, name):
+            found[name] = name
+        else:
+            found.update((name, found[part]) for part in parts if part in found and name not in found)
+
+    for node in graph.nodes:
+        parts = _find_parts(graph, node)
+        for part in parts:
+            if part in graph.constants or part not in graph.producers:
+                note(part, ())
+        for name in node.writes if node.op_type != "Constant" else ():
+            if name in coordinates or name in sizes:
+                note(name, parts)
+    return found
 
 
-def _is_moved(graph: Graph, tensor: str, known: set[str]) -> bool:
-    """Whether it holds values of `known` tensors alone, in another shape or order."""
+def _find_parts(graph: Graph, node: Node) -> list[str]:
+    """The floats that the node reads and that are no data."""
+    coordinates = find_coordinates(graph)
+    return [name for name in node.reads if name in coordinates and graph.is_float(name)]
+
+
+def _is_moved(graph: Graph, tensor: str) -> bool:
+    """Whether it holds values of others alone, none of them data, in another shape or order."""
     node = graph.producers.get(tensor)
     parts = [] if node is None else [name for slot, name in enumerate(node.inputs) if moves(node, slot)]
-    return bool(parts) and known.issuperset(parts)
+    return bool(parts) and node is not None and set(_find_parts(graph, node)).issuperset(parts)
 
 
-def _find_concerned(graph: Graph, reader: Node, way: list[str]) -> Iterator[Node]:
-    """The nodes that compute the FP32 tensors, and the one that decides by them where it might read them in FP16."""
-    if reader.op_type not in _READ_IN_FP32:
+def _find_concerned(graph: Graph, reader: Node, size: str, traced: set[str]) -> Iterator[Node]:
+    """The nodes that compute the FP32 tensors that it is made of, and the one that decides by it where it might read it in FP16.
+
+    Those behind tensors that were `traced` before are left out; the set grows, in place.
+    """
+    if reader.standard_op not in _READ_IN_FP32:
         yield reader
-    for name in way:
-        node = graph.producers.get(name)
-        if node is not None and name not in graph.constants and graph.dtypes[name] == TensorProto.FLOAT:
+    pending = [size]
+    while pending:
+        name = pending.pop()
+        node = None if name in graph.constants else graph.producers.get(name)
+        if node is None or name in traced:
+            continue
+        traced.add(name)
+        pending += _find_parts(graph, node)
+        if graph.dtypes[name] == TensorProto.FLOAT:
             yield node

@@ -218,3 +218,16 @@ def test_edges_of_mel_bins(tmp_path: Path) -> None:
     constants |= {"low": scalar(0), "third": scalar(1 / 3)}
     graph, ranges = scan(make_model(nodes, {"top": []}, "y", constants), tmp_path, {"top": scalar(10001)})
     assert pinned_by(find_lost_sizes, graph, ranges) == ["Mul_high", "MelWeightMatrix_y"]
+
+
+def test_what_many_sizes_are_made_of_is_told_once(tmp_path: Path) -> None:
+    """Each step of a chain is the limit of a Range, and is made of all before it."""
+    steps = [node("Add", f"f{i} k", f"f{i + 1}") for i in range(200)]
+    sizes = [node("Range", f"zero f{i + 1} one", f"r{i}") for i in range(200)]
+    totals = [node("ReduceSum", f"r{i}", f"s{i}", keepdims=0) for i in range(200)]
+    nodes = [node("Mul", "x k", "f0"), *steps, *sizes, *totals]
+    nodes.append(node("Sum", " ".join(f"s{i}" for i in range(200)), "y"))
+    constants = {"k": scalar(0.0003), "zero": scalar(0), "one": scalar(1)}
+    graph, ranges = scan(make_model(nodes, {"x": []}, "y", constants), tmp_path, {"x": scalar(3)})
+    found = [one.node for one in ask(find_lost_sizes, graph, ranges)]
+    assert sorted(found) == sorted({"Mul_f0", *(one.name for one in (*steps, *sizes))})
