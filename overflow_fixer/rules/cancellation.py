@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
+from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Range, RangeTable
@@ -33,7 +33,7 @@ def find_cancellation(graph: Graph, ranges: RangeTable, node: Node) -> Cancellat
     term, constant = sorted(node.inputs, key=lambda name: name in graph.constants)
     read, left = ranges.get(term), ranges.get(node.outputs[0])
     number = _read_number(ranges, constant) * (-1 if node.standard_op == "Add" else 1)
-    if read is None or left is None or not abs(number) < FP16_OVERFLOW:
+    if read is None or left is None or not FP16_UNDERFLOW < abs(number) < FP16_OVERFLOW:
         return None
     is_rounded = _is_rounded_to(number, read, left.min_nonzero_abs)
     return Cancellation(term, number) if is_rounded else None

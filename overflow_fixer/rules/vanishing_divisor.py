@@ -94,14 +94,15 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
                 continue
             least = seen.min_nonzero_abs
             text = f"{name} is as small as {least:.3g}"
-            if 0 < least <= FP16_UNDERFLOW:
+            cancellation = find_cancellation(graph, ranges, node)
+            if cancellation is not None:
+                limit = step_at(cancellation.number) / 2
+                text = f"{text}, a difference from {cancellation.number:g}"
+                yield _Divisor(name, least, text, limit=limit, cancelled=cancellation.term)
+            elif 0 < least <= FP16_UNDERFLOW:
                 yield _Divisor(name, least, text)
             elif node.standard_op == "ReduceSum" and _is_square(graph, node.inputs[0]):
                 yield from _of_a_sum(node, ranges, least, seen.element_count, f"{text}, a sum of squares")
-            elif (found := find_cancellation(graph, ranges, node)) is not None:
-                limit = step_at(found.number) / 2
-                text = f"{text}, a difference from {found.number:g}"
-                yield _Divisor(name, least, text, limit=limit, cancelled=found.term)
 
 
 def _of_a_norm(node: Node, ranges: RangeTable) -> Iterator[_Divisor]:

@@ -52,6 +52,13 @@ def test_boundary(values: Any, is_zero: bool, tmp_path: Path) -> None:
     assert _find(tmp_path, "Sub", "c x", values) == (Cancellation("x", 1) if is_zero else None)
 
 
+def test_a_difference_from_what_fp16_makes_zero_of_is_none(tmp_path: Path) -> None:
+    nodes = [node("Add", "x eps", "d"), node("Reciprocal", "d", "y")]
+    model = make_model(nodes, {"x": None}, "y", {"eps": scalar(1e-12)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0, 1)})
+    assert find_cancellation(graph, ranges, graph.nodes[0]) is None
+
+
 @pytest.mark.parametrize(
     ("op", "inputs", "value", "number"),
     [

@@ -169,6 +169,17 @@ def test_a_difference_is_pinned_and_what_it_is_made_of_is_not(tmp_path: Path) ->
     assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_b", "Div_y"]
 
 
+@pytest.mark.parametrize("number", [0.25, 0.5, 1])
+def test_what_cancels_is_kept_however_small_the_difference(number: float, tmp_path: Path) -> None:
+    """The difference may be under 2^-25 as well, and its term is rounded to the number before."""
+    term = np.nextafter(np.float32(number), np.float32(0))
+    nodes = [node("Mul", "x two", "p"), node("Sub", "c p", "d"), node("Log", "d", "y")]
+    model = make_model(nodes, {"x": None}, "y", {"two": scalar(2), "c": scalar(number)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0, number / 4, term / 2)})
+    assert np.float16(term) == number
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_p", "Sub_d", "Log_y"]
+
+
 def test_terms_of_both_signs_and_constants_are_left(tmp_path: Path) -> None:
     """Of larger terms the sum would be a difference; a constant is typed by what reads it."""
     nodes = [
