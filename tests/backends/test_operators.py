@@ -37,6 +37,11 @@ KEPT = {
     "GlobalLpPool": (17, "r = Unsqueeze(a, two) b = GlobalLpPool(r)"),
     "ReduceL2": (17, "b = ReduceL2(a)"),
     "ReduceSumSquare": (17, "b = ReduceSumSquare(a)"),
+    "AffineGrid": (
+        20,
+        "k = Constant <value_ints: ints = [0, 1, 2]> () u = Unsqueeze(a, nought) t = Gather <axis: int = 2> (u, k) "
+        "z = Constant <value_ints: ints = [1, 1, 2, 2]> () q = AffineGrid(t, z) b = ReduceSum <keepdims: int = 0> (q)",
+    ),
     "Range": (17, "s = ReduceMax <keepdims: int = 0> (w) b = Range(zero, s, one)"),
     "Celu": (17, "b = Celu(a)"),
     "Upsample": (9, 'b = Upsample <mode: string = "nearest"> (a, scales)'),

@@ -32,6 +32,7 @@ KEPT_OPS = {
     "GlobalLpPool": _NORMALIZATION,
     "ReduceL2": _NORMALIZATION,
     "ReduceSumSquare": _NORMALIZATION,
+    "AffineGrid": "ONNX Runtime has no FP16 kernel for it",
     "Range": "TensorRT has no FP16 Range",
     "Celu": "TensorRT's parser gives Celu FP32 constants",
     "Upsample": "TensorRT's parser takes FP32 alone here",
