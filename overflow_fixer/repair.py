@@ -175,11 +175,11 @@ class _Search:
             left = tuple(finding for finding in self.findings if finding.node not in group)
             if self._pins_the_same(left):
                 self.findings = left
-            elif group not in needed and not self._try(left, f"took back {_name(sorted(group))}"):
+            elif left and group not in needed and not self._try(left, f"took back {_name(sorted(group))}"):
                 needed.add(group)
 
     def _groups(self) -> Iterator[frozenset[str]]:
-        """What to take back next; where all is one pin, nothing, for without it the plan did not pass."""
+        """What to take back next; never all that is left, for without it the plan did not pass."""
         size = len(self._mildest_first())
         if size > 1 and self.best.verification.passed:
             yield self._costly()

@@ -451,6 +451,26 @@ def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(t
     assert len(set(back)) == len(back) == 6
 
 
+def test_the_plan_that_fell_short_is_not_built_again_to_take_the_last_pin_back(tmp_path: Path) -> None:
+    """Row 2999.7 of a table of 3000 is row 3000 in FP16."""
+    nodes = [
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Mul", "s zero", "n"),
+        node("Add", "n last", "a"),
+        node("Cast", "a", "i", to=TensorProto.INT64),
+        node("Gather", "table i", "g"),
+        node("Mul", "g two", "y"),
+    ]
+    table = RNG.normal(size=(3000, 8)).astype(np.float32)
+    constants = {"zero": scalar(0), "last": scalar(2999.7), "two": scalar(2), "table": table}
+    trial = Trial(tmp_path, nodes, constants)
+    best, rounds = trial.repair(max_rounds=12)
+    assert best.plan.pinned == {"Add_a"}
+    assert any(done.action.startswith("took back ") for done in rounds)
+    first, *others = (plan.pinned for plan in trial.built)
+    assert first not in others
+
+
 # ---------------------------------------------------------------- which attempt is better
 
 
