@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ from overflow_fixer.providers import (
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.subgraphs import captured_by
 
+_ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
+_MOST_BYTES = 1 << 44
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
@@ -235,7 +238,7 @@ def keep_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
     needed, nodes = set(tensors), list[onnx.NodeProto]()
     for node in reversed(model.graph.node):
         if not needed.isdisjoint(node.output):
-            needed.update(node.input, captured_by(node))
+            needed.update(filter(None, node.input), captured_by(node))
             nodes.append(node)
     found = onnx.GraphProto(node=reversed(nodes), output=kept)
     del model.graph.node[:], model.graph.output[:]
@@ -320,7 +323,13 @@ def _serialize(model: onnx.ModelProto) -> bytes:
 
 
 def _tells_of_memory(error: Exception) -> bool:
-    """Whether it is Python's, C++'s or ONNX Runtime's word for memory that ran out."""
+    """Whether it is Python's, C++'s or ONNX Runtime's word for memory that ran out.
+
+    Of a size that no machine has, memory did not run out: something overflowed on the way to it.
+    """
+    asked = _ASKED_BYTES.search(str(error))
+    if asked is not None and int(asked[1]) >= _MOST_BYTES:
+        return False
     words = ("bad_alloc", "bad allocation", "failed to allocate", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 

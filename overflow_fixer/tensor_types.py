@@ -178,7 +178,7 @@ def _keep_sure(graph: onnx.GraphProto, shapes: Shapes) -> Shapes:
     doubtful: set[str] = set()
     for node in graph.node:
         if _is_doubtful(node) or (doubtful and not doubtful.isdisjoint((*node.input, *captured_by(node)))):
-            doubtful.update(node.output)
+            doubtful.update(filter(None, node.output))
     return {name: dims for name, dims in shapes.items() if name not in doubtful} if doubtful else shapes
 
 

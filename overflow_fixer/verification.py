@@ -77,7 +77,7 @@ def verify(
     An output passes when the candidate has no NaN, no infinity that the reference does not have in
     the same place, and in every batch an SNR of at least its tolerance (or no error over
     `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. So does a batch
-    that the candidate cannot run and the reference can: overflow can end in an index or a size. Raises
+    that ONNX Runtime cannot run in the candidate and can in the reference: overflow can end in an index or a size. Raises
     BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError as check_tolerance.
     """
     check_tolerance(tolerance, reference.output_names)

@@ -146,6 +146,7 @@ def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
         (MemoryError(), True),
         (RuntimeError("std::bad_alloc"), True),
         (RuntimeError("Failed to allocate memory for requested buffer of size 8"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 9223372036854775808"), False),
         (RuntimeError("Gather node. idx=9 must be within the inclusive range [-3,2]"), False),
     ],
 )
@@ -165,6 +166,17 @@ def test_a_run_that_fails_says_whether_memory_ran_out(error: Exception, is_of_me
     assert isinstance(raised.value, RunError) is not is_of_memory
     if isinstance(raised.value, RunError):
         assert raised.value.reason == str(error)
+
+
+def test_an_output_and_an_input_left_out_do_not_need_each_other() -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p", ""], kernel_shape=[1]),
+        helper.make_node("Clip", ["x", "", "top"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [], [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph)
+    keep_outputs(model, ["y"])
+    assert [one.op_type for one in model.graph.node] == ["Clip"]
 
 
 def test_outputs_are_kept_with_what_they_need_alone(tmp_path: Path) -> None:

@@ -160,6 +160,17 @@ def test_a_type_that_says_nothing_is_none() -> None:
     assert not is_typed(helper.make_tensor_type_proto(TensorProto.UNDEFINED, None))
 
 
+def test_an_output_left_out_of_such_a_pool_is_nobodys_input() -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p", ""], kernel_shape=[2, 2], ceil_mode=1),
+        helper.make_node("Clip", ["x", "", "top"], ["y"]),
+    ]
+    top = helper.make_tensor("top", FLOAT, [], [1])
+    graph = helper.make_graph(nodes, "g", [_info("x", [1, 1, 8, 8])], [_info("y", None)], [top])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert set(infer_shapes(model, {})) == {"x", "y", "top"}
+
+
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
 @pytest.mark.parametrize(
