@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typed_models import Typed, assert_same, plan_of
+from typed_models import NEWEST_OPSET, Typed, assert_same, plan_of, write_model
 
 from overflow_fixer.backends.mixed_onnx import emit
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, assign_types
@@ -137,6 +137,7 @@ def test_what_is_made_of_positions_is_none(op_type: str, inputs: list[str], tmp_
         ("Concat", ["f", "two"]),
         ("Max", ["f", "two"]),
         ("Pow", ["f", "two"]),
+        ("Pow", ["two", "f"]),
         ("Sqrt", ["f"]),
         ("Gather", ["f", "first"]),
         ("Where", ["is_long", "f", "two"]),
@@ -154,6 +155,185 @@ def test_sizes_that_are_computed_with_or_moved_are_sizes(
     graph = _fill(tmp_path, *nodes)
     assert find_shape_nodes(graph) == {*_SIZED, "made", "negate"}
     assert assign_types(graph, ()).stored["y"] == FLOAT
+
+
+_CHAIN = """
+g (float[n, 1] x) => (float[m] y)
+<int64[1] first = {{0}}, int64[1] one = {{1}}, float[1] near = {{0.3}}, float[1] base = {{14.5}}, float[1] half = {{0.5}},
+float[1] unit = {{1}}, float[1] limit = {{300}}, float[1] thousand = {{1000}}, float[1] high = {{999.9}},
+float[1] low = {{500.5}}, float[1] third = {{0.33401}}, float[1] sixth = {{0.16684}}, float[1] ten = {{10.003}}>
+{{
+    s = Shape(x)
+    k = Slice(s, first, one)
+    f = Cast <to = 1> (k)
+    b = Greater(f, limit)
+    {}
+    whole = Cast <to = 7> (c)
+    y = Expand(near, whole)
+}}
+"""
+MADE_OF_SIZES = {
+    "Pow": ("e = Div(f, thousand) p = Pow(base, e) c = Floor(p)", 3001, np.floor(14.5**3.001)),
+    "Where": ("p = Where(b, high, low) c = Floor(p)", 1001, np.floor(999.9)),
+    "Cast": (
+        "a = Cast <to = 1> (b) p = Sub(f, a) q = Mul(p, third) c = Ceil(q)",
+        1001,
+        np.ceil(1000 * 0.33401),
+    ),
+    "If": (
+        "p = If (b) <then_branch = t () => (float[1] u) {u = Sub(f, unit)}, "
+        "else_branch = e () => (float[1] v) {v = Add(f, unit)}> q = Mul(p, third) c = Ceil(q)",
+        1001,
+        np.ceil(1000 * 0.33401),
+    ),
+    "Exp": (
+        "a = Log(f) e = Mul(a, half) p = Exp(e) q = Mul(p, ten) c = Floor(q)",
+        3001,
+        np.floor(3001**0.5 * 10.003),
+    ),
+    "sequence": (
+        "o = SequenceConstruct(f, f) a = ConcatFromSequence <axis = 0> (o) p = ReduceSum(a) "
+        "q = Mul(p, sixth) c = Ceil(q)",
+        1001,
+        np.ceil(2002 * 0.16684),
+    ),
+    "count": (
+        "o = ConstantOfShape <value = float[1] {1.0}> (k) a = ReduceSum(o) p = Sub(a, unit) "
+        "q = Mul(p, third) c = Ceil(q)",
+        1001,
+        np.ceil(1000 * 0.33401),
+    ),
+}
+"""What makes a number of elements of the number of rows by way of what is no size, the rows, and what it makes of them."""
+
+
+@pytest.mark.parametrize("case", MADE_OF_SIZES)
+def test_a_size_is_as_in_fp32_whatever_it_is_made_by(case: str, tmp_path: Path) -> None:
+    chain, rows, expected = MADE_OF_SIZES[case]
+    graph = load_graph(write_model(tmp_path, _CHAIN.format(chain)))
+    artifact = emit(graph, plan_of(graph), tmp_path / "model.fp16.onnx")
+    made = Typed(graph, artifact, frozenset()).run({"x": np.zeros((rows, 1), np.float32)})["y"]
+    assert made.shape == (int(expected),)
+    assert assign_types(graph, ()).stored["y"] == FLOAT16
+
+
+_DECIDED = """
+g (float[n, 1] x) => (float[n, 1] y, {out} made)
+<int64[1] first = {{0}}, int64[1] one = {{1}}, float[1] two = {{2}}, float zero = {{0}}, float step = {{1}},
+float[2] values = {{0, 1}}, float[2] kept = {{1, 1}}>
+{{
+    s = Shape(x)
+    k = Slice(s, first, one)
+    f = Cast <to = 1> (k)
+    t = Tanh(f)
+    d = Mul(t, two)
+    v = Squeeze(d)
+    y = Add(x, d)
+    {reader}
+}}
+"""
+READERS = {
+    "integer": ("int64[1]", "made = Cast <to = 7> (d)", True),
+    "Range": ("float[r]", "made = Range(zero, v, step)", True),
+    "OneHot": ("float[1, o]", "made = OneHot(k, d, values)", True),
+    "MelWeightMatrix": ("float[a, b]", "e = Squeeze(k) made = MelWeightMatrix(e, e, e, v, step)", True),
+    "Resize": ("float[a, b]", "e = Concat <axis = 0> (d, two) made = Resize(x, , e)", True),
+    "Compress": ("float[c]", "e = Greater(d, two) made = Compress(d, e)", True),
+    "If": (
+        "float[n, 1]",
+        "e = Greater(v, step) made = If (e) <then_branch = t () => (float[n, 1] u) {u = Neg(x)}, "
+        "else_branch = e () => (float[n, 1] w) {w = Abs(x)}>",
+        True,
+    ),
+    "chosen integer": ("int64[1]", "e = Greater(d, two) made = Where(e, first, one)", True),
+    "Shape": ("int64[1]", "e = Shape(d) made = Add(e, one)", False),
+    "mask": ("float[n, 1]", "e = Greater(d, two) made = Where(e, x, two)", False),
+}
+"""Who reads what is made of sizes but is none, in what type, and whether that is a size, an index or a branch."""
+
+
+def test_sizes_that_data_choose_between_are_sizes(tmp_path: Path) -> None:
+    chain = (
+        "a = ReduceMax <keepdims = 0> (x) o = Greater(a, near) "
+        "p = If (o) <then_branch = t () => (float[1] u) {u = Sub(f, unit)}, "
+        "else_branch = e () => (float[1] v) {v = Add(f, unit)}> q = Mul(p, third) c = Ceil(q)"
+    )
+    graph = load_graph(write_model(tmp_path, _CHAIN.format(chain)))
+    assert assign_types(graph, ()).stored["q"] == FLOAT
+
+
+@pytest.mark.parametrize("case", READERS)
+def test_what_is_no_size_stays_in_fp32_where_it_decides(case: str, tmp_path: Path) -> None:
+    out, reader, decides = READERS[case]
+    graph = load_graph(write_model(tmp_path, _DECIDED.format(out=out, reader=reader)))
+    expected = FLOAT if decides else FLOAT16
+    assert assign_types(graph, ()).stored["d"] == expected
+
+
+def test_a_range_decides_where_its_schema_takes_fp16(tmp_path: Path) -> None:
+    out, reader, _ = READERS["Range"]
+    path = write_model(tmp_path, _DECIDED.format(out=out, reader=reader), opset=NEWEST_OPSET, ir_version=10)
+    assert assign_types(load_graph(path), ()).stored["d"] == FLOAT
+
+
+def test_what_data_chooses_from_decides_nothing(tmp_path: Path) -> None:
+    """The rows of a table that tokens take, and the class that is found by them."""
+    nodes = [
+        helper.make_node("Slice", ["table", "first", "n"], ["rows"], name="cut"),
+        helper.make_node("Cast", ["x"], ["tokens"], name="tokens", to=TensorProto.INT64),
+        helper.make_node("Gather", ["rows", "tokens"], ["taken"], name="take_rows"),
+        helper.make_node("Tanh", ["taken"], ["features"], name="tanh"),
+        helper.make_node("ArgMax", ["features"], ["best"], name="argmax"),
+        helper.make_node("Cast", ["best"], ["y"], name="best", to=TensorProto.FLOAT),
+    ]
+    stored = assign_types(_fill(tmp_path, *nodes), ()).stored
+    assert {stored[name] for name in ("rows", "taken", "features")} == {FLOAT16}
+
+
+def test_what_another_domains_operator_reads_decides(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Tanh", ["f"], ["t"], name="tanh"),
+        helper.make_node("Unsqueeze", ["t", "one"], ["d"], name="unsqueeze"),
+        helper.make_node("Trilu", ["d"], ["y"], name="unknown", domain="com.microsoft"),
+    ]
+    graph = _fill(tmp_path, *nodes)
+    assert find_shape_nodes(graph) >= {"tanh", "unsqueeze"}
+
+
+_CHOSEN = [
+    helper.make_node("Greater", ["f", "eight"], ["is_long"], name="compare"),
+    helper.make_node("Where", ["is_long", "two", "eight"], ["chosen"], name="choose"),
+    helper.make_node("Exp", ["f"], ["grown"], name="grow"),
+    helper.make_node("Slice", ["table", "first", "n"], ["rows"], name="cut"),
+    helper.make_node(
+        "ConstantOfShape", ["n"], ["filled"], name="fill", value=numpy_helper.from_array(np.ones(1, np.int64))
+    ),
+    helper.make_node("SequenceConstruct", ["f", "f"], ["several"], name="collect"),
+]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("Mul", ["f", "chosen"]),
+        ("Mul", ["f", "grown"]),
+        ("Mul", ["f", "rows"]),
+        ("NonZero", ["filled"]),
+        ("CumSum", ["filled", "none"]),
+        ("ConcatFromSequence", ["several"]),
+    ],
+)
+def test_a_position_with_what_is_made_of_sizes_is_one(
+    op_type: str, inputs: list[str], tmp_path: Path
+) -> None:
+    extra = {"axis": 0} if op_type == "ConcatFromSequence" else {}
+    nodes = [
+        helper.make_node(op_type, inputs, ["p"], name="made", **extra),
+        helper.make_node("Cast", ["p"], ["angle"], name="angle", to=TensorProto.FLOAT),
+        helper.make_node("Sin", ["angle"], ["y"], name="sine"),
+    ]
+    stored = assign_types(_fill(tmp_path, *_CHOSEN, *nodes), ()).stored
+    assert stored["angle"] == FLOAT
 
 
 def _sharing(folder: Path) -> Graph:

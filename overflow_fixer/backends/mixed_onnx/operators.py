@@ -58,7 +58,7 @@ KEPT_OPS = {
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _SCATTERS = ("ScatterElements", "ScatterND")
-_PARAMETERS = {"Resize": (1, 2), "OneHot": (0, 1)}
+_PARAMETERS = {"Resize": (1, 2), "OneHot": (0, 1), "Range": (0, 1, 2), "MelWeightMatrix": (3, 4)}
 """Float inputs that say what to do, not what to do it to: they keep FP32 where the schema would let them go."""
 
 
