@@ -60,6 +60,7 @@ _KEEPS_SIGN = _MOVES | frozenset(
     """Add Sum Mean Where Max Min Clip ReduceMax ReduceMin ReduceSum ReduceMean MaxPool AveragePool
     GlobalMaxPool GlobalAveragePool CumSum TopK Pad Trilu OneHot Floor Ceil Round CenterCropPad""".split()
 )
+_SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 
 
 def moves(node: Node, slot: int) -> bool:
@@ -92,7 +93,8 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
         return frozenset(-sign for sign in signs)
     if op == "Clip":
         return signs - _clipped_signs(node, graph)
-    return signs if op in _KEEPS_SIGN or op == "Sub" else EITHER
+    keeps_sign = op in _KEEPS_SIGN or op == "Sub" or (op in _SCATTERS and not _multiplies(node))
+    return signs if keeps_sign else EITHER
 
 
 def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
@@ -141,6 +143,12 @@ def _subtracts_own_maximum(node: Node, graph: Graph) -> bool:
     """x - ReduceMax(x), the first step of a softmax written out: at most 0, whatever x holds."""
     maximum = graph.producers.get(node.inputs[1])
     return maximum is not None and maximum.standard_op == "ReduceMax" and maximum.inputs[0] == node.inputs[0]
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether a scatter multiplies what is there by its updates."""
+    reduction = node.attribute("reduction")
+    return reduction is not None and reduction.s == b"mul"
 
 
 def _clipped_signs(node: Node, graph: Graph) -> Signs:

@@ -187,6 +187,26 @@ def test_a_negative_value_ends_at_relu_exp_and_max_but_its_opposite_does_not(tmp
             assert ("Tan_y" in pins) is is_carried, (last.op_type, op)
 
 
+@pytest.mark.parametrize(
+    ("reduction", "is_carried"), [("none", False), ("max", False), ("add", False), ("mul", True)]
+)
+def test_the_start_of_what_is_scattered_ends_at_a_lower_bound(
+    reduction: str, is_carried: bool, tmp_path: Path
+) -> None:
+    """-1e9 times an update below zero is far above it."""
+    for last in (node("Max", "b low", "d"), node("Relu", "b", "d"), node("Clip", "b low", "d")):
+        scatter = [
+            node("Expand", "i shape", "at"),
+            node("ScatterElements", "big at x", "b", reduction=reduction),
+        ]
+        constants = {"big": np.full((2, 3), -1e9, np.float32), "shape": ints(2, 3), "low": scalar(-1)}
+        folder = tmp_path / last.op_type
+        folder.mkdir()
+        pins = _pins(folder, [*scatter, last, node("Tan", "d", "y")], constants, opset=18)
+        assert "ScatterElements_b" in pins
+        assert ("Tan_y" in pins) is is_carried
+
+
 def test_max_of_two_masks_carries(tmp_path: Path) -> None:
     nodes = [
         node("Where", "c big x", "a"),

@@ -103,6 +103,14 @@ CASES = [
         {"output_height": 2, "output_width": 2, "sampling_ratio": 2},
         shape=(1, 4),
     ),
+    *(
+        Case(
+            "ScatterElements", inputs, {"x": _normal(*IMAGE), "at": np.zeros(IMAGE, np.int64)}, reduction, 18
+        )
+        for inputs in ("h at x", "x at h")
+        for reduction in ({}, *({"reduction": name} for name in ("add", "max", "min", "mul")))
+    ),
+    Case("Scatter", "h at x", {"x": _normal(*IMAGE), "at": np.zeros(IMAGE, np.int64)}, opset=9),
     Case("CastLike", "x h", {"x": _normal(*IMAGE)}),
     Case("Transpose", "h"),
     Case("Concat", "x h", {"x": _normal(*IMAGE)}, {"axis": 0}),
@@ -174,6 +182,27 @@ def _graph(tmp_path: Path, *nodes: onnx.NodeProto, opset: int = 17, **constants:
 def test_signs(op: str, inputs: str, slot: int, signs: Signs, shown: Signs, tmp_path: Path) -> None:
     graph = _graph(tmp_path, node(op, inputs, "y"))
     assert shown_signs(graph.nodes[0], slot, 0, signs, graph) == shown
+
+
+@pytest.mark.parametrize("slot", [0, 2])
+@pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
+@pytest.mark.parametrize(
+    ("reduction", "shown"),
+    [
+        (None, NEGATIVE),
+        ("none", NEGATIVE),
+        ("add", NEGATIVE),
+        ("max", NEGATIVE),
+        ("min", NEGATIVE),
+        ("mul", EITHER),
+    ],
+)
+def test_a_scatter_turns_signs_only_where_it_multiplies(
+    op: str, slot: int, reduction: str | None, shown: Signs, tmp_path: Path
+) -> None:
+    chosen = {} if reduction is None else {"reduction": reduction}
+    graph = _graph(tmp_path, node(op, "h at x", "y", **chosen), opset=18, at=np.zeros(IMAGE, np.int64))
+    assert shown_signs(graph.nodes[0], slot, 0, NEGATIVE, graph) == shown
 
 
 def test_an_operator_of_another_domain_is_not_taken_for_its_namesake(tmp_path: Path) -> None:
