@@ -53,6 +53,33 @@ def rotary_positions(largest: int = 4096) -> Network:
     return Network(model, feeds, "lost_phase", pins)
 
 
+def harmonic_source() -> Network:
+    """The sine of a pitch that a layer tells, as vocoders make it: turns are summed up and taken for an angle."""
+    nodes = [
+        node("Conv", "mel w", "a", pads=[1, 1]),
+        node("Add", "a middle", "logarithm"),
+        node("Exp", "logarithm", "pitch"),
+        node("Resize", "pitch rois scales", "samples"),
+        node("Div", "samples rate", "turns"),
+        node("CumSum", "turns axis", "phase"),
+        node("Mul", "phase circle", "angle"),
+        node("Sin", "angle", "y"),
+    ]
+    constants = {
+        "w": _draw(1, 1, 8, 3) / 10,
+        "middle": scalar(5.2),
+        "rois": floats(),
+        "scales": floats(1, 1, 80),
+        "rate": scalar(8000),
+        "axis": np.asarray(2),
+        "circle": scalar(2 * np.pi),
+    }
+    model = make_model(nodes, {"mel": [1, 8, 50]}, "y", constants)
+    feeds = tuple({"mel": _draw(seed, 1, 8, 50)} for seed in range(2))
+    pins = "Conv_a Add_logarithm Exp_pitch Resize_samples Div_turns CumSum_phase Mul_angle Sin_y"
+    return Network(model, feeds, "lost_phase", tuple(pins.split()))
+
+
 def relative_positions(first: int = 6000) -> Network:
     """Attention with a bias of -|i - j| / 2; the positions go on from an earlier call."""
     nodes = [
@@ -75,6 +102,28 @@ def relative_positions(first: int = 6000) -> Network:
     )
     pins = ("Cast_p", "Unsqueeze_i", "Unsqueeze_j", "Sub_d")
     return Network(make_model(nodes, inputs, "y", constants), feeds, "lost_integer", pins)
+
+
+def counted_events() -> Network:
+    """Numbers that a layer tells as logarithms, rounded, and which of them are odd."""
+    nodes = [
+        node("Gemm", "x w middle", "logarithm"),
+        node("Exp", "logarithm", "number"),
+        node("Unsqueeze", "number one", "column"),
+        node("Round", "column", "count"),
+        node("Mod", "count two", "odd", fmod=1),
+        node("Mul", "odd half", "y"),
+    ]
+    constants = {
+        "w": _draw(1, 4, 1),
+        "middle": floats(8),
+        "one": ints(1),
+        "two": scalar(2),
+        "half": scalar(0.5),
+    }
+    feeds = tuple({"x": _draw(seed, 512, 4) / 8} for seed in range(2))
+    pins = ("Gemm_logarithm", "Exp_number", "Unsqueeze_column", "Round_count", "Mod_odd")
+    return Network(make_model(nodes, {"x": [512, 4]}, "y", constants), feeds, "lost_integer", pins)
 
 
 def words_as_floats() -> Network:
@@ -216,7 +265,9 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     found.__name__: found
     for found in (
         rotary_positions,
+        harmonic_source,
         relative_positions,
+        counted_events,
         words_as_floats,
         counted_tokens,
         wide_boxes,

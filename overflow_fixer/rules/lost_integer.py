@@ -2,7 +2,8 @@
 
 Position 2049 becomes 2048. That is one in two thousand, no more than any other value loses, and no harm in a
 mean or a product. It is harm where a difference, a comparison or an index is made of them, or where they leave
-the model: the nodes from where they come from up to there stay in FP32.
+the model: the nodes from where they come from up to there stay in FP32. So do those before a Floor, Ceil or Round
+that they come from: over 1024 FP16 rounds a number to an integer by itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import EXACT_STEPS, Multiples, find_multiples
+from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.places import LARGEST_COORDINATE
 from overflow_fixer.rules.semantics import moves
 
 _ADDED = frozenset(
@@ -133,6 +136,8 @@ class _Walk:
             if node is None:
                 continue
             yield node
+            if node.standard_op in _ROUNDS:
+                yield from find_origins(self.graph, self.ranges, node.inputs[0], LARGEST_COORDINATE)
             for slot, name in enumerate(node.inputs):
                 if name in self.traces and name not in seen and self._carries(node, slot):
                     seen.add(name)
@@ -146,16 +151,22 @@ class _Walk:
         return 0.0 if seen is None else seen.max_abs
 
     def _carried(self, node: Node, held: list[int], output: str) -> _Trace | None:
-        """The trace that an output has from what the node reads; data in it hide a small one."""
+        """The trace that an output has from what the node reads; data in it hide a small one.
+
+        None in what FP16 holds once the node that tells them apart is in FP32.
+        """
         if self.graph.dtypes.get(output) != TensorProto.FLOAT:
             return None
         found = [self.traces[node.inputs[slot]] for slot in held if self._carries(node, slot)]
-        if not found:
+        if not found or self._is_settled(node, held, output):
             return None
         is_mixed = any(trace.is_mixed for trace in found) or not self._are_plain(node)
         return (
             None if is_mixed and self._max_abs(output) <= EXACT_STEPS else _Trace(found[0].source, is_mixed)
         )
+
+    def _is_settled(self, node: Node, held: list[int], output: str) -> bool:
+        return all(self._tells_apart(node, slot) for slot in held) and self.multiples.is_held(output)
 
     def _carries(self, node: Node, slot: int) -> bool:
         op = node.standard_op

@@ -2,7 +2,7 @@
 
 Rotary and sinusoidal positions: position 3001 times a frequency of 0.75 is 2250.75 radians; FP16 has 2250 or 2252.
 What matters is the error of the angle, not its share of it. So the angle stays in FP32, and with it all that it
-is made of: positions, frequencies, and what moves and multiplies them.
+is made of: positions, frequencies, data up to the layer that writes them, and what moves and multiplies them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from onnx import TensorProto
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import find_multiples
+from overflow_fixer.rules.origins import find_origins
 
 LARGEST_ANGLE = 128.0
 """Beyond it, FP16's steps are 1/8 radian and more: the rounding error (rms 0.036) leaves a sine less than 30 dB."""
@@ -44,7 +44,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for node in graph.nodes:
         if node.standard_op in _PERIODIC and _is_lost(graph, ranges, node.inputs[0]):
-            for concerned in (node, *_origins(graph, ranges, node.inputs[0])):
+            for concerned in (node, *find_origins(graph, ranges, node.inputs[0], LARGEST_ANGLE)):
                 found.setdefault(concerned.label, {}).setdefault(
                     node.inputs[0], f"{node.op_type} {node.label}"
                 )
@@ -56,19 +56,3 @@ def _is_lost(graph: Graph, ranges: RangeTable, angle: str) -> bool:
     is_plain = seen is not None and not seen.nan_count and seen.max_abs > LARGEST_ANGLE
     is_fp32 = graph.dtypes.get(angle) == TensorProto.FLOAT
     return is_plain and is_fp32 and not find_multiples(graph, ranges).is_held(angle)
-
-
-def _origins(graph: Graph, ranges: RangeTable, angle: str) -> Iterator[Node]:
-    """The node that writes the angle, and those behind it that write inexact parts of it."""
-    multiples, coordinates = find_multiples(graph, ranges), find_coordinates(graph)
-    pending, seen = [angle], {angle}
-    while pending:
-        producer = graph.producers.get(pending.pop())
-        if producer is None:
-            continue
-        yield producer
-        for name in producer.reads:
-            is_part = name in coordinates and graph.is_float(name) and not multiples.is_held(name)
-            if is_part and name not in seen:
-                seen.add(name)
-                pending.append(name)

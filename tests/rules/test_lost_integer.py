@@ -271,3 +271,65 @@ def test_integers_that_are_scattered_below_opset_11(tmp_path: Path) -> None:
     model = make_model(nodes, {"ids": (INT64, [2])}, "y", constants, opset=10)
     graph, ranges = scan(model, tmp_path, {"ids": ints(4001, 1)})
     assert pinned_by(find_lost_integers, graph, ranges) == ["Cast_p", "Scatter_q", "Mod_y"]
+
+
+@pytest.mark.parametrize("op", ["Floor", "Ceil", "Round"])
+def test_what_is_rounded_to_integers_over_2048_is_part_of_it(op: str, tmp_path: Path) -> None:
+    """FP16 makes 3000 of 3001.6 by itself, 1023.5 it has."""
+    for name, values, is_found in (("far", (3001.6, 0.3), True), ("near", (1023.5, 0.3), False)):
+        (tmp_path / name).mkdir()
+        nodes = [node("Sigmoid", "x", "s"), node("Mul", "s top", "a"), node("Reshape", "a shape", "b")]
+        nodes += [node(op, "b", "y")]
+        constants = {"top": scalar(2 * values[0]), "shape": ints(2, 1)}
+        model = make_model(nodes, {"x": [2]}, "y", constants)
+        graph, ranges = scan(model, tmp_path / name, {"x": floats(0, -3)})
+        pins = ["Sigmoid_s", "Mul_a", "Reshape_b", f"{op}_y"]
+        assert pinned_by(find_lost_integers, graph, ranges) == (pins if is_found else [])
+    assert np.float16(3001.6) == 3002
+    assert np.float16(1023.5) == 1023.5
+
+
+@pytest.mark.parametrize(("divisor", "is_settled"), [(100.0, True), (1.5, False)])
+def test_what_was_told_apart_is_settled_where_fp16_holds_it(
+    divisor: float, is_settled: bool, tmp_path: Path
+) -> None:
+    """8934 / 100 is 89.34, and FP16 holds the 89; it does not hold 5956."""
+    nodes = [
+        node("Div", "p divisor", "a"),
+        node("Floor", "a", "b"),
+        node("Sub", "even b", "c"),
+        node("Cast", "c", "i", to=INT64),
+        node("Cast", "i", "f", to=TensorProto.FLOAT),
+        node("Sigmoid", "f", "y"),
+    ]
+    model = make_model([CAST, *nodes], {"ids": (INT64, [2])}, "y", CONSTANTS | {"divisor": scalar(divisor)})
+    graph, ranges = scan(model, tmp_path, {"ids": ints(101, 8934)})
+    found = [f.node for f in ask(find_lost_integers, graph, ranges) if f.tensor == "p"]
+    assert found == ["Cast_p", "Div_a", "Floor_b", *([] if is_settled else ["Sub_c", "Cast_i"])]
+
+
+def test_a_difference_that_fp16_holds_is_settled_if_it_told_them_apart(tmp_path: Path) -> None:
+    """4001 - 3001 is 1000; 2100 - 2047 is no difference of two over 2048, and what it is used for tells them apart."""
+    for ids, other, pins in (
+        ([2049, 4001], "far", ["Cast_p", "Sub_a"]),
+        ([2049, 2100], "near", ["Cast_p", "Sub_a", "Cast_y"]),
+    ):
+        (tmp_path / other).mkdir()
+        nodes = [node("Sub", f"p {other}", "a"), node("Cast", "a", "y", to=INT64)]
+        graph, ranges = _scan(tmp_path / other, nodes, ids, y=INT64)
+        assert pinned_by(find_lost_integers, graph, ranges) == pins
+
+
+def test_a_difference_settles_nothing_of_what_it_does_not_tell_apart(tmp_path: Path) -> None:
+    """2049 - 2047 is 2, and 1 in FP16, which no other term makes up for."""
+    nodes = [node("Sub", "p near", "a"), node("Sum", "p minus a", "b"), node("Cast", "b", "y", to=INT64)]
+    model = make_model(
+        [CAST, *nodes],
+        {"ids": (INT64, [2])},
+        "y",
+        CONSTANTS | {"minus": scalar(-2060)},
+        output_types={"y": INT64},
+    )
+    graph, ranges = scan(model, tmp_path, {"ids": ints(2049, 2100)})
+    assert pinned_by(find_lost_integers, graph, ranges) == ["Cast_p", "Sub_a", "Sum_b", "Cast_y"]
+    assert np.float16(2049) - np.float16(2047) == 1

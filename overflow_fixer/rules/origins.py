@@ -1,0 +1,73 @@
+"""What a tensor is made of: the nodes whose rounding to FP16 would move it as much as its own.
+
+A product of 300 and 6.28 loses as much where the 300 is rounded as where the product is. So the way goes back
+through what moves, adds and scales, as long as the error matters, up to the layer that writes data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.coordinates import find_coordinates
+from overflow_fixer.rules.multiples import find_multiples
+from overflow_fixer.rules.semantics import moves
+
+_KEPT = frozenset(
+    """Add Sub Sum Max Min Neg Abs Relu LeakyRelu PRelu Elu Celu Selu Softplus Gelu Mish Swish HardSwish
+    ThresholdedRelu Tanh Sigmoid HardSigmoid Softsign Erf Atan Sin Cos Floor Ceil Round Mod Clip Pad Where Trilu
+    Scatter ScatterElements ScatterND MaxPool GlobalMaxPool ReduceMax ReduceMin TopK""".split()
+)
+"""Operators of slope 1 or less, nearly: an absolute error is no larger behind them."""
+_SCALED = frozenset(
+    """Mul Div Mean ReduceSum ReduceMean ReduceL1 ReduceL2 CumSum AveragePool GlobalAveragePool Sqrt Pow Reciprocal
+    BatchNormalization""".split()
+)
+"""Operators that scale it with the value."""
+_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
+"""Operators that do so where they read no data; else they are layers."""
+_RESIZES = frozenset("Resize Upsample".split())
+
+
+def find_origins(graph: Graph, ranges: RangeTable, tensor: str, limit: float) -> Iterator[Node]:
+    """The node that writes the tensor, and those behind it that round it as one over `limit` is; the last first."""
+    scales, pending = {tensor: 1.0}, {tensor} & graph.producers.keys()
+    while pending:
+        node = max((graph.producers[name] for name in pending), key=lambda writer: writer.index)
+        pending.difference_update(node.writes)
+        written = max((name for name in node.writes if name in scales), key=scales.__getitem__)
+        yield node
+        for part, growth in _parts(graph, ranges, node, written):
+            scale = scales[written] * growth
+            if not ranges.by_tensor[part].max_abs * scale <= limit:
+                scales[part] = max(scale, scales.get(part, 0.0))
+                pending.update({part} & graph.producers.keys())
+
+
+def _parts(graph: Graph, ranges: RangeTable, node: Node, output: str) -> Iterator[tuple[str, float]]:
+    """Each computed input that FP16 does not hold, and how many times its error an error of the output is."""
+    multiples = find_multiples(graph, ranges)
+    for slot, name in enumerate(node.inputs):
+        is_computed = graph.dtypes.get(name) == TensorProto.FLOAT and name not in graph.constants
+        if is_computed and ranges.get(name) is not None and not multiples.is_held(name):
+            growth = _growth(graph, ranges, node, slot, output)
+            if growth is not None:
+                yield name, growth
+
+
+def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str) -> float | None:
+    """How many times an error of what comes in at `slot` an error of the output is; None of what a layer reads."""
+    op = node.standard_op
+    if op in _KEPT or moves(node, slot) or (op in _RESIZES and slot == 0):
+        return 1.0
+    read, written = ranges.by_tensor[node.inputs[slot]].max_abs, ranges.by_tensor[output].max_abs
+    if op == "Exp":
+        return written
+    if op == "Log":
+        return 1 / read if read else None
+    is_scaled = op in _SCALED or (op in _PRODUCTS and output in find_coordinates(graph))
+    return written / read if is_scaled and read else None

@@ -1,0 +1,141 @@
+"""What a tensor is made of, as far as its rounding shows in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.rules.origins import find_origins
+
+LIMIT = 128.0
+PART = np.linspace(0.11, 2.97, 64).astype(np.float32)
+CONSTANTS = {
+    "two": scalar(2),
+    "half": scalar(0.5),
+    "last": ints(0),
+    "far": ints(32),
+    "flag": np.asarray([True]),
+    "low": scalar(0.2),
+    "rois": floats(),
+    "scales": floats(3),
+}
+
+
+@pytest.mark.parametrize("factor", [10, 1000])
+@pytest.mark.parametrize(
+    ("op", "inputs", "compute"),
+    [
+        ("Relu", "a", lambda a: a),
+        ("Tanh", "a", np.tanh),
+        ("Sigmoid", "a", lambda a: 1 / (1 + np.exp(-a))),
+        ("Softplus", "a", lambda a: np.log1p(np.exp(a))),
+        ("LeakyRelu", "a", lambda a: a),
+        ("Sin", "a", np.sin),
+        ("Sub", "half a", lambda a: 0.5 - a),
+        ("Max", "a half", lambda a: np.maximum(a, 0.5)),
+        ("Clip", "a low", lambda a: np.maximum(a, 0.2)),
+        ("Where", "flag a two", lambda a: a),
+        ("Mul", "a two", lambda a: 2 * a),
+        ("Div", "a two", lambda a: a / 2),
+        ("Div", "two a", lambda a: 2 / a),
+        ("Pow", "a two", lambda a: a**2),
+        ("Sqrt", "a", np.sqrt),
+        ("Reciprocal", "a", lambda a: 1 / a),
+        ("Exp", "a", np.exp),
+        ("Log", "a", np.log),
+        ("CumSum", "a last", np.cumsum),
+        ("Gather", "a far", lambda a: a[32]),
+        ("Resize", "a rois scales", lambda a: np.repeat(a, 3)),
+    ],
+)
+def test_what_is_behind_an_operator(
+    op: str, inputs: str, compute: Callable[[np.ndarray], np.ndarray], factor: float, tmp_path: Path
+) -> None:
+    """A tensor that is rounded to FP16 counts where that moves a value of 1000 by 1/32 and more, and of 10 not."""
+    wide = PART.astype(np.float64)
+    scale = factor / np.abs(compute(wide)).max()
+    error = np.abs(compute(PART.astype(np.float16).astype(np.float64)) - compute(wide)).max() * scale
+    assert (error > 1 / 32) == (factor == 1000)
+    nodes = [node("Identity", "x", "a"), node(op, inputs, "b"), node("Mul", "b scale", "y")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": [64]}, "y", CONSTANTS | {"scale": scalar(scale)}), tmp_path, {"x": PART}
+    )
+    assert ("Identity_a" in _found(graph, ranges)) == (factor == 1000)
+
+
+def _found(graph: Any, ranges: Any) -> list[str]:
+    return [found.label for found in find_origins(graph, ranges, "y", LIMIT)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("Gemm", "a weights", "b"), node("Mul", "b big", "y")], ["Mul_y", "Gemm_b"]),
+        ([node("Softmax", "a", "b"), node("Mul", "b big", "y")], ["Mul_y", "Softmax_b"]),
+        ([node("Gemm", "place weights", "b"), node("Mul", "b big", "y")], ["Mul_y", "Gemm_b", "Mul_place"]),
+        ([node("Gelu", "a", "b", domain="com.microsoft"), node("Mul", "b big", "y")], ["Mul_y", "Gelu_b"]),
+    ],
+)
+def test_the_way_ends_at_the_layer_that_writes_data(
+    nodes: list[onnx.NodeProto], expected: list[str], tmp_path: Path
+) -> None:
+    """A product of places is no layer."""
+    start = [node("Sigmoid", "x", "a"), node("Mul", "x big", "place")]
+    constants = {"big": scalar(400.3), "weights": np.full((2, 2), 0.6, np.float32)}
+    model = make_model([*start, *nodes], {"x": [1, 2]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.31, 0.93)[None]})
+    assert _found(graph, ranges) == expected
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Mul", "r big", "b"), node("Add", "r b", "y")],
+        [node("Neg", "r", "a"), node("Mul", "r big", "b"), node("Add", "a b", "y")],
+        [node("Split", "r", "a c", axis=0), node("Mul", "c big", "b"), node("Add", "a b", "y")],
+    ],
+)
+def test_the_larger_of_two_ways_counts(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    """150.7 counts either way, the 0.31 in it only where it comes 1000-fold."""
+    start = [node("Relu", "x", "q"), node("Add", "q offset", "r")]
+    constants = {"big": scalar(1000.3), "offset": floats(150.4, 150.4)}
+    model = make_model([*start, *nodes], {"x": [2]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.31, 0.3)})
+    assert _found(graph, ranges) == [n.name for n in reversed([*start, *nodes])]
+
+
+def test_what_an_infinity_hides_counts(tmp_path: Path) -> None:
+    nodes = [node("Relu", "x", "r"), node("Mul", "r big", "y")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": [2]}, "y", {"big": scalar(1000.3)}), tmp_path, {"x": floats(0.31, np.inf)}
+    )
+    assert _found(graph, ranges) == ["Mul_y", "Relu_r"]
+
+
+def test_what_fp16_holds_and_constants_are_left(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Constant", "", "k", value_float=6.2831855),
+        node("Mul", "p k", "y"),
+    ]
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y")
+    graph, ranges = scan(model, tmp_path, {"ids": ints(1, 2000)})
+    assert _found(graph, ranges) == ["Mul_y"]
+
+
+def test_the_scales_of_a_resize_are_no_part_of_it(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "s big", "scales"),
+        node("Relu", "x", "r"),
+        node("Resize", "r rois scales", "y"),
+    ]
+    model = make_model(nodes, {"x": [2], "s": [1]}, "y", {"big": scalar(200.3), "rois": floats()})
+    graph, ranges = scan(model, tmp_path, {"x": floats(150.7, 0.31), "s": floats(0.9)})
+    assert _found(graph, ranges) == ["Resize_y", "Relu_r"]
