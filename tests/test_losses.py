@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper
 
 from overflow_fixer import chunks
 from overflow_fixer.graph import Graph
-from overflow_fixer.losses import Loss, measure_losses
+from overflow_fixer.losses import Loss, _Probe, measure_losses
 from overflow_fixer.records import Batch, RangeTable
 
 X = np.linspace(0.1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -189,3 +190,32 @@ def test_a_node_that_cannot_be_run_on_rounded_values_loses_everything(tmp_path: 
     assert losses["Range_r"].read_db == -math.inf
     assert losses["ReduceSum_total"].worst_db > 60
     assert losses["Add_y"].read_db > 60
+
+
+def test_chunks_stay_bounded_behind_a_node_that_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first chunk, up to Add_t0, does not run as a whole; how large it is in truth is learnt from its halves."""
+    nodes = [
+        node("ReduceSum", "x", "total", keepdims=0),
+        node("Mul", "total k", "end"),
+        node("Range", "zero end step", "r"),
+        node("ReduceMax", "r", "top", keepdims=0),
+        node("Add", "x top", "t0"),
+        *(node("Neg", f"t{i}", f"t{i + 1}") for i in range(20)),
+    ]
+    end = float(70000 / X.sum(dtype=np.float64))
+    graph, ranges = _scan(tmp_path, nodes, "t20", k=scalar(end), zero=scalar(0), step=scalar(35000))
+    bound = 1550
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", bound)
+    run, sizes = _Probe.run, list[int]()
+
+    def run_and_note(*arguments: Any) -> Any:
+        found = run(*arguments)
+        sizes.append(found[1])
+        return found
+
+    monkeypatch.setattr(_Probe, "run", run_and_note)
+    assert _measure(graph, ranges)["Range_r"].read_db == -math.inf
+    assert sum(sizes) > 20 * 2 * X.nbytes
+    assert max(sizes) <= bound

@@ -193,6 +193,24 @@ def test_float_types_are_compared_as_values(dtype: Any) -> None:
     assert (found.max_abs_error, found.max_rel_error, found.mismatched) == (1, 0.25, 0)
 
 
+@pytest.mark.parametrize(
+    ("reference", "is_float", "count"),
+    [
+        (f32(1, 2), True, 2),
+        (np.asarray([1, 2, 3]), False, 3),
+        (f32(), True, 1),
+        ([np.asarray([True]), f32(1, 2)], False, 3),
+    ],
+)
+def test_of_what_could_not_be_computed_nothing_matches(reference: Any, is_float: bool, count: int) -> None:
+    """A tensor without elements counts as one, so that it does not match either."""
+    meter = ErrorMeter("t")
+    meter.add_failure(reference, "batch_0", "no such row")
+    found = meter.result()
+    assert (found.is_float, found.mismatched, found.element_count) == (is_float, count, count)
+    assert (found.compared, found.failure, found.worst_batch) == (0, "no such row", "batch_0")
+
+
 def test_float16_infinity_against_a_finite_reference() -> None:
     found = measure((f32(70000, 1), np.asarray([np.inf, 1], np.float16)))
     assert (found.candidate_inf, found.mismatched, found.compared) == (1, 1, 1)

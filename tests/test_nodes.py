@@ -66,6 +66,15 @@ def test_a_delayed_node_stands_right_before_what_first_needs_it(nodes: list[Node
             assert not {other.index for other in others} & set(order[max(sources) : place])
 
 
+def test_what_is_read_early_and_late_stands_before_the_first_reader() -> None:
+    """Late through another that is computed from constants."""
+    read = ["c", "x t0", "t0", "x t2"]
+    nodes = [
+        Node.of(i, str(i), helper.make_node("Any", names.split(), [f"t{i}"])) for i, names in enumerate(read)
+    ]
+    assert [node.index for node in delay_fixed(nodes, CONSTANTS)] == [0, 1, 2, 3]
+
+
 def test_nothing_moves_where_nothing_is_computed_from_constants() -> None:
     nodes = [Node.of(i, str(i), helper.make_node("Add", [f"t{i}", "c"], [f"t{i + 1}"])) for i in range(3)]
     assert list(delay_fixed(nodes, CONSTANTS)) == nodes

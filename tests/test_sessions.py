@@ -145,6 +145,8 @@ def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
     [
         (MemoryError(), True),
         (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("bad allocation"), True),
+        (RuntimeError("CUDA failure 2: out of memory"), True),
         (RuntimeError("Failed to allocate memory for requested buffer of size 8"), True),
         (RuntimeError("Failed to allocate memory for requested buffer of size 9223372036854775808"), False),
         (RuntimeError("Gather node. idx=9 must be within the inclusive range [-3,2]"), False),

@@ -180,6 +180,7 @@ def test_an_output_left_out_of_such_a_pool_is_nobodys_input() -> None:
         ({"ceil_mode": 0, "pads": [0, 1, 0, 1]}, True),
         ({"auto_pad": "SAME_UPPER"}, True),
         ({"dilations": [2, 2]}, True),
+        ({"auto_pad": "SAME_LOWER", "dilations": [1, 1]}, True),
         ({"ceil_mode": 1}, False),
         ({"ceil_mode": 1, "auto_pad": "VALID"}, False),
         ({"auto_pad": "SAME_LOWER", "dilations": [1, 2]}, False),
@@ -200,3 +201,18 @@ def test_sizes_of_pools_on_which_onnx_runtime_differs_are_not_sure(
     found = _tell(model).sure_shapes
     sure = infer_shapes(model, {}) if found is None else found
     assert set(sure) == ({"x", "a", "p", "y"} if is_sure else {"x", "a"})
+
+
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+def test_nor_is_what_a_body_computes_from_them(ceil_mode: int) -> None:
+    body = helper.make_graph([helper.make_node("Neg", ["p"], ["inner"])], "body", [], [_info("inner", None)])
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], ceil_mode=ceil_mode),
+        helper.make_node("If", ["is"], ["y"], then_branch=body, else_branch=body),
+        helper.make_node("Relu", ["x"], ["z"]),
+    ]
+    flag = helper.make_tensor_value_info("is", TensorProto.BOOL, [])
+    outputs = [_info(name, None) for name in "yz"]
+    graph = helper.make_graph(nodes, "g", [_info("x", [1, 1, 8, 8]), flag], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=8)
+    assert set(infer_shapes(model, {})) == {"x", "is", "z"} | (set() if ceil_mode else {"p", "y"})

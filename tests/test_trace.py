@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save, scalar, scan
 from naive_artifacts import naive_artifact, sample
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from overflow_fixer import chunks as chunks_module
 from overflow_fixer.ranges import collect_ranges
@@ -172,6 +172,34 @@ def test_where_a_node_cannot_be_run_what_depends_on_it_is_wrong_and_the_rest_is_
     assert traced.first_wrong is not None
     assert (traced.first_wrong.tensor, traced.first_wrong.candidate_inf) == ("a", 1)
     assert {e.tensor for e in traced.trace if judge(e, TOLERANCE).passed} == {"e", "z"}
+
+
+def test_what_a_body_makes_of_a_tensor_that_fails_is_not_run(tmp_path: Path) -> None:
+    info = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    body = helper.make_graph([helper.make_node("Neg", ["t"], ["inner"])], "body", [], [info])
+    nodes = [
+        node("Mul", "x big", "a"),
+        node("Cast", "a", "row", to=TensorProto.INT64),
+        node("Sub", "row most", "place"),
+        node("Gather", "table place", "t"),
+        node("If", "yes", "y", then_branch=body, else_branch=body),
+    ]
+    constants = {"big": scalar(70000), "most": np.array(69999, np.int64), "table": floats(5, 6, 7)}
+    feeds = {"x": floats(1), "yes": np.array(True)}
+    model = make_model(nodes, {"x": [1], "yes": (TensorProto.BOOL, [])}, "y", constants)
+    graph, ranges = scan(model, tmp_path, feeds)
+    batches = InMemoryCalibration((feeds,))
+    open_candidate = naive_artifact(graph, tmp_path)
+    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
+    opened: list[Sequence[str]] = []
+    traced = trace(found, graph, ranges, batches, _counting(open_candidate, opened), TOLERANCE)
+    assert [(error.tensor, error.failure is None) for error in traced.trace] == [
+        ("a", True),
+        ("t", False),
+        ("y", False),
+    ]
+    assert ["t"] in opened
+    assert ["y"] not in opened
 
 
 def test_of_many_tensors_behind_a_failure_few_are_run(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def pool(
         length, step = x.shape[axis + 2], (strides or [1] * rank)[axis]
         apart = (dilations or [1] * rank)[axis]
         reach = (size - 1) * apart + 1
-        before, after = (pads[axis], pads[axis + rank]) if pads else (0, 0)
+        before, after = (pads[axis], pads[axis + rank]) if pads and auto_pad != "VALID" else (0, 0)
         if auto_pad.startswith("SAME"):
             missing = max((-(-length // step) - 1) * step + size - length, 0)
             before = (missing + (auto_pad == "SAME_LOWER")) // 2
@@ -417,6 +417,7 @@ POOLS = [
         {"pads": [1, 1, 1, 1]},
         {"pads": [0, 1, 0, 1], "count_include_pad": 1},
         {"auto_pad": "VALID"},
+        {"auto_pad": "VALID", "pads": [1, 1, 1, 1]},
         {"auto_pad": "SAME_UPPER"},
         {"auto_pad": "SAME_LOWER", "count_include_pad": 1},
     )

@@ -104,3 +104,14 @@ def test_back_to_where_the_digits_come_from(tmp_path: Path) -> None:
     )
     found = [each.label for each in trace_term(graph, "squares")]
     assert found == ["Mul_squares", "Clip_clipped", "Gather_one", "Sigmoid_p"]
+
+
+def test_a_power_keeps_the_digits_and_its_exponent_has_none(tmp_path: Path) -> None:
+    nodes = [
+        node("Sigmoid", "x", "p"),
+        node("Constant", "", "two", value_float=2.0),
+        node("Pow", "p two", "squares"),
+        node("Sub", "c squares", "y"),
+    ]
+    graph, _ = scan(make_model(nodes, {"x": [2]}, "y", CONSTANTS), tmp_path, {"x": floats(1, 2)})
+    assert [each.label for each in trace_term(graph, "squares")] == ["Pow_squares", "Sigmoid_p"]

@@ -197,6 +197,35 @@ def test_the_way_ends_at_integers_and_at_data(tmp_path: Path) -> None:
     assert pinned_by(find_lost_sizes, graph, ranges) == ["Cast_steps", "Mul_start", "Add_limit", "Range_y"]
 
 
+@pytest.mark.parametrize("elem_type", [TensorProto.DOUBLE, TensorProto.FLOAT16])
+def test_what_is_computed_in_another_type_is_not_lost(elem_type: int, tmp_path: Path) -> None:
+    """1333 / 800 in double stays what it is in FP16, and its floor comes back as 1."""
+    nodes = [
+        node("Cast", "n", "d", to=elem_type),
+        node("Div", "d wide", "q"),
+        node("Floor", "q", "whole"),
+        node("Cast", "whole", "f", to=TensorProto.FLOAT),
+        node("Concat", "single single single f", "s", axis=0),
+        node("Resize", "x - s", "y"),
+    ]
+    constants = {"wide": np.asarray([800], onnx.helper.tensor_dtype_to_np_dtype(elem_type))}
+    inputs = {"n": (INT64, [1]), "x": [1, 1, 2, 800]}
+    model = make_model(nodes, inputs, "y", {**constants, "single": floats(1)})
+    feeds = {name: FEEDS[name] for name in inputs}
+    graph, ranges = scan(model, tmp_path, {**feeds, "n": ints(800)}, feeds)
+    assert ask(find_lost_sizes, graph, ranges) == []
+    assert _shape_in_fp16(graph, tmp_path, [], feeds) == run_plain(graph.path, feeds)["y"].shape
+
+
+def test_a_size_that_a_constant_node_holds(tmp_path: Path) -> None:
+    """It is no batch's, and the Constant is not pinned."""
+    nodes = [node("Constant", "", "depth", value_float=3001.0), node("OneHot", "ids depth pair", "y")]
+    model = make_model(nodes, {"ids": (INT64, [2])}, "y", {"pair": CONSTANTS["pair"]})
+    graph, ranges = scan(model, tmp_path, {"ids": FEEDS["ids"]})
+    found = {(at.node, at.tensor, at.value, at.limit, at.batch) for at in ask(find_lost_sizes, graph, ranges)}
+    assert found == {("OneHot_y", "depth", 3001, 3000, None)}
+
+
 def test_integers_that_decide_are_no_floats(tmp_path: Path) -> None:
     nodes = [
         node("Range", "start limit delta", "r"),

@@ -237,6 +237,13 @@ def test_nothing_shows_behind_zeros(tmp_path: Path) -> None:
     assert _pins(tmp_path, nodes, [1e-6, 2e-6], {"zero": scalar(0)}) == []
 
 
+@pytest.mark.parametrize(("sign", "is_found"), [(1, True), (-1, False)])
+def test_of_negative_values_nothing_shows_behind_a_relu(sign: float, is_found: bool, tmp_path: Path) -> None:
+    nodes = [node("Mul", "x sign", "a"), node("Relu", "a", "y")]
+    pins = _pins(tmp_path, nodes, [1e-7, 2e-7], {"sign": scalar(sign)})
+    assert pins == (["Mul_a", "Relu_y"] if is_found else [])
+
+
 @pytest.mark.parametrize(
     ("factor", "is_found"), [(2.0**-20, False), (3 * 2.0**-24, False), (2.1e-7, True), (1e-9, False)]
 )
