@@ -12,6 +12,7 @@ from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves
 
 _KEEPS_DIGITS = frozenset("Clip Max Min Where Abs Neg Sqrt Mul Div Pow".split())
@@ -56,13 +57,9 @@ def _read_number(ranges: RangeTable, constant: str) -> float:
 
 def trace_term(graph: Graph, tensor: str) -> Iterator[Node]:
     """The node that writes the term, and those behind it whose rounding would bring it to the number as well."""
-    pending, seen = [tensor], {tensor}
-    while pending:
-        node = graph.producers.get(pending.pop())
-        if node is None:
-            continue
-        yield node
-        for name in node.inputs if node.standard_op in _KEEPS_DIGITS or moves(node, 0) else ():
-            if name not in seen and graph.is_float(name) and name not in graph.constants:
-                seen.add(name)
-                pending.append(name)
+
+    def keeps_digits(node: Node, name: str) -> bool:
+        is_computed = graph.is_float(name) and name not in graph.constants
+        return is_computed and (node.standard_op in _KEEPS_DIGITS or moves(node, 0))
+
+    return walk_back(graph, tensor, keeps_digits)

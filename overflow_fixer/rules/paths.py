@@ -1,8 +1,8 @@
-"""Ways through a graph, from a tensor to the nodes that it matters to."""
+"""Ways through a graph, from a tensor to the nodes that it matters to, and back to those that make it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
@@ -42,3 +42,16 @@ def lead_back(behind: Mapping[str, Sequence[Node]], ends: Iterable[Node]) -> tup
                 found[node.label] = node
                 pending.append(node)
     return tuple(sorted(found.values(), key=lambda node: node.index))
+
+
+def walk_back(graph: Graph, tensor: str, goes_on: Callable[[Node, str], bool]) -> Iterator[Node]:
+    """The node that writes the tensor, and those that write what it and they read, where `goes_on` says so of node and input."""
+    pending, seen = [tensor], {tensor}
+    while pending:
+        node = graph.producers.get(pending.pop())
+        if node is None:
+            continue
+        yield node
+        fresh = [name for name in dict.fromkeys(node.inputs) if name not in seen and goes_on(node, name)]
+        seen.update(fresh)
+        pending += fresh

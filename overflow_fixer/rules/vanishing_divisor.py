@@ -20,7 +20,7 @@ from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import find_cancellation, trace_term
-from overflow_fixer.rules.paths import find_ways
+from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.places import step_at
 from overflow_fixer.rules.semantics import moves
 
@@ -186,16 +186,11 @@ def _sources(graph: Graph, ranges: RangeTable, divisor: _Divisor) -> Iterator[No
 
 def _origins(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
     """The node that writes the tensor, and those before it whose outputs are as small: squares that are summed."""
-    pending, seen = [tensor], {tensor}
-    while pending:
-        node = graph.producers.get(pending.pop())
-        if node is None:
-            continue
-        yield node
-        for name in node.inputs if node.standard_op in _SHRINKS or moves(node, 0) else ():
-            if name not in seen and name in graph.producers and _is_positive(graph, ranges, name):
-                seen.add(name)
-                pending.append(name)
+
+    def shrinks(node: Node, name: str) -> bool:
+        return (node.standard_op in _SHRINKS or moves(node, 0)) and _is_positive(graph, ranges, name)
+
+    return walk_back(graph, tensor, shrinks)
 
 
 def _is_positive(graph: Graph, ranges: RangeTable, tensor: str) -> bool:

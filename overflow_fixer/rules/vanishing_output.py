@@ -17,7 +17,7 @@ from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.paths import find_ways
+from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves
 
 _SHARES = frozenset("Softmax Sigmoid HardSigmoid".split())
@@ -115,15 +115,12 @@ def _movers(graph: Graph, tensor: str, output: str) -> tuple[Node, ...]:
 
 def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
     """The node that writes the tensor, and those before it that write values as small for it, of whatever sign."""
-    pending, seen = [tensor], {tensor}
-    while pending:
-        node = graph.producers[pending.pop()]
-        yield node
+
+    def keeps_small(node: Node, name: str) -> bool:
         matters = _vanishes if node.standard_op in _ADDS else _is_small
-        for name in node.inputs if node.standard_op in _KEEPS_SMALL or moves(node, 0) else ():
-            if name not in seen and name in graph.producers and matters(graph, ranges, name):
-                seen.add(name)
-                pending.append(name)
+        return (node.standard_op in _KEEPS_SMALL or moves(node, 0)) and matters(graph, ranges, name)
+
+    return walk_back(graph, tensor, keeps_small)
 
 
 def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
