@@ -68,9 +68,9 @@ def count_share(graph: Graph, artifact: Artifact, batch: Batch) -> Share:
 def count_flops(graph: Graph, batch: Batch) -> dict[str, int | None]:
     """The FLOPs of each node by its label, with the shapes that `batch` gives the model.
 
-    FLOPs are 2 x multiply-adds of Conv, ConvTranspose, MatMul and Gemm; None of another costly
-    operator, or of another domain. Shapes are inferred; where that
-    fails (Reshape by computed shapes) the batch is run once and ONNX Runtime says them.
+    FLOPs are 2 x multiply-adds of Conv, ConvTranspose, MatMul and Gemm; None of another costly operator, or of another
+    domain. Shapes are inferred; where that fails (Reshape by computed shapes) the batch is run once and ONNX Runtime says
+    them.
     """
     shapes = _shapes(graph, batch)
     return {node.label: _count(node, shapes) for node in graph.nodes}

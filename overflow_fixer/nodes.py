@@ -119,11 +119,11 @@ def delay_fixed(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node
     Tools write it in front, such as each weight's DequantizeLinear; run in that order, all weights would be there at once.
     What no other node needs stands where what it reads does. Each node's index is its place in `nodes`.
     """
-    fixed, needed = _split(nodes, constants)
+    fixed, needed = _take_fixed(nodes, constants)
     if not fixed:
         return tuple(nodes)
     before: dict[int, list[Node]] = {}
-    for node, place in zip(fixed, _place(fixed, needed), strict=True):
+    for node, place in zip(fixed, _find_places(fixed, needed), strict=True):
         before.setdefault(place, []).append(node)
     left = {node.index for node in fixed}
     found: list[Node] = []
@@ -133,7 +133,7 @@ def delay_fixed(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node
     return tuple(found)
 
 
-def _split(nodes: Iterable[Node], constants: Collection[str]) -> tuple[list[Node], dict[str, int]]:
+def _take_fixed(nodes: Iterable[Node], constants: Collection[str]) -> tuple[list[Node], dict[str, int]]:
     """The nodes that compute something from constants alone, and of what they write the first other node that reads it."""
     known, found, needed = set(constants), list[Node](), dict[str, int]()
     for node in nodes:
@@ -148,7 +148,7 @@ def _split(nodes: Iterable[Node], constants: Collection[str]) -> tuple[list[Node
     return found, needed
 
 
-def _place(fixed: Sequence[Node], needed: dict[str, int]) -> list[int]:
+def _find_places(fixed: Sequence[Node], needed: dict[str, int]) -> list[int]:
     """Before which node each of them is to stand. `needed` goes on through them, in place."""
     for node in reversed(fixed):
         place = min((needed[name] for name in node.writes if name in needed), default=None)

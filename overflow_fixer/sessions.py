@@ -33,6 +33,7 @@ from overflow_fixer.subgraphs import captured_by
 
 _ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
 _MOST_BYTES = 1 << 44
+"""More than a machine has."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"

@@ -176,16 +176,23 @@ def test_the_graph_is_not_touched(tmp_path: Path) -> None:
     assert graph.model.SerializeToString(deterministic=True) == before
 
 
+UP_TO_70000 = [
+    node("ReduceSum", "x", "total", keepdims=0),
+    node("Mul", "total k", "end"),
+    node("Range", "zero end step", "r"),
+    node("ReduceMax", "r", "top", keepdims=0),
+]
+"""A Range that ends where FP16 has an infinity."""
+
+
 def test_a_node_that_cannot_be_run_on_rounded_values_loses_everything(tmp_path: Path) -> None:
     nodes = [
-        node("ReduceSum", "x", "total", keepdims=0),
-        node("Mul", "total k", "end"),
-        node("Range", "zero end step", "r"),
-        node("ReduceMax", "r", "top", keepdims=0),
+        *UP_TO_70000,
         node("Add", "x top", "y"),
     ]
-    end = float(70000 / X.sum(dtype=np.float64))
-    graph, ranges = _scan(tmp_path, nodes, "y", k=scalar(end), zero=scalar(0), step=scalar(7000))
+    graph, ranges = _scan(
+        tmp_path, nodes, "y", k=scalar(70000 / X.sum(dtype=np.float64)), zero=scalar(0), step=scalar(7000)
+    )
     losses = _measure(graph, ranges)
     assert losses["Range_r"].read_db == -math.inf
     assert losses["ReduceSum_total"].worst_db > 60
@@ -197,15 +204,13 @@ def test_chunks_stay_bounded_behind_a_node_that_cannot_be_run(
 ) -> None:
     """The first chunk, up to Add_t0, does not run as a whole; how large it is in truth is learnt from its halves."""
     nodes = [
-        node("ReduceSum", "x", "total", keepdims=0),
-        node("Mul", "total k", "end"),
-        node("Range", "zero end step", "r"),
-        node("ReduceMax", "r", "top", keepdims=0),
+        *UP_TO_70000,
         node("Add", "x top", "t0"),
         *(node("Neg", f"t{i}", f"t{i + 1}") for i in range(20)),
     ]
-    end = float(70000 / X.sum(dtype=np.float64))
-    graph, ranges = _scan(tmp_path, nodes, "t20", k=scalar(end), zero=scalar(0), step=scalar(35000))
+    graph, ranges = _scan(
+        tmp_path, nodes, "t20", k=scalar(70000 / X.sum(dtype=np.float64)), zero=scalar(0), step=scalar(35000)
+    )
     bound = 1550
     monkeypatch.setattr(chunks, "CHUNK_BYTES", bound)
     run, sizes = _Probe.run, list[int]()
