@@ -112,10 +112,11 @@ def _find_parts(graph: Graph, node: Node) -> list[str]:
 
 
 def _is_moved(graph: Graph, tensor: str) -> bool:
-    """Whether it holds values of others alone, none of them data, in another shape or order."""
+    """Whether it holds values of others alone, none of them data, in another shape or order; a Cast from double rounds."""
     node = graph.producers.get(tensor)
     parts = [] if node is None else [name for slot, name in enumerate(node.inputs) if moves(node, slot)]
-    return bool(parts) and node is not None and set(_find_parts(graph, node)).issuperset(parts)
+    is_narrow = all(graph.dtypes.get(name) in (TensorProto.FLOAT, TensorProto.FLOAT16) for name in parts)
+    return bool(parts) and node is not None and is_narrow and set(_find_parts(graph, node)).issuperset(parts)
 
 
 def _find_concerned(graph: Graph, reader: Node, size: str, traced: set[str]) -> Iterator[Node]:

@@ -217,6 +217,25 @@ def test_what_is_computed_in_another_type_is_not_lost(elem_type: int, tmp_path: 
     assert _shape_in_fp16(graph, tmp_path, [], feeds) == run_plain(graph.path, feeds)["y"].shape
 
 
+def test_what_comes_from_double_is_rounded_there(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "n", "d", to=TensorProto.DOUBLE),
+        node("Div", "d wide", "q"),
+        node("Cast", "q", "f", to=TensorProto.FLOAT),
+        node("Concat", "single single single f", "s", axis=0),
+        node("Resize", "x - s", "y"),
+    ]
+    inputs = {"n": (INT64, [1]), "x": [1, 1, 2, 800]}
+    model = make_model(nodes, inputs, "y", {"wide": np.asarray([800.0]), "single": floats(1)})
+    feeds = {name: FEEDS[name] for name in inputs}
+    graph, ranges = scan(model, tmp_path, feeds)
+    pins = pinned_by(find_lost_sizes, graph, ranges)
+    assert pins == ["Cast_f", "Concat_s"]
+    right = run_plain(graph.path, feeds)["y"].shape
+    assert _shape_in_fp16(graph, tmp_path, [], feeds) != right
+    assert _shape_in_fp16(graph, tmp_path, pins, feeds) == right
+
+
 def test_a_size_that_a_constant_node_holds(tmp_path: Path) -> None:
     """It is no batch's, and the Constant is not pinned."""
     nodes = [node("Constant", "", "depth", value_float=3001.0), node("OneHot", "ids depth pair", "y")]
