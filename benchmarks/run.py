@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.machine import describe_machine, describe_versions
 from benchmarks.measure import Measurement
 from benchmarks.models import MODELS, SMALL_CONVNET
+from benchmarks.page import put_into
 from benchmarks.rounds import FEW, Job, JobRuns, Limits, Runs, prepare, run_rounds, select
 from benchmarks.scans import ONE_SHOT, SCANS
 from benchmarks.tables import (
@@ -31,7 +32,6 @@ from benchmarks.tables import (
     verification_table,
 )
 
-BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 _STAGES = "overflow_fixer stages"
 _PEERS = ("AutoCast", "onnxconverter_common")
 _ON_ALL = (*SCANS, SPLIT, VERIFICATION)
@@ -58,7 +58,7 @@ def main() -> None:
     text = "\n\n".join([f"{began} {setting}", *tables]) + "\n"
     print(text)
     if options.write:
-        _replace(options.write, text)
+        put_into(options.write, text)
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> Iterator[str]:
@@ -125,17 +125,6 @@ def _measure_sizes(options: argparse.Namespace, folder: Path, limits: Limits) ->
         yield nodes, runs
         failed = [task for task in tasks if any(found.failure for found in runs[task])]
         given_up |= {task: [Measurement(failure="not tried")] for task in failed}
-
-
-def _replace(page: Path, text: str) -> None:
-    """Put the text in place of what stands between the page's two markers."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(
-            f"{page} lacks the lines {BEGIN.strip()} and {END.strip()}, between which tables go."
-        )
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def _parse() -> argparse.Namespace:

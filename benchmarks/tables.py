@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
@@ -44,6 +45,13 @@ def verification_table(runs_by_model: Mapping[str, Runs]) -> str:
     head = ["model", "seconds", "× plain", "× plain, off", "peak MiB", "× plain", "× plain, off"]
     rows = [[name, *_cost(runs[VERIFICATION], runs)[:6]] for name, runs in runs_by_model.items()]
     return _markdown(head, rows)
+
+
+def network_table(runs_by_network: Mapping[str, Runs]) -> str:
+    """Time and peak memory of our scan against plain inference with optimisation off, least ratio of times first."""
+    head = ["", "plain, optimisation off", "× that", "peak MiB", "× that"]
+    by_time = sorted(runs_by_network, key=lambda name: _median_ratio(runs_by_network[name]))
+    return _markdown(head, [[name, *_network_cells(runs_by_network[name])] for name in by_time])
 
 
 def size_table(runs_by_nodes: Mapping[int, Runs], stages: str, peers: Sequence[str]) -> str:
@@ -140,6 +148,23 @@ def _exact(found: Sequence[Measurement], by_hand: Sequence[Measurement]) -> str:
     missing = len(exact.keys() - numbers.keys())
     notes = [f"{missing} not seen"] * bool(missing) + [f"others within {error:.0e}"] * bool(error)
     return f"{equal}/{len(exact)}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _median_ratio(runs: Runs) -> float:
+    """Of the times; infinite where one of the two failed."""
+    values = ratios(runs["overflow_fixer"], runs[UNOPTIMIZED], "seconds")
+    return median(values) if values else math.inf
+
+
+def _network_cells(runs: Runs) -> list[str]:
+    found, floor = runs["overflow_fixer"], runs[UNOPTIMIZED]
+    seconds, peaks = (ratios(found, floor, field) for field in ("seconds", "peak_bytes"))
+    return [
+        f"{_seconds(floor)} s",
+        _ratio(seconds) or _failure([*floor, *found]),
+        _peak(floor),
+        f"{median(peaks):.2f}" if peaks else "",
+    ]
 
 
 def _stage_cells(found: Sequence[Measurement]) -> list[str]:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import onnx
-
+from benchmarks.model import BenchmarkModel
 from benchmarks.models.efficientnet import build_efficientnet
 from benchmarks.models.resnet import build_resnet50, draw_image
 from benchmarks.models.transformer import BertSize, build_bert, draw_tokens
 from benchmarks.models.unet import build_unet
 from benchmarks.models.yolo import YoloSize, build_yolo
-
-Feeds = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class BenchmarkModel:
-    """`build` makes the model, always the same; `draw` makes one batch of inputs for it."""
-
-    build: Callable[[], onnx.ModelProto]
-    draw: Callable[[np.random.Generator], Feeds]
+from benchmarks.networks import NETWORKS
 
 
 def sized_transformer(nodes: int) -> BenchmarkModel:
@@ -44,11 +29,11 @@ SMALL_CONVNET = "small_convnet"
 
 
 def find_model(name: str) -> BenchmarkModel:
-    """A model of MODELS, SMALL_CONVNET, or "transformer-5000" for one of about that many nodes."""
+    """A model of MODELS or NETWORKS, SMALL_CONVNET, or "transformer-5000" for one of about that many nodes."""
     if name == SMALL_CONVNET:
         return _small_convnet()
     family, _, nodes = name.partition("-")
-    return sized_transformer(int(nodes)) if family == "transformer" else MODELS[name]
+    return sized_transformer(int(nodes)) if family == "transformer" else (MODELS | NETWORKS)[name]
 
 
 def _small_convnet(size: int = 64) -> BenchmarkModel:

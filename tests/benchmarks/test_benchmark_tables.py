@@ -9,6 +9,7 @@ from benchmarks.neighbours import CpuTimes, others_share, read_cpu_times
 from benchmarks.tables import (
     count_equal,
     count_table,
+    network_table,
     ratios,
     scan_table,
     size_table,
@@ -99,3 +100,18 @@ def test_conversion_is_load_and_emit_and_a_peer_that_failed_says_so() -> None:
 
 def _is_even(table: str) -> bool:
     return len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_networks_come_in_the_order_of_their_ratios_and_failures_last() -> None:
+    plain = [Measurement(2.0, 2**20), Measurement(4.0, 2**20)]
+    cheap = {"plain, optimisation off": plain, "overflow_fixer": [Measurement(2.0, 2**21)] * 2}
+    dear = {"plain, optimisation off": plain, "overflow_fixer": [Measurement(3.0, 2**20)] * 2}
+    broken = {"plain, optimisation off": plain, "overflow_fixer": [Measurement(failure="over 1 s")]}
+    table = network_table({"broken": broken, "dear": dear, "cheap": cheap})
+    rows = table.splitlines()[2:]
+    assert rows == [
+        "| cheap | 3.00 s | 0.75 (0.50–1.00) | 1 | 2.00 |",
+        "| dear | 3.00 s | 1.12 (0.75–1.50) | 1 | 1.00 |",
+        "| broken | 3.00 s | over 1 s | 1 |  |",
+    ]
+    assert _is_even(table)
