@@ -224,3 +224,28 @@ def test_chunks_stay_bounded_behind_a_node_that_cannot_be_run(
     assert _measure(graph, ranges)["Range_r"].read_db == -math.inf
     assert sum(sizes) > 20 * 2 * X.nbytes
     assert max(sizes) <= bound
+
+
+def test_parameters_are_not_rounded(tmp_path: Path) -> None:
+    """8 x 2.9999 columns are 23; 2.9999 is 3 in FP16."""
+    nodes = [node("Resize", "x - scales", "y", mode="nearest")]
+    graph, ranges = _scan(tmp_path, nodes, "y", scales=floats(1, 2.9999))
+    assert _measure(graph, ranges)["Resize_y"].worst_db > 60
+
+
+def test_of_a_node_with_several_outputs_the_worst_counts(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x factors", "m"), node("Split", "m sizes", "p q", axis=1)]
+    factors = floats(1e6, 1e6, 1e6, 1e6, 1, 1, 1, 1)
+    graph, ranges = _scan(tmp_path, nodes, "p q", factors=factors, sizes=ints(4, 4))
+    assert _measure(graph, ranges)["Split_p"] == Loss(-math.inf, -math.inf)
+
+
+def test_where_there_is_no_signal_none_is_lost(tmp_path: Path) -> None:
+    nodes = [node("Identity", "x", "p"), node("Sub", "p x", "y")]
+    graph, ranges = _scan(tmp_path, nodes, "y")
+    assert _measure(graph, ranges, "Identity_p")["Sub_y"] == Loss(math.inf, math.inf)
+
+
+def test_what_draws_or_drops_is_not_measured(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, [node("Dropout", "x", "d"), node("Neg", "d", "y")], "y")
+    assert _measure(graph, ranges).keys() == {"Neg_y"}

@@ -288,3 +288,21 @@ def test_one_batch_is_its_own_worst() -> None:
 )
 def test_the_worst_batch(pairs: list[tuple[Any, Any]], worst: str) -> None:
     assert measure(*pairs).worst_batch == worst
+
+
+def test_floats_that_came_out_as_integers_are_equal_or_not() -> None:
+    found = measure((f32(1, 2), np.asarray([1, 3])))
+    assert (found.is_float, found.mismatched) == (False, 1)
+
+
+def test_a_sum_of_squares_that_leaves_float64_where_no_square_does() -> None:
+    values = np.full(64, 2.0**510)
+    found = measure((values, values * (1 + 2**-10)))
+    assert found.snr_db == pytest.approx(20 * math.log10(2**10))
+    small = np.full(64, 2.0**-530)
+    assert measure((small, small * (1 + 2**-10))).snr_db == pytest.approx(found.snr_db)
+
+
+def test_of_two_shapes_the_larger_one_counts() -> None:
+    found = measure((f32(1), f32(1, 2, 3)))
+    assert (found.element_count, found.mismatched, found.compared) == (3, 3, 0)

@@ -22,7 +22,9 @@ from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import (
     Artifact,
     Budget,
+    Clamp,
     Engine,
+    Finding,
     PlanPolicy,
     PrecisionPlan,
     RangeTable,
@@ -30,7 +32,7 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.repair import Attempt, _around, _Search, is_better, repair
+from overflow_fixer.repair import Attempt, _around, _Search, _suspects, is_better, repair
 from overflow_fixer.rules import DEFAULT_RULES
 from overflow_fixer.trace import trace
 from overflow_fixer.verification import open_reference, verify
@@ -578,3 +580,130 @@ def test_each_output_is_held_against_its_own_tolerance(attempt: Attempt) -> None
     assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance(per_output={"y": 20.0})) == 5
     assert _with(attempt, compared=0).worst_margin_db(Tolerance()) == math.inf
     assert math.isnan(_with(attempt, compared=0).worst_snr_db)
+
+
+# ---------------------------------------------------------------- what is proposed
+
+
+def _search(trial: Trial, first: Attempt | None = None) -> _Search:
+    return _Search(
+        trial.graph,
+        trial.ranges,
+        trial.batches,
+        trial.policy,
+        first or trial.first(),
+        trial.build,
+        trial.tolerance,
+        Budget(6),
+        lambda artifact: None,
+    )
+
+
+def test_of_the_failing_outputs_the_strictest_limit_counts(tmp_path: Path) -> None:
+    nodes = [*cancelling(0), *cancelling(1), node("Neg", "h0", "y"), node("Neg", "h1", "z")]
+    tolerance = Tolerance(min_snr_db=90.0, per_output={"z": 200.0})
+    proposal = _search(Trial(tmp_path, nodes, outputs="y z", tolerance=tolerance))._losing()
+    assert proposal is not None
+    assert {finding.limit for finding in proposal[1]} == {200.0}
+
+
+def test_what_a_clamp_covers_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y")])
+    first = trial.first()
+    clamp = Clamp("c", 4000.0, "test", covers=("b0", "d0"))
+    asked = []
+
+    def measure(*given: Any) -> dict[str, Any]:
+        asked.append(given[-1])
+        return {}
+
+    monkeypatch.setattr("overflow_fixer.repair.measure_losses", measure)
+    _search(trial, replace(first, plan=replace(first.plan, clamps=(clamp,))))._measure()
+    assert asked == [{"c", "b0", "d0"}]
+
+
+def test_only_where_infinity_begins_is_suspected_of_it(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x c", "a"), node("Mul", "a k", "b"), node("Neg", "b", "d"), node("Abs", "d", "y")]
+    trial = Trial(tmp_path, nodes)
+    naive = PrecisionPlan(trial.graph.sha256, 10000.0, ())
+    _, found = trial.build(naive)
+    broken = [error.tensor for error in found.trace if error.mismatched]
+    assert broken == ["b", "d", "y"]
+    suspects = [error.tensor for error in _suspects(found, trial.graph)]
+    assert [name for name in suspects if name in broken] == ["b"]
+
+
+SOFTMAX = [
+    node("MatMul", "x w0", "m"),
+    node("Mul", "m k", "a"),
+    node("ReduceMax", "a", "mx", axes=[-1]),
+    node("Sub", "a mx", "s"),
+    node("Exp", "s", "e"),
+    node("ReduceSum", "e ax", "sum"),
+    node("Div", "e sum", "p"),
+    node("Mul", "p one", "y"),
+]
+
+
+def test_a_lower_threshold_finds_causes_and_no_regions(tmp_path: Path) -> None:
+    """What goes along with them in a softmax is pinned by the plan that is made of these."""
+    proposal = _search(Trial(tmp_path, SOFTMAX, {**CONSTANTS, "ax": ints(-1)}))._lower_threshold()
+    assert proposal is not None
+    assert proposal[0] == "lowered the threshold to 1000"
+    assert "Sub_s" in {finding.node for finding in proposal[1]}
+    assert "region" not in {finding.rule for finding in proposal[1]}
+
+
+def test_the_second_half_of_the_rounds_begins_with_the_threshold(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, layers(3, cancelling), tolerance=Tolerance(min_snr_db=500.0))
+    first = trial.first()
+
+    def build(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        return trial.build(plan)[0], first.verification
+
+    _, rounds = repair(
+        trial.graph, trial.ranges, trial.batches, trial.policy, first, build, trial.tolerance, Budget(2)
+    )
+    assert [done.action.split()[0] for done in rounds] == ["pinned", "lowered"]
+
+
+def test_the_first_artifact_is_not_discarded(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, layers(3, cancelling))
+    first = trial.first()
+    lost: list[Artifact] = []
+    best, rounds = repair(
+        trial.graph,
+        trial.ranges,
+        trial.batches,
+        trial.policy,
+        first,
+        trial.build,
+        trial.tolerance,
+        Budget(6),
+        lost.append,
+    )
+    assert rounds[0].kept
+    assert first.artifact not in lost
+    assert best.artifact not in lost
+    assert len(lost) == len(rounds) - 1
+
+
+def test_builds_that_fail_count_in_the_budget(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, layers(3, cancelling))
+
+    def fail(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        raise BackendError("no kernel. Expected one.")
+
+    _, rounds = trial.repair(6, build=fail, max_builds=3)
+    assert len(rounds) == 2  # and the first, which was built before
+
+
+def test_the_mildest_come_first_each_by_its_worst(tmp_path: Path) -> None:
+    """Of two that are as bad, the one that hands on what is lost, and not the one that loses it."""
+    search = _search(Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y")]))
+    blamed = [("Sub_d0", 20.0), ("Add_b0", 20.0), ("MatMul_a0", 30.0), ("MatMul_a0", 50.0), ("Tanh_h0", 40.0)]
+    search.findings = tuple(Finding("repair", label, "d0", snr_db, 60.0, "") for label, snr_db in blamed)
+    assert search._mildest_first() == ["Tanh_h0", "MatMul_a0", "Add_b0", "Sub_d0"]
+    lowered = Finding("threshold", "Neg_y", "h0", 1e9, 1.0, "")
+    search.findings = (*search.findings, lowered)
+    assert search._mildest_first()[0] == "Neg_y"

@@ -16,7 +16,7 @@ from typed_models import assert_same, is_supported, make_typed, open_plain, plan
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.graph import load_graph
 from overflow_fixer.records import Artifact, Batch
-from overflow_fixer.simulation import simulate
+from overflow_fixer.simulation import find_unsimulated, simulate
 
 CALIB_DATA = Path(__file__).resolve().parents[1] / "calib_data"
 SAMPLES = ("needs_constraints", "conv_chain", "layernorm_transformer", "masked_attention")
@@ -458,3 +458,55 @@ def test_each_fp16_tensor_is_widened_once(tmp_path: Path) -> None:
     ]
     assert len(casts) == len(set(casts))
     assert sum(kind == TensorProto.FLOAT16 for _, kind in casts) == 3
+
+
+def test_a_small_constant_that_one_of_its_readers_could_pack_is_no_initializer(tmp_path: Path) -> None:
+    text = """g (float[4,4] x) => (float[4,4] y, float[4,4] z) { y = MatMul(x, w) z = Mul(x, w) }"""
+    model = onnx.load(write_model(tmp_path, text))
+    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    typed = make_typed(save(tmp_path, model))
+    simulated = simulate(load_graph(typed.artifact.path))
+    assert [info.name for info in simulated.graph.input] == ["x", "w__wide"]
+
+
+def test_names_like_those_of_the_twins_are_left_alone(tmp_path: Path) -> None:
+    text = """g (float[2] x) => (float[2] y, float[2] a__raw, float[2] a__raw_) {
+        a__raw = Neg(x) a__raw_ = Abs(x) a = Exp(x) y = Add(a, a__raw)
+    }"""
+    typed = make_typed(write_model(tmp_path, text))
+    x = np.asarray([0.5, -1.5], np.float32)
+    expected = run_typed(typed.artifact.path, {"x": x})
+    for name, found in typed.run({"x": x}).items():
+        assert_same(found, expected[name])
+
+
+# ---------------------------------------------------------------- what is not simulated
+
+BODIES = {
+    "weight": "<float16[2] c = {1, 2}> { d = Add(c, c) o = Cast <to: int = 1> (d) }",
+    "declared": "<float16[2] d> { d = CastLike(x, h) o = CastLike(d, x) }",
+    "constant": "{ d = Constant <value = float16[2] {1, 2}> () o = Cast <to: int = 1> (d) }",
+    "cast": "{ d = Cast <to: int = 10> (x) o = Cast <to: int = 1> (d) }",
+    "inside": """{ o = If (k) <
+        then_branch = i () => (float[2] q) { d = Cast <to: int = 10> (x) q = Cast <to: int = 1> (d) },
+        else_branch = j () => (float[2] r) { r = Neg(x) }
+    > }""",
+    "none": "<float[2] c = {1, 2}> { o = Add(x, c) }",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_computes_in_fp16_is_told(tmp_path: Path, name: str) -> None:
+    path = write_model(
+        tmp_path,
+        f"""g (bool k, float[2] x, float16[2] h) => (float[2] y, float16[2] z) {{
+            z = Neg(h)
+            y = If (k) <
+                then_branch = t () => (float[2] o) {BODIES[name]},
+                else_branch = e () => (float[2] p) {{ p = Neg(x) }}
+            >
+        }}""",
+    )
+    found = [node.op_type for node in find_unsimulated(load_graph(path))]
+    assert found == ([] if name == "none" else ["If"])

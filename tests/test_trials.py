@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -328,3 +329,38 @@ def test_a_newer_engine_takes_the_place_of_an_older(workshop: Workshop) -> None:
     assert shipped.path.read_bytes() != b"old"
     assert (folder / "report.json").read_text() == "old"
     assert _inside(bench) == ["model.engine", "model.engine.json", "report.json"]
+
+
+# ---------------------------------------------------------------- shipping
+
+
+def _made(folder: Path, *names: str) -> Artifact:
+    folder.mkdir()
+    files = tuple(folder / name for name in names)
+    for file in files:
+        file.write_text(f"new {file.name}")
+    return Artifact("onnx", files[0], files, (), (), (), 0)
+
+
+def _ship(artifact: Artifact, folder: Path) -> Artifact:
+    bench: Any = SimpleNamespace(config=SimpleNamespace(folder=folder))
+    return Bench.ship(bench, artifact)
+
+
+def test_weights_of_an_earlier_artifact_do_not_stay_beside_one_without(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _made(out, "m.onnx", "m.onnx.data", "other.onnx.data")
+    shipped = _ship(_made(tmp_path / "trial", "m.onnx"), out)
+    assert shipped.files == (out / "m.onnx",)
+    assert {file.name for file in out.iterdir()} == {"m.onnx", "other.onnx.data"}
+
+
+def test_the_model_is_shipped_behind_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the two leaves no new model that reads the weights of another."""
+    moved: list[str] = []
+    monkeypatch.setattr("overflow_fixer.trials.os.replace", lambda source, target: moved.append(target.name))
+    out = tmp_path / "out"
+    out.mkdir()
+    shipped = _ship(_made(tmp_path / "trial", "m.onnx", "m.onnx.data"), out)
+    assert moved == ["m.onnx.data", "m.onnx"]
+    assert (shipped.path, shipped.files) == (out / "m.onnx", (out / "m.onnx", out / "m.onnx.data"))

@@ -80,6 +80,14 @@ def test_nan_of_the_reference_itself_proves_nothing() -> None:
     )
 
 
+def test_nan_of_the_reference_alone_is_no_nan_at_the_same_place() -> None:
+    (found,) = compare([floats(math.nan, 1, 2)], [floats(0, 1, 2)]).outputs
+    assert not found.passed
+    assert found.reason.startswith(
+        "1 of 3 values do not match: 0 NaN and 0 infinite, against 1 and 0 in FP32"
+    )
+
+
 def test_infinities_in_the_same_place_pass() -> None:
     assert compare([floats(-math.inf, 1)], [floats(-math.inf, 1)]).passed
     assert not compare([floats(-math.inf, 1)], [floats(1, -math.inf)]).passed
@@ -127,6 +135,7 @@ def test_a_small_absolute_error_may_pass_instead() -> None:
     reference, candidate = [floats(0, 0)], [floats(1e-7, 0)]
     assert not compare(reference, candidate).passed
     assert compare(reference, candidate, Tolerance(max_abs_error=1e-6)).passed
+    assert compare([floats(0)], [floats(0.5)], Tolerance(max_abs_error=0.5)).passed
     assert not compare([floats(0, 1)], [floats(1e-7, math.nan)], Tolerance(max_abs_error=1e9)).passed
 
 

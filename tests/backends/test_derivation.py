@@ -116,6 +116,16 @@ def test_a_comparison_of_sizes_is_none(tmp_path: Path) -> None:
     assert {stored[name] for name in ("mask", "share", "y")} == {FLOAT16}
 
 
+def test_sums_of_data_are_no_positions(tmp_path: Path) -> None:
+    """A CumSum counts where it adds up what sizes fill, and not where it adds up data."""
+    nodes = [
+        helper.make_node("CumSum", ["x", "axis"], ["sums"], name="sums"),
+        helper.make_node("Mul", ["sums", "two"], ["y"], name="double"),
+    ]
+    graph = _load(tmp_path, nodes, {"axis": np.int64(1), "two": np.float32([2])}, "y")
+    assert find_shape_nodes(graph) == frozenset()
+
+
 @pytest.mark.parametrize(
     ("op_type", "inputs"), [("Sin", ["f"]), ("Exp", ["f"]), ("MatMul", ["column", "row"])]
 )

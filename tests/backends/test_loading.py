@@ -1,13 +1,17 @@
 """A model loads in pieces where it loads whole, and does not where it does not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typed_models import write_model
 
+from overflow_fixer.backends.mixed_onnx import loading
 from overflow_fixer.backends.mixed_onnx.loading import cut, find_refusal
+from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import load_graph
 
 SAMPLES = Path(__file__).parents[2] / "calib_data"
@@ -37,3 +41,27 @@ def test_types_that_do_not_meet_are_refused_in_a_piece_as_in_the_whole(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     assert find_refusal(tmp_path / "m.onnx", piece_nodes) is not None
+
+
+def test_a_model_with_sequences_is_loaded_whole(tmp_path: Path) -> None:
+    """Their types cannot be declared between pieces."""
+    text = """g (float[2] x) => (float[2] y) <int64 zero = {0}> {
+        a = Relu(x) b = Neg(a) items = SequenceConstruct(a, b) at = SequenceAt(items, zero) y = Add(at, a)
+    }"""
+    assert find_refusal(write_model(tmp_path, text), 1) is None
+
+
+def test_a_model_that_loads_only_when_it_is_optimised_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_unless(wanted: bool) -> Any:
+        def open_session(model: Any, folder: Path, *, optimize: bool) -> None:
+            if optimize is not wanted:
+                raise ModelError("no")
+
+        return open_session
+
+    path = write_model(tmp_path, "g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    for wanted in (False, True):
+        monkeypatch.setattr(loading, "open_session", refuse_unless(wanted))
+        assert find_refusal(path) is None

@@ -119,6 +119,7 @@ def test_kept_operators_run_in_fp32_with_their_reason(tmp_path: Path, op_type: s
         ('u = Unsqueeze(a, n) b, q = RNN <hidden_size: int = 1> (u, i, i1, "", "", h)', False),
         ("u = Unsqueeze(a, n) b, q = GRU <hidden_size: int = 1> (u, g, g1)", True),
         ('u = Unsqueeze(a, n) b, q = GRU <hidden_size: int = 1> (u, g, g1, "", "", h)', False),
+        ('u = Unsqueeze(a, n) b, q = GRU <hidden_size: int = 1> (u, g, g1, "", "", "")', True),
         ('u = Unsqueeze(a, n) b, q = LSTM <hidden_size: int = 1> (u, l, l1, "", "", h)', True),
         ('u = Unsqueeze(a, n) b, q = LSTM <hidden_size: int = 1> (u, l, l1, "", "", h, h)', False),
     ],

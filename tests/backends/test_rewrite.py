@@ -635,3 +635,24 @@ def test_what_the_model_says_of_itself_is_kept(tmp_path: Path) -> None:
     (negation,) = [node for node in result.graph.node if node.op_type == "Neg"]
     assert (negation.doc_string, negation.metadata_props[0].value) == ("node", "2")
     assert result.opset_import == model.opset_import
+
+
+def test_every_tensor_inside_is_declared_with_the_dimensions_that_are_numbers(tmp_path: Path) -> None:
+    """A name of a dimension may not hold where a tensor is declared anew."""
+    text = "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Neg(x) z = Exp(y) }"
+    graph = make_typed(write_model(tmp_path, text), pinned=["z"]).model.graph
+    declared = {info.name: info.type.tensor_type for info in graph.value_info}
+    outputs = {info.name for info in graph.output}
+    assert declared.keys() == {name for node in graph.node for name in node.output} - outputs
+    assert "y__fp16" in declared
+    for kind in declared.values():
+        assert [(dim.dim_param, dim.dim_value) for dim in kind.shape.dim] == [("", 0), ("", 4)]
+
+
+def test_a_name_that_is_taken_twice_over_is_made_another(tmp_path: Path) -> None:
+    text = """g (float[N,4] x, float[N,4] x__fp16) => (float[N,4] y) {
+        x__fp16_ = Neg(x__fp16) a = Relu(x) y = Add(a, x__fp16_)
+    }"""
+    typed = make_typed(write_model(tmp_path, text))
+    assert ("x", "x__fp16__") in _casts(typed)
+    _check_run(typed, {"x": X, "x__fp16": X})

@@ -105,6 +105,16 @@ def test_weights_that_all_become_fp16_are_embedded(tmp_path: Path) -> None:
     open_plain(moved.path)
 
 
+def test_large_weights_in_the_models_own_file_stay_in_the_file(tmp_path: Path) -> None:
+    """Those of 16 KiB and more are read in place, as external data that lies in the model itself."""
+    path = write_model(tmp_path, "g (float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }")
+    model = onnx.load(path)
+    model.graph.initializer.append(_weight("w", 0, 64))
+    typed = make_typed(save(tmp_path, model), pinned=["y"])
+    assert typed.artifact.files == (typed.artifact.path,)
+    assert_same(typed.initializers["w"], numpy_helper.to_array(model.graph.initializer[0]))
+
+
 def test_weights_go_beside_a_model_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _dense_model(tmp_path)
     expected = make_typed(path, pinned=["b"], name="embedded/model.onnx").run(FEEDS)["y"]
@@ -118,6 +128,16 @@ def test_weights_go_beside_a_model_that_is_too_large(tmp_path: Path, monkeypatch
     assert all(int(entry["offset"]) % 4096 == 0 for entry in outside.values())
     size = typed.artifact.files[1].stat().st_size
     assert max(int(entry["offset"]) + int(entry["length"]) for entry in outside.values()) == size
+
+
+def test_fp16_copies_count_for_what_one_message_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original would still fit; with the FP16 copy of a weight that is read in both types it does not."""
+    path = _dense_model(tmp_path)
+    monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", path.stat().st_size)
+    typed = make_typed(path)
+    assert len(typed.artifact.files) == 2
 
 
 def test_describe_names_the_files_that_the_model_uses(
@@ -198,6 +218,16 @@ def test_a_clamp_holds_in_fp16_and_not_in_fp32(tmp_path: Path) -> None:
     assert_same(found["mask"], np.asarray([-3.4e38, 0, -1e30, 5], np.float32))
     assert found["other"].tolist() == [-np.inf, 0, np.inf, 5]
     assert found["c"].tolist() == [-30000, 1.5, 0, 30000]
+
+
+def test_a_plan_with_another_clamp_has_another_artifact(tmp_path: Path) -> None:
+    text = "g (float[2] x) => (float[2] y) <float[2] mask = {-3.4e38, 0}> { y = Add(x, mask) }"
+    typed = make_typed(write_model(tmp_path, text), clamps=(Clamp("mask", 20000.0, "test"),))
+    for clamps in ((), (Clamp("mask", 30000.0, "test"),)):
+        with pytest.raises(BackendError, match="was not built from this plan"):
+            describe(typed.graph, plan_of(typed.graph, clamps=clamps), typed.artifact.path)
+    same = plan_of(typed.graph, clamps=(Clamp("mask", 20000.0, "another reason"),))
+    assert describe(typed.graph, same, typed.artifact.path) == typed.artifact
 
 
 def test_an_infinite_mask_is_clamped_and_nan_is_kept(tmp_path: Path) -> None:
