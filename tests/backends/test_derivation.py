@@ -262,6 +262,57 @@ READERS = {
 """Who reads what is made of sizes but is none, in what type, and whether that is a size, an index or a branch."""
 
 
+HANDED_ON = {
+    "Identity": "p = Identity(near)",
+    "several": "o = Sub(thousand, high) q = Identity(near) p = Add(o, q)",
+    "filled": "p = ConstantOfShape <value = float[1] {0.3}> (one)",
+    "sliced": "p = Slice(near, first, one)",
+}
+"""Ways to a constant that is no initializer, all of less than a half."""
+
+
+@pytest.mark.parametrize("case", HANDED_ON)
+def test_a_size_that_meets_what_is_made_of_constants_is_one(case: str, tmp_path: Path) -> None:
+    """2049 rows, and 0.3 or 0.4 added, are 2050 in all; in FP16 they are 2048."""
+    graph = load_graph(write_model(tmp_path, _CHAIN.format(f"{HANDED_ON[case]} a = Add(f, p) c = Ceil(a)")))
+    artifact = emit(graph, plan_of(graph), tmp_path / "model.fp16.onnx")
+    made = Typed(graph, artifact, frozenset()).run({"x": np.zeros((2049, 1), np.float32)})["y"]
+    assert made.shape == (2050,)
+    found = assign_types(graph, ())
+    assert {found.stored[name] for name in ("p", "a", "c")} == {FLOAT}
+    reasons = {kept.node: kept.reason for kept in found.kept}
+    assert "sizes" in reasons["node_of_a"]
+    assert "constants alone" in reasons["node_of_p"]
+
+
+@pytest.mark.parametrize("reader", ["i = Cast <to = 7> (w) y = Expand(x, i)", "y = Resize(x, , w)"])
+def test_a_shape_made_of_constants_alone_is_as_in_fp32(reader: str, tmp_path: Path) -> None:
+    text = f"g (float[1] x) => (float[A] y) <float[1] c = {{2049}}> {{ w = Identity(c) {reader} }}"
+    graph = load_graph(write_model(tmp_path, text))
+    artifact = emit(graph, plan_of(graph), tmp_path / "model.fp16.onnx")
+    made = Typed(graph, artifact, frozenset()).run({"x": np.zeros(1, np.float32)})["y"]
+    assert made.shape == (2049,)
+    (reason,) = {kept.reason for kept in assign_types(graph, ()).kept}
+    assert "constants alone" in reason
+
+
+def test_what_is_made_of_constants_is_no_size_where_no_size_reads_it(tmp_path: Path) -> None:
+    """Nor is it kept for its own shape, which is the same in FP16."""
+    nodes = [
+        helper.make_node("Identity", ["table"], ["same"], name="share"),
+        helper.make_node("Tanh", ["same"], ["bent"], name="bend"),
+        helper.make_node("Shape", ["bent"], ["dims"], name="dims"),
+        helper.make_node("Cast", ["dims"], ["counts"], name="counts", to=TensorProto.FLOAT),
+        helper.make_node("ReduceProd", ["counts"], ["count"], name="count_all"),
+        helper.make_node("MatMul", ["bent", "x"], ["product"], name="multiply"),
+        helper.make_node("Div", ["product", "count"], ["y"], name="scale"),
+    ]
+    graph = _load(tmp_path, nodes, {"table": _TABLE}, "y")
+    found = assign_types(graph, ())
+    assert {found.stored[name] for name in ("same", "bent", "y")} == {FLOAT16}
+    assert not {"share", "bend"} & {kept.node for kept in found.kept}
+
+
 def test_sizes_that_data_choose_between_are_sizes(tmp_path: Path) -> None:
     chain = (
         "a = ReduceMax <keepdims = 0> (x) o = Greater(a, near) "

@@ -88,12 +88,14 @@ def read_type(graph: Graph, node: Node, slot: int, compute: int) -> int | None:
 def _reasons_to_keep(graph: Graph, pinned: Collection[str]) -> dict[str, str]:
     """For each node that stays in FP32 whatever the plan says: why."""
     own = {node.label: reason for node in graph.nodes if (reason := _reason_to_keep(graph, node))}
-    whole = find_whole_constants(graph, lambda reader: reader.label in pinned or reader.label in own)
+    sized = dict.fromkeys(
+        find_shape_nodes(graph), "it computes with sizes, which FP16 cannot count beyond 2048"
+    )
+    fp32 = {*pinned, *own, *sized}
+    whole = find_whole_constants(graph, lambda reader: reader.label in fp32)
     return {
-        **dict.fromkeys(
-            find_shape_nodes(graph), "it computes with sizes, which FP16 cannot count beyond 2048"
-        ),
-        **dict.fromkeys(whole, "it is made of constants alone, which a node in FP32 reads whole"),
+        **sized,
+        **dict.fromkeys(whole, "it is made of constants alone, which are read whole"),
         **own,
     }
 

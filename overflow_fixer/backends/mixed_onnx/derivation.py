@@ -32,12 +32,16 @@ def find_shape_nodes(graph: Graph) -> frozenset[str]:
 
 
 def _follow_sizes(graph: Graph) -> tuple[set[str], set[str]]:
-    """Labels of the nodes that read sizes and constants alone, and of those whose values come from sizes."""
+    """Labels of the nodes that read sizes and constants, no constants alone, and of those whose values come from sizes."""
     derived, sizes = set[str](), set[str]()
     made, counting = set[str](), set[str]()
+    fixed = set(graph.constants)
     for node in graph.nodes:
         is_source = node.standard_op in _SHAPE_SOURCES
-        reads = set(node.reads) - graph.constants.keys()
+        reads = set(node.reads) - fixed
+        if node.reads and not reads and not is_source:
+            fixed.update(node.writes)
+            continue
         values = reads.intersection(_values_read(graph, node))
         is_made = not is_source and bool(reads) and derived >= reads
         if is_made:
@@ -95,20 +99,25 @@ def _decided_by(graph: Graph, node: Node) -> Collection[str]:
 
 
 def find_whole_constants(graph: Graph, is_fp32: Callable[[Node], bool]) -> frozenset[str]:
-    """Labels of the nodes made of constants alone that a node in FP32 reads, through others like them.
+    """Labels of the nodes made of constants alone that a node in FP32, or what decides a shape, reads, through others like them.
 
     An Identity that shares a weight, a Transpose of one, a ConstantOfShape: in FP16 it would round the
     weights that an FP32 node is there to read whole. An FP16 reader rounds the FP32 value to the same bits.
+    What decides an integer, a shape or a branch is as for find_shape_nodes.
     """
     known = set(graph.constants)
     made: list[Node] = []
     for node in graph.nodes:
         if node.outputs[0] not in graph.constants and known.issuperset(node.reads):
-            made.append(node)
             known.update(node.writes)
+            if node.standard_op not in _SHAPE_SOURCES:
+                made.append(node)
     whole: set[str] = set()
     for node in reversed(made):
-        readers = [reader for name in node.writes for reader in graph.consumers.get(name, ())]
-        if any(reader.label in whole or is_fp32(reader) for reader in readers):
+        if any(
+            reader.label in whole or is_fp32(reader) or name in _decided_by(graph, reader)
+            for name in node.writes
+            for reader in graph.consumers.get(name, ())
+        ):
             whole.add(node.label)
     return frozenset(whole)
