@@ -8,7 +8,7 @@ FP16, with overflow to infinity, before anything reads it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,25 +77,32 @@ def is_small_constant(graph: Graph, tensor: str) -> bool:
 
 def find_unsimulated(graph: Graph) -> Iterator[Node]:
     """The nodes that compute in FP16 where no rounding is simulated: in bodies, and of other domains."""
+    halves = {name for name, elem_type in graph.dtypes.items() if elem_type == TensorProto.FLOAT16}
     for node in graph.nodes:
-        reads_half = any(
-            graph.dtypes.get(name) == TensorProto.FLOAT16 for name in (*node.reads, *node.writes)
-        )
-        if any(_holds_half(body) for body in bodies(node.proto)) or (reads_half and not node.is_standard):
+        inner = bodies(node.proto)
+        is_opaque = bool(inner) or not node.is_standard
+        if (is_opaque and not halves.isdisjoint((*node.inputs, *node.outputs))) or any(
+            _holds_half(body, halves) for body in inner
+        ):
             yield node
 
 
-def _holds_half(graph: onnx.GraphProto) -> bool:
-    """Whether a body casts to FP16 or has an FP16 constant or input, at any depth."""
+def _holds_half(graph: onnx.GraphProto, halves: Set[str]) -> bool:
+    """Whether a body casts to FP16, has an FP16 constant or input, or reads one of the outer tensors `halves`, at any depth.
+
+    A Cast of one of those, from FP16 then, computes nothing in it.
+    """
     if any(tensor.data_type == TensorProto.FLOAT16 for tensor in graph.initializer):
         return True
     infos = (*graph.input, *graph.output, *graph.value_info)
     if any(info.type.tensor_type.elem_type == TensorProto.FLOAT16 for info in infos):
         return True
+    if any(node.op_type != "Cast" and not halves.isdisjoint(node.input) for node in graph.node):
+        return True
     casts = (a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to")
     values = (a.t.data_type for node in graph.node for a in node.attribute if a.HasField("t"))
     inner = (body for node in graph.node for body in bodies(node))
-    return TensorProto.FLOAT16 in (*casts, *values) or any(_holds_half(body) for body in inner)
+    return TensorProto.FLOAT16 in (*casts, *values) or any(_holds_half(body, halves) for body in inner)
 
 
 @dataclass

@@ -492,7 +492,13 @@ BODIES = {
         then_branch = i () => (float[2] q) { d = Cast <to: int = 10> (x) q = Cast <to: int = 1> (d) },
         else_branch = j () => (float[2] r) { r = Neg(x) }
     > }""",
+    "captured": "{ d = Mul(h, h) o = Cast <to: int = 1> (d) }",
+    "captured inside": """{ o = If (k) <
+        then_branch = i () => (float[2] q) { d = Mul(h, h) q = Cast <to: int = 1> (d) },
+        else_branch = j () => (float[2] r) { r = Neg(x) }
+    > }""",
     "none": "<float[2] c = {1, 2}> { o = Add(x, c) }",
+    "only widened": "{ d = Cast <to: int = 1> (h) o = Mul(d, d) }",
 }
 
 
@@ -509,4 +515,12 @@ def test_a_body_that_computes_in_fp16_is_told(tmp_path: Path, name: str) -> None
         }}""",
     )
     found = [node.op_type for node in find_unsimulated(load_graph(path))]
-    assert found == ([] if name == "none" else ["If"])
+    assert found == ([] if name in ("none", "only widened") else ["If"])
+
+
+def test_a_body_that_takes_fp16_and_does_not_say_so_is_told(tmp_path: Path) -> None:
+    text = """g (int64 n, bool k, float16[2] h) => (float16[2] y) {
+        y = Loop (n, k, h) <body = b (int64 i, bool c, d) => (bool e, o) { e = Identity(c) o = Mul(d, d) }>
+    }"""
+    (found,) = find_unsimulated(load_graph(write_model(tmp_path, text)))
+    assert found.op_type == "Loop"

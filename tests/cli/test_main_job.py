@@ -222,17 +222,25 @@ def test_ranges_of_another_model_are_not_reported_with_this_one(tmp_path: Path) 
     assert _run("verify", *arguments, "-q") == 5
 
 
+@pytest.mark.parametrize(
+    ("before", "branch"),
+    [
+        ("", "{ h = Cast <to: int = 10> (x) s = Mul(h, h) r = Sqrt(s) y%d = Cast <to: int = 1> (r) }"),
+        ("h = Cast <to: int = 10> (x)", "{ s = Mul(h, h) r = Sqrt(s) y%d = Cast <to: int = 1> (r) }"),
+    ],
+    ids=["cast", "captured"],
+)
 def test_fp16_inside_control_flow_is_refused_where_it_cannot_be_simulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    before: str, branch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    branch = "{ h = Cast <to: int = 10> (x) s = Mul(h, h) r = Sqrt(s) y%d = Cast <to: int = 1> (r) }"
-    for name, body in (("fp32", "{ s = Mul(x, x) y%d = Sqrt(s) }"), ("fp16", branch)):
+    for name, first, body in (("fp32", "", "{ s = Mul(x, x) y%d = Sqrt(s) }"), ("fp16", before, branch)):
         branches = ", ".join(
             f"{side}: graph = b{i} () => (float[4] y{i}) {body % i}"
             for i, side in enumerate(("then_branch", "else_branch"))
         )
-        text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y) {{ y = If <{branches}> (c) }}'
-        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
+        head = '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)'
+        model = onnx.parser.parse_model(f"{head} {{ {first} y = If <{branches}> (c) }}")
+        onnx.save(model, tmp_path / f"{name}.onnx")
     (tmp_path / "data").mkdir()
     np.savez(tmp_path / "data" / "b.npz", x=np.float32([300, 500, 800, 1000]), c=np.array(True))
     arguments = (tmp_path / "fp32.onnx", "--calib", tmp_path / "data", "--artifact", tmp_path / "fp16.onnx")
