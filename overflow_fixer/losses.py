@@ -23,14 +23,13 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.nodes import Node
+from overflow_fixer.operator_types import PARAMETERS
 from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.sessions import open_session, run_session
 from overflow_fixer.simulation import is_small_constant
 from overflow_fixer.subgraphs import bodies
 
 _NOT_COMPUTED = frozenset({"Constant", "Bernoulli", "Dropout"})
-_PARAMETERS = {"Resize": (1, 2), "Upsample": (1,)}
-"""Float inputs that say what to do, which no artifact rounds."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,8 @@ class _Probe:
             return False
         writer = self.graph.producers.get(name)
         is_half = writer is not None and writer.label in self.fp16_nodes
-        return slot not in _PARAMETERS.get(node.op_type, ()) and (is_half or node.label in self.fp16_nodes)
+        rounds_it = node.label in self.fp16_nodes and slot not in PARAMETERS.get(node.op_type, ())
+        return is_half or rounds_it
 
     def _named(self, tensor: str, role: str) -> str:
         name = f"{tensor}__loss_{role}"

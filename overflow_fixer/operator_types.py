@@ -34,6 +34,14 @@ OTHER_OUTPUTS: Mapping[str, int] = {"Split": TensorProto.UNDEFINED, "TopK": Tens
 """The type of the outputs behind the first; undefined: that of the first. Of no other operator there may be any."""
 QUANTIZING: Mapping[str, int] = {"DequantizeLinear": 1, "QuantizeLinear": 2}
 """Of operators whose output has the type that an attribute names: the input that has it where there is none."""
+PARAMETERS: Mapping[str, tuple[int, ...]] = {
+    "Resize": (1, 2),
+    "Upsample": (1,),
+    "OneHot": (0, 1),
+    "Range": (0, 1, 2),
+    "MelWeightMatrix": (3, 4),
+}
+"""Float inputs that say what to do, not what to do it to: an artifact reads them in FP32, whatever the node runs in."""
 BODY_OUTPUTS: Mapping[str, tuple[str, int]] = {
     "If": ("then_branch", 0),
     "Loop": ("body", 1),

@@ -233,6 +233,24 @@ def test_parameters_are_not_rounded(tmp_path: Path) -> None:
     assert _measure(graph, ranges)["Resize_y"].worst_db > 60
 
 
+def test_what_onehot_places_by_is_not_rounded(tmp_path: Path) -> None:
+    """Of 2049 there is no FP16 number, and in a row of 3000 the one would stand elsewhere."""
+    nodes = [node("ReduceSum", "x", "n", keepdims=0), node("OneHot", "places depth values", "h")]
+    nodes.append(node("Add", "h n", "y"))
+    constants = {"places": floats(2049, 5), "depth": floats(3001), "values": floats(0, 1)}
+    graph, ranges = _scan(tmp_path, nodes, "y", **constants)
+    assert _measure(graph, ranges)["OneHot_h"] == Loss(math.inf, math.inf)
+
+
+def test_what_fp16_wrote_is_rounded_though_it_says_what_to_do(tmp_path: Path) -> None:
+    """The artifact stores it so; 2049 becomes 2048 whatever type the reader is in."""
+    nodes = [node("Mul", "x zero", "z"), node("ReduceSum", "z", "s", keepdims=0), node("Add", "s far", "n")]
+    nodes.append(node("OneHot", "n depth values", "y"))
+    constants = {"zero": floats(0), "far": floats(2049), "depth": floats(3001), "values": floats(0, 1)}
+    graph, ranges = _scan(tmp_path, nodes, "y", **constants)
+    assert _measure(graph, ranges)["OneHot_y"].read_db == pytest.approx(-10 * math.log10(2))
+
+
 def test_of_a_node_with_several_outputs_the_worst_counts(tmp_path: Path) -> None:
     nodes = [node("Mul", "x factors", "m"), node("Split", "m sizes", "p q", axis=1)]
     factors = floats(1e6, 1e6, 1e6, 1e6, 1, 1, 1, 1)

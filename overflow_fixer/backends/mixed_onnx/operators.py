@@ -13,6 +13,7 @@ import onnx
 from onnx.defs import OpSchema
 
 from overflow_fixer.nodes import Node
+from overflow_fixer.operator_types import PARAMETERS
 from overflow_fixer.subgraphs import bodies
 
 _FP16 = "tensor(float16)"
@@ -58,8 +59,6 @@ KEPT_OPS = {
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _SCATTERS = ("ScatterElements", "ScatterND")
-_PARAMETERS = {"Resize": (1, 2), "OneHot": (0, 1), "Range": (0, 1, 2), "MelWeightMatrix": (3, 4)}
-"""Float inputs that say what to do, not what to do it to: they keep FP32 where the schema would let them go."""
 
 
 def reason_to_keep(node: Node, opset: int) -> str | None:
@@ -87,7 +86,7 @@ def reason_to_keep(node: Node, opset: int) -> str | None:
 def input_follows(node: Node, opset: int, slot: int) -> bool:
     """Whether this float input takes FP16 when the node does; False for one ONNX fixes to FP32."""
     schema = schema_of(node.op_type, opset)
-    if schema is None or slot in _PARAMETERS.get(node.op_type, ()):
+    if schema is None or slot in PARAMETERS.get(node.op_type, ()):
         return False
     return _allows_fp16(schema, schema.inputs, slot)
 
