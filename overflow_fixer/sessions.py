@@ -235,8 +235,8 @@ def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) ->
 
 def keep_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> None:
     """Make these of the model's outputs, in place, its only ones, with the nodes that they need."""
-    kept = [output for output in model.graph.output if output.name in tensors]
     needed, nodes = set(tensors), list[onnx.NodeProto]()
+    kept = [output for output in model.graph.output if output.name in needed]
     for node in reversed(model.graph.node):
         if not needed.isdisjoint(node.output):
             needed.update(filter(None, node.input), captured_by(node))

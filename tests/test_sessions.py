@@ -196,6 +196,21 @@ def test_outputs_are_kept_with_what_they_need_alone(tmp_path: Path) -> None:
     assert [value.tolist() for value in found] == [[1, -2]]
 
 
+class _Unsearched(list[str]):
+    """Names that are looked for one by one in no list of them: of n outputs that would take n * n steps."""
+
+    def __contains__(self, name: object) -> bool:
+        raise AssertionError(name)
+
+
+def test_outputs_are_kept_in_time_that_grows_with_the_model() -> None:
+    model = _model()
+    mark_outputs(model, ["t"])
+    keep_outputs(model, _Unsearched(["t"]))
+    assert [output.name for output in model.graph.output] == ["t"]
+    assert [node.op_type for node in model.graph.node] == ["Neg"]
+
+
 @pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this onnxruntime has CUDA"
 )
