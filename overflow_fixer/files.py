@@ -6,7 +6,8 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def replace_file(path: Path) -> Iterator[Path]:
     On any failure the temporary file is removed and `path` is what it was before. Raises
     OutputError where the folder cannot be written or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = _name_temporary(path)
     try:
         with refuse_os_errors(path):
             make_folder(path.parent)
@@ -67,6 +68,40 @@ def replace_file(path: Path) -> Iterator[Path]:
     finally:
         if _is_there(temporary):
             temporary.unlink()
+
+
+@contextmanager
+def replace_files(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in an empty folder beside; on success move all that was written there beside `path`.
+
+    The files go as `move_files` says, `path` last. Where the block fails or is killed, `path` and the files beside it are
+    what they were before; so they are where the first of the files cannot be moved. Raises OutputError where the folder
+    cannot be written.
+    """
+    folder = _name_temporary(path)
+    with refuse_os_errors(path):
+        folder.mkdir(parents=True)
+    try:
+        yield folder / path.name
+        others = sorted(file for file in folder.iterdir() if file.name != path.name)
+        move_files([folder / path.name, *others], path.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
+    """Move files within a file system into `folder`, the first one last; returns where they are.
+
+    `<name>.data` that an earlier one of them had, and the new one has not, is removed. Raises OutputError where the folder
+    cannot be written.
+    """
+    moved = tuple(folder / file.name for file in files)
+    for source, target in reversed(list(zip(files, moved, strict=True))):
+        with refuse_os_errors(target):
+            os.replace(source, target)
+    for stale in {path.with_name(path.name + ".data") for path in moved} - set(moved):
+        stale.unlink(missing_ok=True)
+    return moved
 
 
 @contextmanager
@@ -121,6 +156,10 @@ def sha256_of(paths: Iterator[Path] | list[Path]) -> str:
             while count := file.readinto(buffer):
                 digest.update(buffer[:count])
     return digest.hexdigest()
+
+
+def _name_temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def _identify(path: Path) -> tuple[int, int, int] | None:

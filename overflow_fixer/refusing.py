@@ -7,8 +7,6 @@ may overflow.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
-from overflow_fixer.files import make_folder, refuse_os_errors
+from overflow_fixer.files import replace_files
 from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.layer_norm import LayerNorm, match_layer_norms
@@ -84,15 +82,9 @@ def _refuse(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
         raise ModelError(_nothing_to_fuse(graph, left))
     model = _raise_opset(copy_model(graph), graph)
     _fuse(model, graph, fusions)
-    make_folder(path.parent)
-    with (
-        refuse_os_errors(path),
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
-    ):
-        files = write_model(graph, TypedModel(model, {}, 0), {}, Path(folder) / path.name)
-        error = _prove(graph, files[0], batches)
-        for file in reversed(files):
-            os.replace(file, path.with_name(file.name))
+    with replace_files(path) as staged:
+        files = write_model(graph, TypedModel(model, {}, 0), {}, staged)
+        error = _prove(graph, staged, batches)
     outputs = tuple(fusion.norm.region.output for fusion in fusions)
     written = tuple(path.with_name(file.name) for file in files)
     return FusedModel(graph.path, graph.sha256, written, outputs, left, error)

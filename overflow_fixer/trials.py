@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,7 @@ from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
 from overflow_fixer.calibration import survey_shapes
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
-from overflow_fixer.files import make_folder, refuse_os_errors
+from overflow_fixer.files import make_folder, move_files
 from overflow_fixer.finished_trials import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.graph import Graph
 from overflow_fixer.progress import Progress
@@ -144,13 +143,8 @@ class Bench:
 
     def ship(self, artifact: Artifact) -> Artifact:
         """Move a trial's files to the output folder, the model last."""
-        moved = [self.config.folder / path.name for path in artifact.files]
-        for source, target in reversed(list(zip(artifact.files, moved, strict=True))):
-            with refuse_os_errors(target):
-                os.replace(source, target)
-        for stale in {path.with_name(path.name + ".data") for path in moved} - set(moved):
-            stale.unlink(missing_ok=True)
-        return replace(artifact, path=moved[0], files=tuple(moved))
+        moved = move_files(artifact.files, self.config.folder)
+        return replace(artifact, path=moved[0], files=moved)
 
     def verify(self, artifact: Artifact, plan: PrecisionPlan, stage: str = "verify") -> Verification:
         """Run an artifact on every batch against FP32; one with an output that is wrong comes with its trace."""

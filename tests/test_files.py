@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import hold_lock, make_folder, replace_file, sha256_of, write_text
+from overflow_fixer.files import hold_lock, make_folder, replace_file, replace_files, sha256_of, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -35,12 +35,63 @@ def _write_half(path: Path) -> None:
         raise RuntimeError
 
 
+def _write_both(path: Path, text: str) -> None:
+    with replace_files(path) as staged:
+        assert staged.name == path.name
+        assert list(staged.parent.iterdir()) == []
+        for file in (staged, staged.with_name(f"{path.name}.data")):
+            file.write_text(text)
+            if text == "half":
+                raise RuntimeError
+
+
+def test_files_that_belong_together_are_replaced_together(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.onnx"
+    for text in ("one", "two"):
+        _write_both(path, text)
+        with pytest.raises(RuntimeError):
+            _write_both(path, "half")
+        found = {file.name: file.read_text() for file in path.parent.iterdir()}
+        assert found == {"a.onnx": text, "a.onnx.data": text}
+
+
+def test_the_file_that_the_others_belong_to_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens it finds the others there; a disk that fails before leaves the old one."""
+    _write_both(tmp_path / "a.onnx", "one")
+    moved: list[str] = []
+
+    def move(source: Path, target: Path) -> None:
+        moved.append(target.name)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("os.replace", move)
+    with pytest.raises(OutputError, match="could not be written"):
+        _write_both(tmp_path / "a.onnx", "two")
+    assert moved == ["a.onnx.data"]
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "a.onnx": "one",
+        "a.onnx.data": "one",
+    }
+
+
+def test_data_of_an_earlier_file_does_not_stay_beside_one_without(tmp_path: Path) -> None:
+    _write_both(tmp_path / "a.onnx", "one")
+    (tmp_path / "b.onnx.data").write_text("another's")
+    with replace_files(tmp_path / "a.onnx") as staged:
+        staged.write_text("two")
+    assert {file.name for file in tmp_path.iterdir()} == {"a.onnx", "b.onnx.data"}
+
+
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="could not be written"):
         write_text(tmp_path / "file" / "a.txt", "text")
     with pytest.raises(OutputError, match="could not be written"):
         make_folder(tmp_path / "file" / "folder")
+    with pytest.raises(OutputError, match=r"a\.onnx could not be written"):
+        _write_both(tmp_path / "file" / "a.onnx", "text")
 
 
 def test_sha256_is_that_of_the_bytes_in_turn(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_weights_of_an_earlier_artifact_do_not_stay_beside_one_without(tmp_path:
 def test_the_model_is_shipped_behind_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill between the two leaves no new model that reads the weights of another."""
     moved: list[str] = []
-    monkeypatch.setattr("overflow_fixer.trials.os.replace", lambda source, target: moved.append(target.name))
+    monkeypatch.setattr("os.replace", lambda source, target: moved.append(target.name))
     out = tmp_path / "out"
     out.mkdir()
     shipped = _ship(_made(tmp_path / "trial", "m.onnx", "m.onnx.data"), out)

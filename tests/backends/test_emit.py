@@ -20,7 +20,7 @@ from typed_models import (
     write_model,
 )
 
-from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.backends.mixed_onnx import emit, open_runner, weights
 from overflow_fixer.backends.mixed_onnx.emission import check_artifact
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph import load_graph
@@ -67,7 +67,7 @@ def test_a_model_that_fails_the_checker_is_refused(tmp_path: Path) -> None:
     model.graph.node[1].attribute.append(helper.make_attribute("unknown", 1))
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(model.SerializeToString())
-    with pytest.raises(BackendError, match=r"bad\.onnx does not pass onnx\.checker"):
+    with pytest.raises(BackendError, match=r"typed model of .*model\.onnx does not pass onnx\.checker"):
         check_artifact(graph, bad)
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
     model.graph.node[1].domain = "com.example"
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(model.SerializeToString())
-    with pytest.raises(BackendError, match=r"bad\.onnx does not load: .*com\.example"):
+    with pytest.raises(BackendError, match=r"typed model of .*model\.onnx does not load: .*com\.example"):
         check_artifact(graph, bad)
 
 
@@ -92,6 +92,27 @@ def test_an_original_that_does_not_load_is_named_as_such_and_leaves_no_file(tmp_
     with pytest.raises(ModelError, match=r"com\.example"):
         emit(graph, plan_of(graph), tmp_path / "out" / "typed.onnx")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [0, 1_000_000])
+def test_a_build_that_fails_leaves_the_earlier_artifact(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", limit)
+    path = write_model(tmp_path, "g (float[N,600] x) => (float[N,600] y) { a = Mul(x, w) y = Neg(a) }")
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(600, np.float32), "w"))
+    graph = load_graph(save(tmp_path, model))
+    artifact = emit(graph, plan_of(graph), tmp_path / "out" / "typed.onnx")
+    assert len(artifact.files) == (1 if limit else 2)
+    before = {file: file.read_bytes() for file in artifact.files}
+    model.opset_import.add(domain="com.example", version=1)
+    model.graph.node[1].domain = "com.example"
+    model.graph.initializer[0].raw_data = np.full(600, 2, np.float32).tobytes()
+    graph = load_graph(save(tmp_path, model))
+    with pytest.raises(ModelError, match=r"com\.example"):
+        emit(graph, plan_of(graph), artifact.path)
+    assert {file: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
 OPSETS = range(9, NEWEST_OPSET + 1)

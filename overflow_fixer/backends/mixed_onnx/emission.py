@@ -14,8 +14,9 @@ from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assign
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
-from overflow_fixer.errors import BackendError, FixError
+from overflow_fixer.errors import BackendError
 from overflow_fixer.external_data import external_tensors
+from overflow_fixer.files import replace_files
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
 from overflow_fixer.sessions import SessionRunner, keep_outputs, open_session
@@ -31,19 +32,15 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "
 
     Graph inputs and outputs keep their types, or become FP16 with `io_types` "fp16". The file passes
     onnx.checker with full shape inference, where the original does, and loads in ONNX Runtime.
-    Raises BackendError when it does not, ModelError when the original does not load either, and leaves
-    no file then; OutputError when it cannot be written.
+    Raises BackendError when it does not, ModelError when the original does not load either or changed, and leaves
+    what was at `path` then; OutputError when it cannot be written.
     """
     assignment, typed = _type(graph, plan, io_types)
     clamps = {clamp.tensor: clamp for clamp in plan.clamps}
-    files = write_model(graph, typed, clamps, path)
-    try:
-        check_artifact(graph, path)
-    except FixError:
-        for file in files:
-            file.unlink()
-        raise
-    return _describe(graph, assignment, typed, files)
+    with replace_files(path) as staged:
+        files = write_model(graph, typed, clamps, staged)
+        check_artifact(graph, staged)
+    return _describe(graph, assignment, typed, tuple(path.with_name(file.name) for file in files))
 
 
 def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
@@ -86,14 +83,14 @@ def check_artifact(graph: Graph, path: Path) -> None:
     error = _checker_error(path)
     if error is not None and _checker_error(graph.path) is None:
         raise BackendError(
-            f"The typed model {path} does not pass onnx.checker: {error}. Expected a valid model, as the original "
+            f"The typed model of {graph.path} does not pass onnx.checker: {error}. Expected a valid model, as the original "
             "is. This is a fault of overflow_fixer: please report it with the model's operators."
         )
     refusal = find_refusal(path)
     if refusal is not None:
         open_session(graph.model, graph.folder)
         raise BackendError(
-            f"The typed model {path} does not load: {refusal} This is a fault of overflow_fixer, since the "
+            f"The typed model of {graph.path} does not load: {refusal} This is a fault of overflow_fixer, since the "
             "original loads: please report it with the model's operators."
         ) from refusal
 
