@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typed_models import Typed, assert_same, make_typed, open_plain, plan_of, run_plain, save, write_model
 
 from overflow_fixer.backends.mixed_onnx import describe, emit, open_runner, weights
-from overflow_fixer.errors import BackendError, OutputError
+from overflow_fixer.errors import BackendError, ModelError, OutputError
 from overflow_fixer.external_data import external_tensors
 from overflow_fixer.graph import load_graph
 from overflow_fixer.records import Artifact, Batch, Clamp, PrecisionPlan
@@ -155,6 +155,29 @@ def test_describe_names_the_files_that_the_model_uses(
     artifact = emit(graph, plan, out)
     assert describe(graph, plan, out) == artifact
     assert artifact.files == (out,)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_weights_that_changed_since_the_model_was_loaded_are_refused(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not those of the hash in the artifact."""
+    graph = load_graph(_make_external(_dense_model(tmp_path)))
+    plan = plan_of(graph, [graph.producers["b"].label])
+    (data,) = graph.data_files
+    changed = np.full(data.stat().st_size // 4 + 1, 7, np.float32).tobytes()
+    bring_in = weights.bring_in
+
+    def bring_in_and_change(tensor: TensorProto, folder: Path) -> None:
+        bring_in(tensor, folder)
+        data.write_bytes(changed)
+
+    if when == "before":
+        data.write_bytes(changed)
+    monkeypatch.setattr(weights, "bring_in", bring_in_and_change)
+    with pytest.raises(ModelError, match="changed while it was in use"):
+        emit(graph, plan, tmp_path / "out" / "typed.onnx")
+    assert list((tmp_path / "out").glob("*")) == []
 
 
 def test_float_data_is_rounded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

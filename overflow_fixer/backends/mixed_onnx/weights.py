@@ -30,7 +30,15 @@ def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], pa
 
     Weights go beside it, into `<name>.data`, when any that stay as they are lie in external files, or
     the whole would not fit one protobuf message. Each is read, rounded and written before the next.
+    Raises ModelError when a file of the original's was written since it was loaded, OutputError when one cannot be written.
     """
+    graph.check_unchanged()
+    files = _write(graph, typed, clamps, path)
+    graph.check_unchanged()
+    return files
+
+
+def _write(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: Path) -> tuple[Path, ...]:
     model = typed.model
     external = list(external_tensors(model))
     if all(map(graph.holds, external)) and _size_bytes(graph, typed) <= _EMBED_LIMIT_BYTES:
