@@ -118,7 +118,7 @@ def test_large_weights_in_the_models_own_file_stay_in_the_file(tmp_path: Path) -
 def test_weights_go_beside_a_model_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _dense_model(tmp_path)
     expected = make_typed(path, pinned=["b"], name="embedded/model.onnx").run(FEEDS)["y"]
-    monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", 20_000)
+    monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", 10_000)
     typed = make_typed(path, pinned=["b"])
     assert len(typed.artifact.files) == 2
     assert_same(typed.run(FEEDS)["y"], expected)
@@ -134,10 +134,26 @@ def test_fp16_copies_count_for_what_one_message_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The original would still fit; with the FP16 copy of a weight that is read in both types it does not."""
-    path = _dense_model(tmp_path)
+    path = write_model(tmp_path, "g (float[1,64] x) => (float[1,64] y) { a = MatMul(x, w) y = MatMul(a, w) }")
+    model = onnx.load(path)
+    model.graph.initializer.append(_weight("w", 0, 64))
+    path = save(tmp_path, model)
     monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", path.stat().st_size)
-    typed = make_typed(path)
+    typed = make_typed(path, pinned=["y"])
     assert len(typed.artifact.files) == 2
+
+
+def test_what_becomes_fp16_counts_for_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original would pass the limit, and what is written does not."""
+    path = write_model(tmp_path, "g (float[1,64] x) => (float[1,64] y) { a = MatMul(x, w) y = MatMul(a, v) }")
+    model = onnx.load(path)
+    model.graph.initializer.extend([_weight("w", 1, 64), _weight("v", 2, 64)])
+    path = save(tmp_path, model)
+    size = make_typed(path, name="embedded/model.onnx").artifact.path.stat().st_size
+    assert size < 0.6 * path.stat().st_size
+    for limit, count in ((size, 1), (size - 1000, 2)):
+        monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", limit)
+        assert len(make_typed(path).artifact.files) == count
 
 
 def test_describe_names_the_files_that_the_model_uses(
@@ -148,7 +164,7 @@ def test_describe_names_the_files_that_the_model_uses(
     with pytest.raises(BackendError, match="not there"):
         describe(graph, plan, out)
     with monkeypatch.context() as patch:
-        patch.setattr(weights, "_EMBED_LIMIT_BYTES", 20_000)
+        patch.setattr(weights, "_EMBED_LIMIT_BYTES", 10_000)
         artifact = emit(graph, plan, out)
         assert describe(graph, plan, out) == artifact
         assert len(describe(graph, plan, out).files) == 2

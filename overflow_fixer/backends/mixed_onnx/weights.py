@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,7 +41,7 @@ def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], pa
 def _write(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: Path) -> tuple[Path, ...]:
     model = typed.model
     external = list(external_tensors(model))
-    if all(map(graph.holds, external)) and _size_bytes(graph, typed) <= _EMBED_LIMIT_BYTES:
+    if all(map(graph.holds, external)) and _size_bytes(typed, external) <= _EMBED_LIMIT_BYTES:
         embed_weights(model, graph)
         for tensor in _fp16_initializers(typed):
             tensor.raw_data = _rounded_bytes(graph, typed.sources[tensor.name], clamps)
@@ -68,10 +68,12 @@ def _write_message(model: onnx.ModelProto, path: Path) -> None:
         temporary.write_bytes(model.SerializeToString())
 
 
-def _size_bytes(graph: Graph, typed: TypedModel) -> int:
-    """At most what the typed model takes as one message: the original's file and the FP16 copies."""
-    copies: int = sum(math.prod(tensor.dims) for tensor in _fp16_initializers(typed))
-    return graph.path.stat().st_size + 2 * copies
+def _size_bytes(typed: TypedModel, external: Iterable[TensorProto]) -> int:
+    """What the typed model takes as one message, but for some bytes a tensor: what is in it, what lies in the original's file, FP16 copies."""
+    entries = (item for tensor in external for item in tensor.external_data)
+    held = sum(int(item.value) for item in entries if item.key == "length")
+    halves: int = sum(math.prod(tensor.dims) for tensor in _fp16_initializers(typed))
+    return typed.model.ByteSize() + held + 2 * halves
 
 
 def _fp16_initializers(typed: TypedModel) -> Iterator[TensorProto]:
