@@ -14,7 +14,7 @@ from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError, ModelError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
@@ -78,7 +78,7 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
     name = "tensorrt" if path.suffix in _ENGINES else "onnx"
     choose_backend(name)
     if name == "onnx":
-        typed = load_graph(path)
+        typed = _read(path)
         _check_inputs(graph, typed)
         _refuse_unsimulated(typed)
     settings = config.build.settings(config.folder, {})
@@ -90,6 +90,14 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
         config.verify.tolerance(),
         lambda done: progress("verify", done, len(calibration)),
     )
+
+
+def _read(path: Path) -> Graph:
+    """The artifact's graph. Raises BackendError where it cannot be read or checked: a ModelError would be about MODEL."""
+    try:
+        return load_graph(path)
+    except ModelError as error:
+        raise BackendError(str(error)) from error
 
 
 def _check_inputs(graph: Graph, typed: Graph) -> None:

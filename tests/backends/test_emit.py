@@ -20,7 +20,7 @@ from typed_models import (
     write_model,
 )
 
-from overflow_fixer.backends.mixed_onnx import emit, open_runner, weights
+from overflow_fixer.backends.mixed_onnx import describe, emit, open_runner, weights
 from overflow_fixer.backends.mixed_onnx.emission import check_artifact
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph import load_graph
@@ -113,6 +113,36 @@ def test_a_build_that_fails_leaves_the_earlier_artifact(
     with pytest.raises(ModelError, match=r"com\.example"):
         emit(graph, plan_of(graph), artifact.path)
     assert {file: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 0.99])
+def test_an_artifact_that_was_cut_short_is_told(kept: float, tmp_path: Path) -> None:
+    graph = load_graph(write_model(tmp_path, TEXT))
+    artifact = emit(graph, plan_of(graph), tmp_path / "typed.onnx")
+    whole = artifact.path.read_bytes()
+    artifact.path.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(BackendError, match=r"typed\.onnx .*Expected .*Build it again with fix-fp16 build\.$"):
+        describe(graph, plan_of(graph), artifact.path)
+
+
+@pytest.mark.parametrize("kept", [None, 0, 0.5])
+def test_an_artifact_whose_weights_are_gone_is_told(
+    kept: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_EMBED_LIMIT_BYTES", 0)
+    path = write_model(tmp_path, "g (float[N,600] x) => (float[N,600] y) { y = Mul(x, w) }")
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(600, np.float32), "w"))
+    graph = load_graph(save(tmp_path, model))
+    artifact = emit(graph, plan_of(graph), tmp_path / "typed.onnx")
+    assert describe(graph, plan_of(graph), artifact.path) == artifact
+    data = artifact.files[1]
+    if kept is None:
+        data.unlink()
+    else:
+        data.write_bytes(data.read_bytes()[: int(kept * data.stat().st_size)])
+    with pytest.raises(BackendError, match=r"typed\.onnx.*Build it again with fix-fp16 build\.$"):
+        describe(graph, plan_of(graph), artifact.path)
 
 
 OPSETS = range(9, NEWEST_OPSET + 1)

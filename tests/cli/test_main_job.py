@@ -212,6 +212,22 @@ def test_a_model_that_another_plan_built_is_not_verified_as_this_one(
     assert capsys.readouterr().err.count("was not built from this plan") == 2
 
 
+def test_an_artifact_that_was_cut_short_is_told_in_one_paragraph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "conv_chain"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
+    assert _run(*arguments, "-q") == 0
+    typed = tmp_path / "model.fp16.onnx"
+    typed.write_bytes(typed.read_bytes()[: typed.stat().st_size // 2])
+    for more in ((), ("--artifact", typed)):
+        assert _run("verify", *arguments, "-q", *more) == 6
+        said = capsys.readouterr().err
+        assert "model.fp16.onnx" in said
+        assert "is not a whole ONNX model" in said
+        assert said.count("\n") == 1
+
+
 def test_ranges_of_another_model_are_not_reported_with_this_one(tmp_path: Path) -> None:
     sample, other = SAMPLES / "conv_chain", SAMPLES / "needs_constraints"
     arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)

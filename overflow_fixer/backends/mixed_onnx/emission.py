@@ -14,8 +14,7 @@ from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assign
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
-from overflow_fixer.errors import BackendError
-from overflow_fixer.external_data import external_tensors
+from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import replace_files
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
@@ -44,20 +43,22 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "
 
 
 def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
-    """The artifact of an earlier `emit` with the same arguments. Raises BackendError where there is none."""
+    """The artifact of an earlier `emit` with the same arguments.
+
+    Raises BackendError where there is none, or it is cut short or another plan's.
+    """
     if not path.is_file():
         raise BackendError(
             f"{path} is not there. Expected the typed model of an earlier step. Build it with fix-fp16 build."
         )
-    built = onnx.load(path, load_external_data=False)
-    stamps = {entry.key: entry.value for entry in built.metadata_props}
+    built = _read(path)
+    stamps = {entry.key: entry.value for entry in built.model.metadata_props}
     if stamps.get(_PLAN) != _fingerprint(plan, io_types):
         raise BackendError(
             f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
             "Build it again with fix-fp16 build, or compare another tool's model with --artifact."
         )
-    outside = any(external_tensors(built))
-    files = (path, path.with_name(path.name + ".data")) if outside else (path,)
+    files = (path, path.with_name(path.name + ".data")) if any(built.external_tensors()) else (path,)
     return _describe(graph, *_type(graph, plan, io_types), files)
 
 
@@ -93,6 +94,13 @@ def check_artifact(graph: Graph, path: Path) -> None:
             f"The typed model of {graph.path} does not load: {refusal} This is a fault of overflow_fixer, since the "
             "original loads: please report it with the model's operators."
         ) from refusal
+
+
+def _read(path: Path) -> Graph:
+    try:
+        return load_graph(path)
+    except ModelError as error:
+        raise BackendError(f"{error} Build it again with fix-fp16 build.") from error
 
 
 def _type(graph: Graph, plan: PrecisionPlan, io_types: IoTypes) -> tuple[Assignment, TypedModel]:
