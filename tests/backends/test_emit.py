@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,23 @@ def test_a_build_that_fails_leaves_the_earlier_artifact(
     with pytest.raises(ModelError, match=r"com\.example"):
         emit(graph, plan_of(graph), artifact.path)
     assert {file: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+def test_the_artifact_of_another_model_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """Which has the same nodes, and so the same plan, and other weights."""
+    out = tmp_path / "typed.onnx"
+    graphs = []
+    for text in (TEXT, TEXT.replace("1.0001", "1.5")):
+        graphs.append(load_graph(write_model(tmp_path, text)))
+        _ = graphs[-1].sha256
+    artifact = emit(graphs[1], plan_of(graphs[1]), out)
+    assert describe(graphs[1], plan_of(graphs[1]), out) == artifact
+    said = f"built from a model with the SHA-256 {graphs[1].sha256}. Expected that of {graphs[0].path}, {graphs[0].sha256}. Build"
+    with pytest.raises(BackendError, match=re.escape(said)):
+        describe(graphs[0], plan_of(graphs[0]), out)
+    out.write_bytes(graphs[1].path.read_bytes())
+    with pytest.raises(BackendError, match=r"built from a model with the SHA-256 \(none named\)"):
+        describe(graphs[1], plan_of(graphs[1]), out)
 
 
 @pytest.mark.parametrize("kept", [0, 0.5, 0.99])

@@ -45,7 +45,7 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "
 def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
     """The artifact of an earlier `emit` with the same arguments.
 
-    Raises BackendError where there is none, or it is cut short or another plan's.
+    Raises BackendError where there is none, or it is cut short or another model's or plan's.
     """
     if not path.is_file():
         raise BackendError(
@@ -53,6 +53,11 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
         )
     built = _read(path)
     stamps = {entry.key: entry.value for entry in built.model.metadata_props}
+    if stamps.get(_SHA256) != graph.sha256:
+        raise BackendError(
+            f"{path} was built from a model with the SHA-256 {stamps.get(_SHA256, '(none named)')}. Expected that of "
+            f"{graph.path}, {graph.sha256}. Build it again with fix-fp16 build, or compare another tool's model with --artifact."
+        )
     if stamps.get(_PLAN) != _fingerprint(plan, io_types):
         raise BackendError(
             f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
