@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
@@ -23,13 +22,9 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.nodes import Node
-from overflow_fixer.operator_types import PARAMETERS
 from overflow_fixer.records import Array, Batch, RangeTable
+from overflow_fixer.roundings import Roundings, computes_floats, list_floats
 from overflow_fixer.sessions import open_session, run_session
-from overflow_fixer.simulation import is_small_constant
-from overflow_fixer.subgraphs import bodies
-
-_NOT_COMPUTED = frozenset({"Constant", "Bernoulli", "Dropout"})
 
 
 @dataclass(frozen=True)
@@ -60,9 +55,12 @@ def measure_losses(
     fp16_nodes: labels of the nodes that run in FP16; tensors are stored in their writer's type. The
     tensors `exact` (clamped masks) are not rounded. Runs the batch once for each chunk of tensors.
     """
-    probe = _Probe(graph, frozenset(fp16_nodes), frozenset(exact))
+    probe = _Probe(Roundings(graph, frozenset(fp16_nodes), frozenset(exact)))
     owners = {
-        name: node for node in graph.nodes if _is_measured(graph, node) for name in _floats(graph, node)
+        name: node
+        for node in graph.nodes
+        if computes_floats(graph, node)
+        for name in list_floats(graph, node)
     }
     chunks = Chunks(ranges)
     losses: dict[str, Loss] = {}
@@ -80,12 +78,11 @@ def measure_losses(
 class _Probe:
     """Runs the FP32 model with twins of some nodes beside it, which read rounded values."""
 
-    graph: Graph
-    fp16_nodes: frozenset[str]
-    exact: frozenset[str]
+    roundings: Roundings
 
-    def __post_init__(self) -> None:
-        self._taken = {name for node in self.graph.nodes for name in (*node.reads, *node.writes)}
+    @property
+    def graph(self) -> Graph:
+        return self.roundings.graph
 
     def run(
         self, owners: Mapping[str, Node], batch: Batch
@@ -103,11 +100,11 @@ class _Probe:
             if node in measured:
                 self._add_twin(model.graph, node, views)
         made = {name for node in model.graph.node for name in node.output}
-        asked = [*owners, *(twin for name in owners if (twin := self._named(name, "twin")) in made)]
+        asked = [*owners, *(twin for name in owners if (twin := self.roundings.name(name, "twin")) in made)]
         model.graph.output.extend(make_tensor_value_info(name, TensorProto.FLOAT, None) for name in asked)
         found = run_session(open_session(model, self.graph.folder, by_priority=True), asked, batch)
         values = dict(zip(asked, found, strict=True))
-        pairs = {name: (values[name], values.get(self._named(name, "twin"))) for name in owners}
+        pairs = {name: (values[name], values.get(self.roundings.name(name, "twin"))) for name in owners}
         return pairs, sum(array.nbytes for array in found)
 
     def _add_twin(self, graph: onnx.GraphProto, node: Node, views: dict[str, str]) -> None:
@@ -116,42 +113,13 @@ class _Probe:
         twin.CopyFrom(node.proto)
         twin.name = ""
         for slot, name in enumerate(node.inputs):
-            if self._is_rounded(node, slot):
+            if self.roundings.is_rounded(node, slot):
                 if name not in views:
-                    views[name] = self._add_view(graph, name)
+                    views[name] = self.roundings.add_view(graph, name)
                 twin.input[slot] = views[name]
-        twin.output[:] = [self._named(name, "twin") if name else "" for name in node.outputs]
+        twin.output[:] = [self.roundings.name(name, "twin") if name else "" for name in node.outputs]
         if list(twin.input) != list(node.inputs):
             graph.node.append(twin)
-
-    def _add_view(self, graph: onnx.GraphProto, name: str) -> str:
-        half, view = self._named(name, "half"), self._named(name, "view")
-        if is_small_constant(self.graph, name):
-            graph.initializer.append(self._round_constant(name, view))
-            return view
-        graph.node.append(onnx.helper.make_node("Cast", [name], [half], to=TensorProto.FLOAT16))
-        graph.node.append(onnx.helper.make_node("Cast", [half], [view], to=TensorProto.FLOAT))
-        return view
-
-    def _round_constant(self, name: str, view: str) -> TensorProto:
-        value = self.graph.read_constant(name)
-        assert value is not None
-        return onnx.numpy_helper.from_array(round_to_fp16(value).astype(np.float32), view)
-
-    def _is_rounded(self, node: Node, slot: int) -> bool:
-        name = node.inputs[slot]
-        if self.graph.dtypes.get(name) != TensorProto.FLOAT or name in self.exact:
-            return False
-        writer = self.graph.producers.get(name)
-        is_half = writer is not None and writer.label in self.fp16_nodes
-        rounds_it = node.label in self.fp16_nodes and slot not in PARAMETERS.get(node.op_type, ())
-        return is_half or rounds_it
-
-    def _named(self, tensor: str, role: str) -> str:
-        name = f"{tensor}__loss_{role}"
-        while name in self._taken:
-            name += "_"
-        return name
 
 
 def _run_in_halves(probe: _Probe, owners: Mapping[str, Node], batch: Batch) -> tuple[dict[str, Loss], int]:
@@ -167,18 +135,8 @@ def _run_in_halves(probe: _Probe, owners: Mapping[str, Node], batch: Batch) -> t
             for some in (names[:half], names[half:])
         ]
         return {**parts[0][0], **parts[1][0]}, max(size_bytes for _, size_bytes in parts)
-    are_half = {name: owners[name].label in probe.fp16_nodes and name not in probe.exact for name in owners}
+    are_half = {name: probe.roundings.is_stored_rounded(owners[name], name) for name in owners}
     return {name: _measure(*pair, are_half[name]) for name, pair in values.items()}, size_bytes
-
-
-def _is_measured(graph: Graph, node: Node) -> bool:
-    """Whether the node computes, once and for all, from plain tensors."""
-    is_plain = all(name in graph.dtypes for name in (*node.reads, *node.writes))
-    return is_plain and node.op_type not in _NOT_COMPUTED and not any(True for _ in bodies(node.proto))
-
-
-def _floats(graph: Graph, node: Node) -> list[str]:
-    return [name for name in node.writes if graph.dtypes.get(name) == TensorProto.FLOAT]
 
 
 def _measure(right: Array, computed: Array | None, is_half: bool) -> Loss:

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.flops import count_flops
+from overflow_fixer.foresight import Foresight
 from overflow_fixer.graph import Graph
 from overflow_fixer.losses import Loss, measure_losses
 from overflow_fixer.nodes import Node
 from overflow_fixer.planning import REGION, add_pins, is_excluded, plan_precision
+from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.records import (
     Artifact,
     Batch,
     Budget,
+    Clamp,
     Finding,
     PlanPolicy,
     PrecisionPlan,
@@ -28,6 +31,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.settling import is_pinnable
+from overflow_fixer.switchboard import Case, Switchboard
 from overflow_fixer.verification import find_worst_batch, judge, worst_snr_db
 
 Build = Callable[[PrecisionPlan], tuple[Artifact, Verification]]
@@ -48,6 +52,8 @@ _MORE_SUSPECTS = 4
 _WIDEST = 8
 _MIN_GAIN_DB = 0.5
 _COSTLY_SHARE = 0.05
+_SHARE_OF_TIME = 0.25
+"""Of what is left of it, that foreseeing may take."""
 _HEALTHY_DB = 80.0
 """More SNR than this is rounding noise, of which a node cannot be said to lose any."""
 
@@ -98,11 +104,11 @@ def repair(
 ) -> tuple[Attempt, tuple[RepairRound, ...]]:
     """Widen the plan of `first` within a budget; returns the best attempt and every round.
 
-    The first half of the rounds pins the nodes that lose too much by themselves, with those that hand
-    them what they lose, or take it; where there are none, the neighbourhoods of nodes behind which
-    tensors get worse. The other half plans again with a tenth of the threshold each. A round that does
-    not help is taken back. Once an attempt passes, at most `max_rounds` more take pins of the repair
-    back, first those of all costly nodes, then the mildest, where it passes without them. Nodes that the user excludes are not pinned.
+    The first round pins the nodes that lose too much by themselves, with those that hand them what they lose, or take it;
+    the others those whose FP16 the outputs are foreseen not to bear. Where nothing is foreseen, the first half of the rounds pins more of the
+    former, and the neighbourhoods of nodes behind which tensors get worse; the other half plans again with a tenth of the threshold each. A round that does
+    not help is taken back. Once an attempt passes, pins of the repair that are foreseen not to be needed are taken back; where that
+    is not what comes of it, at most `max_rounds` more try it, first with those of all costly nodes, then with the mildest. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
     A plan that the backend cannot build is a round that did not help. `discard` is given each artifact
@@ -148,9 +154,12 @@ class _Search:
     findings: tuple[Finding, ...] = ()
     tried: set[frozenset[str]] = field(default_factory=set)
     reach: int = 0
+    foreseen_of: Attempt | None = None
+    built: set[tuple[frozenset[str], tuple[Clamp, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.best = self.first
+        self.built.add(_key_of(self.first.plan))
         self.threshold = self.policy.threshold
         self.builds = _builds_of(self.first)
         self.deadline = time.monotonic() + 60 * self.budget.max_minutes
@@ -166,7 +175,28 @@ class _Search:
             self._try((*self.findings, *added), action)
 
     def narrow(self) -> None:
-        """Take back pins that the repair added: those of costly nodes at once, then the mildest first, in halves, quarters and so on."""
+        """Take back pins that the repair added: what is foreseen not to be needed, else by trying."""
+        can_foresee = self.findings and self.best.verification.passed and not self._is_spent()
+        if not (can_foresee and self._leave_out() and self.best.artifact.engine is None):
+            self._take_back()
+
+    def _leave_out(self) -> bool:
+        """Take back all that the outputs are foreseen to bear in FP16, at once; False where nothing sure is foreseen."""
+        foresight = self._foresee(self.first)
+        if foresight is None or foresight.is_bearable(()) or not foresight.is_bearable(self.findings):
+            return False
+        costly, mildest = self._costly(), self._mildest_first()
+        left = foresight.leave_out(
+            self.findings, [*costly, *(name for name in mildest if name not in costly)]
+        )
+        if self._pins_the_same(left):
+            self.findings = left
+            return True
+        taken = {finding.node for finding in self.findings} - {finding.node for finding in left}
+        return self._try(left, f"took back {_name(sorted(taken))}")
+
+    def _take_back(self) -> None:
+        """Pins of costly nodes at once, then the mildest first, in halves, quarters and so on."""
         most = len(self.rounds) + self.budget.max_rounds if self.best.verification.passed else 0
         needed: set[frozenset[str]] = set()
         for group in self._groups():
@@ -211,8 +241,14 @@ class _Search:
         return 0 < error.mismatched <= error.reference_nan and judge(rest, self.tolerance).passed
 
     def _try(self, findings: tuple[Finding, ...], action: str) -> bool:
-        """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer."""
+        """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer.
+
+        A plan that was built before, which regions can make of other findings, is not built again.
+        """
         plan = add_pins(self.first.plan, self.graph, self.policy, findings)
+        if _key_of(plan) in self.built:
+            return False
+        self.built.add(_key_of(plan))
         try:
             attempt = Attempt(plan, *self.build(plan))
         except BackendError as error:
@@ -249,6 +285,9 @@ class _Search:
         return False
 
     def _propose(self) -> Proposal | None:
+        foreseen = self._foreseen() if self.rounds else None
+        if foreseen is not None:
+            return foreseen
         if 2 * len(self.rounds) < self.budget.max_rounds:
             return self._losing() or self._suspected() or self._lower_threshold()
         return self._lower_threshold() or self._losing() or self._suspected()
@@ -270,13 +309,59 @@ class _Search:
                 return f"pinned where {_name(node.label for node in culprits)} lose", list(added.values())
         return None
 
+    def _foreseen(self) -> Proposal | None:
+        """The nodes whose FP16 the failing outputs cannot bear, found by trying; once for each best attempt."""
+        if self.foreseen_of is self.best:
+            return None
+        self.foreseen_of = self.best
+        foresight = self._foresee(self.best)
+        if foresight is None:
+            return None
+        movable = {node.label for node in self.graph.nodes if self._is_free(node)}
+        found = foresight.find_culprits(self.findings, movable, self._accuse)
+        added = found[len(self.findings) :]
+        if not self._is_new(finding.node for finding in added):
+            return None
+        worst_first = (finding.node for finding in reversed(added))
+        return f"pinned {_name(worst_first)}, which the outputs do not bear in FP16", list(added)
+
+    def _accuse(self, label: str, excess: float) -> Finding:
+        """The finding about a node that takes so many times the error that the outputs may have."""
+        limit = max(self.tolerance.min_snr_of(name) for name in self.best.failing)
+        tells = (
+            f"takes {excess:.3g} times the error that the outputs may have"
+            if math.isfinite(excess)
+            else "leaves no match"
+        )
+        reason = f"in FP16 while all else is in FP32 {label} {tells}"
+        snr_db = limit - 10 * math.log10(excess) if 0 < excess < math.inf else -math.inf
+        return Finding(RULE, label, self.graph.by_label[label].outputs[0], snr_db, limit, reason)
+
+    def _foresee(self, attempt: Attempt) -> Foresight | None:
+        """On the batch that is worst for the attempt; None where a model draws random numbers, or cannot be tried."""
+        outputs = [v.error.tensor for v in attempt.verification.outputs if not self._is_hopeless(v.error)]
+        if not is_repeatable(self.graph):
+            return None
+        batch = find_worst_batch(attempt.verification, self.batches)
+        in_fp16, exact = self.first.artifact.fp16_nodes, _find_clamped(self.first.plan)
+        now = time.monotonic()
+        latest = now + _SHARE_OF_TIME * (self.deadline - now)
+        try:
+            board = Switchboard(self.graph, in_fp16, outputs, exact)
+            case = Case(board, batch)
+        except ModelError:
+            return None
+        known = self.graph, self.policy, self.first.plan, board, self.tolerance, self.batches
+        return Foresight(*known, is_late=lambda: time.monotonic() >= latest, cases=[case])
+
     def _measure(self) -> dict[Node, Loss]:
         """What each node on the way to a failing output loses by itself, on the batch that is worst."""
         best = self.best
         relevant = _ancestors(self.graph, best.failing)
-        covered = {name for clamp in best.plan.clamps for name in (clamp.tensor, *clamp.covers)}
         batch = find_worst_batch(best.verification, self.batches)
-        losses = measure_losses(self.graph, self.ranges, best.artifact.fp16_nodes, batch, covered)
+        losses = measure_losses(
+            self.graph, self.ranges, best.artifact.fp16_nodes, batch, _find_clamped(best.plan)
+        )
         nodes = {self.graph.by_label[label]: loss for label, loss in losses.items()}
         return {node: loss for node, loss in nodes.items() if not relevant.isdisjoint(node.outputs)}
 
@@ -323,9 +408,13 @@ class _Search:
     def _blame(self, added: dict[str, Finding], nodes: Iterable[Node], finding: Finding) -> None:
         """Add the finding for each node that has none yet, is not pinned, and can and may be."""
         for node in nodes:
-            is_free = node.label not in self.best.plan.pinned and not is_excluded(node, self.policy)
-            if is_free and is_pinnable(self.graph, node):
+            if self._is_free(node):
                 added.setdefault(node.label, replace(finding, node=node.label))
+
+    def _is_free(self, node: Node) -> bool:
+        """Whether it is not pinned, and can and may be."""
+        is_free = node.label not in self.best.plan.pinned and not is_excluded(node, self.policy)
+        return is_free and is_pinnable(self.graph, node)
 
     def _is_new(self, labels: Iterable[str]) -> bool:
         """Whether pinning these nodes besides is something that was not tried."""
@@ -344,6 +433,16 @@ class _Search:
         if finding.rule != RULE:
             return False, finding.value, False
         return True, -finding.value, finding.tensor in self.graph.by_label[finding.node].outputs
+
+
+def _key_of(plan: PrecisionPlan) -> tuple[frozenset[str], tuple[Clamp, ...]]:
+    """What an artifact depends on."""
+    return plan.pinned, plan.clamps
+
+
+def _find_clamped(plan: PrecisionPlan) -> set[str]:
+    """The tensors that are clamped masks, or made of them alone."""
+    return {name for clamp in plan.clamps for name in (clamp.tensor, *clamp.covers)}
 
 
 def _builds_of(attempt: Attempt) -> int:

@@ -16,7 +16,7 @@ from in_memory_calibration import InMemoryCalibration, ints, make_model, node, s
 from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import (
@@ -437,8 +437,13 @@ def test_a_pin_that_makes_things_worse_is_not_kept(tmp_path: Path) -> None:
     assert best.worst_snr_db >= first.worst_snr_db
 
 
-def test_what_is_needed_is_not_left_out_again(tmp_path: Path) -> None:
+def _refuse(*arguments: Any) -> None:
+    raise ModelError("this model cannot be tried")
+
+
+def test_what_is_needed_is_not_left_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three nodes the third is a half, and in the end one of three."""
+    monkeypatch.setattr("overflow_fixer.repair.Switchboard", _refuse)
     trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
     best, rounds = trial.repair()
     assert best.plan.pinned == {"Mul_c0", "Mul_e0", "Div_h0"}
@@ -478,6 +483,75 @@ def test_pins_of_the_rules_are_never_taken_back(tmp_path: Path) -> None:
     assert best.plan.pinned == {"MatMul_a0", "Add_b0", "Sub_d0"}
 
 
+def chained(x: str = "x") -> list[onnx.NodeProto]:
+    """x (k a b) - x (k a b - 1): of what each node does to its own output, nothing shows but at the end."""
+    return [
+        node("Mul", f"{x} k", "p"),
+        node("Mul", "p ka", "q"),
+        node("Mul", "q kb", "r"),
+        node("Mul", f"{x} all", "s"),
+        node("Sub", "r s", "d"),
+        node("MatMul", "d w1", "y"),
+    ]
+
+
+FACTORS = {"ka": scalar(0.11), "kb": scalar(3.3), "all": scalar(1000 * 0.11 * 3.3 - 1)}
+
+
+def test_what_only_the_outputs_show_is_found_by_trying(tmp_path: Path) -> None:
+    """The product of three steps is 363 and loses 2^-11 of it in each; the difference is 1."""
+    trial = Trial(tmp_path, chained(), {**CONSTANTS, **FACTORS})
+    worst = int((trial.first().verification.outputs[0].error.worst_batch or "")[-1])
+    best, rounds = trial.repair()
+    assert best.verification.passed
+    assert best.plan.pinned == {"Mul_p", "Mul_q", "Mul_r", "Mul_s", "Sub_d"}
+    assert [(done.passed, done.kept) for done in rounds] == [(False, False), (True, True)]
+    assert rounds[1].action.endswith(", which the outputs do not bear in FP16")
+    found = [
+        finding for pin in best.plan.pins for finding in pin.findings if "while all else" in finding.reason
+    ]
+    assert found
+    for finding in found:
+        times = float(finding.reason.rpartition("takes ")[2].split()[0])
+        assert finding.value == pytest.approx(30 - 10 * math.log10(times), abs=0.03)
+        assert finding.value == pytest.approx(_snr_alone(X[worst]["x"], finding.node), abs=0.03)
+
+
+def _snr_alone(x: np.ndarray, label: str) -> float:
+    """Of y, with that node alone in FP16: by numpy."""
+    right, found = _run_chained(x, ""), _run_chained(x, label[-1])
+    return 10 * math.log10((right**2).sum() / ((right - found) ** 2).sum())
+
+
+def _run_chained(x: np.ndarray, half: str) -> np.ndarray:
+    def rounded(value: np.ndarray, writer: str) -> np.ndarray:
+        return value.astype(np.float16).astype(np.float32) if writer == half else value
+
+    values = {"x": x, **{name: (CONSTANTS | FACTORS)[name] for name in ("k", "ka", "kb", "all")}}
+    for name, one, other in (("p", "x", "k"), ("q", "p", "ka"), ("r", "q", "kb"), ("s", "x", "all")):
+        values[name] = rounded(rounded(values[one], name) * rounded(values[other], name), name)
+    difference = rounded(rounded(values["r"], "d") - rounded(values["s"], "d"), "d")
+    return np.asarray(difference @ CONSTANTS["w1"], np.float64)
+
+
+def test_a_plan_that_regions_make_of_other_findings_is_not_built_again(tmp_path: Path) -> None:
+    """A softmax is pinned as a whole, at thresholds of 100 and 10 alike."""
+    nodes = [
+        node("Mul", "x k", "m"),
+        node("ReduceMax", "m", "most", axes=[1], keepdims=1),
+        node("Sub", "m most", "less"),
+        node("Exp", "less", "e"),
+        node("ReduceSum", "e one_axis", "total", keepdims=1),
+        node("Div", "e total", "share"),
+        node("MatMul", "share w1", "y"),
+    ]
+    trial = Trial(tmp_path, nodes, {**CONSTANTS, "one_axis": ints(1)}, tolerance=Tolerance(min_snr_db=500.0))
+    first, build = _untyped(trial)
+    repair(trial.graph, trial.ranges, trial.batches, trial.policy, first, build, trial.tolerance, Budget(6))
+    built = [plan.pinned for plan in trial.built]
+    assert len(set(built)) == len(built) > 3
+
+
 def misplacing() -> list[onnx.NodeProto]:
     """Row 9999 / 2 of a table of 5000: rounded on the way, it is row 5000, which is not there."""
     return [
@@ -492,8 +566,13 @@ def misplacing() -> list[onnx.NodeProto]:
     ]
 
 
-def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_foreseen", [True, False])
+def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreseen: bool
+) -> None:
     """Nodes that are needed stand between, among the milder ones."""
+    if not is_foreseen:
+        monkeypatch.setattr("overflow_fixer.repair.Switchboard", _refuse)
     table = RNG.normal(size=(5000, 8)).astype(np.float32)
     trial = Trial(
         tmp_path,
@@ -505,6 +584,11 @@ def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(t
     assert best.verification.passed
     assert best.plan.pinned == {"Add_a", "Div_d", "Floor_f"}
     reasons = {finding.reason.partition(":")[0] for pin in best.plan.pins for finding in pin.findings}
+    if is_foreseen:
+        assert reasons == {
+            f"in FP16 while all else is in FP32 {name} leaves no match" for name in best.plan.pinned
+        }
+        return
     assert reasons == {"g goes wrong", "f gets worse"}
     back = [(done.action, done.kept) for done in rounds if done.action.startswith("took back ")]
     assert back[0] == ("took back MatMul_y", True)

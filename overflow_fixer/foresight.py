@@ -1,0 +1,94 @@
+"""What a plan would make of the outputs, foreseen without building it: as an artifact is simulated, in one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from overflow_fixer.culprits import BEARABLE, CulpritSearch, IsLate, excess
+from overflow_fixer.graph import Graph
+from overflow_fixer.planning import add_pins
+from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, Tolerance
+from overflow_fixer.switchboard import Case, Switchboard
+
+_MOST_CASES = 4
+
+
+@dataclass
+class Foresight:
+    """Of plans that add findings to `plan`, of which the nodes in FP16 are those of the board.
+
+    `cases` are the batches on which everything is tried; what comes of that is tried on the other `batches` too, of which
+    those that it fails on become cases. Nothing more is tried once it `is_late`.
+    """
+
+    graph: Graph
+    policy: PlanPolicy
+    plan: PrecisionPlan
+    board: Switchboard
+    tolerance: Tolerance
+    batches: Iterable[Batch]
+    is_late: IsLate
+    cases: list[Case] = field(default_factory=list)
+
+    def is_bearable(self, findings: Sequence[Finding]) -> bool:
+        """Whether the outputs pass in the cases, with 1 dB in hand."""
+        return self._cost(self._in_fp16(findings)) <= BEARABLE
+
+    def find_culprits(
+        self,
+        findings: tuple[Finding, ...],
+        movable: Collection[str],
+        accuse: Callable[[str, float], Finding],
+    ) -> tuple[Finding, ...]:
+        """The findings, and those about other nodes, all `movable`, without which the outputs do not pass."""
+
+        def find() -> tuple[Finding, ...]:
+            found = CulpritSearch(self._cost, self._in_fp16(findings), movable, self.is_late).run()
+            mildest_first = sorted(found, key=lambda label: found[label])
+            added = tuple(accuse(label, found[label]) for label in mildest_first)
+            return self._leave_out((*findings, *added), mildest_first)
+
+        return self._settle(find)
+
+    def leave_out(self, findings: tuple[Finding, ...], labels: Sequence[str]) -> tuple[Finding, ...]:
+        """The findings without those of nodes that the outputs bear in FP16 too: of `labels`, the first of them first."""
+        return self._settle(lambda: self._leave_out(findings, labels))
+
+    def _settle(self, find: Callable[[], tuple[Finding, ...]]) -> tuple[Finding, ...]:
+        """What is found, until it holds on all batches, or cases are enough."""
+        found = find()
+        while len(self.cases) < _MOST_CASES and (case := self._find_worse(found)) is not None:
+            self.cases.append(case)
+            found = find()
+        return found
+
+    def _find_worse(self, findings: Sequence[Finding]) -> Case | None:
+        """The first batch on which the outputs do not pass, if there is one."""
+        in_fp16 = self._in_fp16(findings)
+        for batch in self.batches:
+            if self.is_late():
+                return None
+            case = Case(self.board, batch)
+            if excess(case.compare(in_fp16), self.tolerance) > BEARABLE:
+                return case
+        return None
+
+    def _leave_out(self, findings: tuple[Finding, ...], labels: Sequence[str]) -> tuple[Finding, ...]:
+        pending = [tuple(labels)] if labels else []
+        while pending and not self.is_late():
+            group = pending.pop()
+            fewer = tuple(finding for finding in findings if finding.node not in group)
+            if self.is_bearable(fewer):
+                findings = fewer
+            elif len(group) > 1:
+                half = len(group) // 2
+                pending += [group[half:], group[:half]]
+        return findings
+
+    def _cost(self, in_fp16: Collection[str]) -> float:
+        return max(excess(case.compare(in_fp16), self.tolerance) for case in self.cases)
+
+    def _in_fp16(self, findings: Iterable[Finding]) -> tuple[str, ...]:
+        pinned = add_pins(self.plan, self.graph, self.policy, findings).pinned
+        return tuple(label for label in self.board.nodes if label not in pinned)
