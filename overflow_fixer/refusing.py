@@ -141,7 +141,7 @@ def _leaking(graph: Graph, norm: LayerNorm, inside: Iterable[str]) -> Iterator[s
 
 def _shape_parameters(graph: Graph, norm: LayerNorm) -> _Fusion | str:
     """The axis, and scale and bias in the shape of what is normalised; the reason where that cannot be told."""
-    shape = graph.shapes.get(norm.region.source)
+    shape = graph.sure_shapes.get(norm.region.source)
     axis = _find_first_axis(norm.axes, None if shape is None else len(shape))
     if axis is None:
         return "its axes are not the last ones, or not known"

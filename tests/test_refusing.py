@@ -192,6 +192,17 @@ def test_what_is_none_to_the_letter_is_left_with_the_reason(
     assert not (tmp_path / "fused.onnx").exists()
 
 
+def test_a_recorded_size_is_not_taken_for_the_size(tmp_path: Path) -> None:
+    """Someone wrote a new size into the input and left what was recorded inside."""
+    nodes = [node("Neg", "x", "h"), *_normalize("h")[:-1], node("Div", "d r", "y")]
+    model = make_model(nodes, {"x": ["n", "t", SIZE]}, "y", CONSTANTS, opset=13)
+    stale = onnx.helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", "t", SIZE + 4])
+    model.graph.value_info.append(stale)
+    fused = _refuse(save(model, tmp_path), tmp_path)
+    assert _operators(fused) == ["Neg", "LayerNormalization"]
+    np.testing.assert_allclose(_run(fused.files[0], X), _layer_norm(-X), rtol=1e-5, atol=1e-6)
+
+
 def test_one_in_float64_is_left(tmp_path: Path) -> None:
     nodes = [node("Cast", "x", "h", to=TensorProto.DOUBLE), *_normalize("h"), *AFFINE]
     wide = {name: value.astype(np.float64) for name, value in CONSTANTS.items()}

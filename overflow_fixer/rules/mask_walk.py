@@ -212,7 +212,7 @@ class MaskWalk:
         """The use behind a node that moves elements: its pattern where rows stay rows, else None."""
         if use.pattern is None or node.standard_op in _KEEPS_LAYOUT:
             return use
-        last = [self.graph.shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
+        last = [self.graph.sure_shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
         if (
             node.standard_op in _KEEPS_ORDER
             and last[0] == last[1]

@@ -107,7 +107,7 @@ def _axis_from_end(graph: Graph, softmax: Node) -> int | None:
     attribute = softmax.attribute("axis")
     if graph.opset < 13 or attribute is None:
         return 1
-    dims = graph.shapes.get(softmax.inputs[0])
+    dims = graph.sure_shapes.get(softmax.inputs[0])
     if attribute.i < 0:
         return -int(attribute.i)
     return None if dims is None else len(dims) - int(attribute.i)

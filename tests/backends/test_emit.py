@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -217,3 +218,40 @@ def test_shapes_are_written_where_they_are_numbers(tmp_path: Path) -> None:
     dims = info.type.tensor_type.shape.dim
     assert [dim.HasField("dim_value") for dim in dims] == [False, True]
     assert (dims[1].dim_value, info.type.tensor_type.elem_type) == (4, TensorProto.FLOAT16)
+
+
+STALE = """g (float[4,12] x) => (float[4,16] y, float[4] z)
+<float[4,16] a, float[4,16] b, float[4,16] c, float[4,16] d> {
+    a = Neg(x) b = Exp(a) c = Add(a, b) y = Tanh(c) d = Mul(y, a) z = ReduceMax <axes: ints = [1], keepdims: int = 0> (d)
+}"""
+
+
+@pytest.mark.parametrize("pinned", [(), ("b",), ("a", "c"), ("y",), ("d",)])
+@pytest.mark.parametrize("io_types", ["keep", "fp16"])
+def test_shapes_recorded_of_another_input_size_are_not_written(
+    tmp_path: Path, pinned: tuple[str, ...], io_types: Literal["keep", "fp16"]
+) -> None:
+    """Someone wrote a new size into the input and left the rest; ONNX Runtime runs it, with a warning."""
+    typed = make_typed(write_model(tmp_path, STALE), pinned, io_types)
+    infos = (*typed.model.graph.value_info, *typed.model.graph.output)
+    recorded = {info.name: info.type.tensor_type.shape.dim for info in infos}
+    assert {*"abcdyz"} <= recorded.keys()
+    assert {tuple(dim.dim_value for dim in dims) for dims in recorded.values()} <= {(4, 12), (4,)}
+    x = np.linspace(-2, 2, 48, dtype=np.float32).reshape(4, 12)
+    fed = x if io_types == "keep" else x.astype(np.float16)
+    found = run_plain(typed.artifact.path, {"x": fed})
+    wide = x.astype(np.float64)
+    expected = np.tanh(np.exp(-wide) - wide)
+    np.testing.assert_allclose(found["y"], expected, atol=0.01)
+    np.testing.assert_allclose(found["z"], (-expected * wide).max(axis=1), atol=0.02)
+
+
+def test_shapes_that_inference_cannot_tell_are_left_out(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path,
+        """g (float[N,4] x, int64[2] s) => (float[5,4] y) <float[5,4] a, float[5,4] b>
+        { a = Reshape(x, s) b = Neg(a) y = Exp(b) }""",
+    )
+    infos = make_typed(path).model.graph.value_info
+    dims = {info.name: info.type.tensor_type.shape.dim for info in infos}
+    assert [[dim.HasField("dim_value") for dim in dims[name]] for name in "ab"] == [[False, False]] * 2

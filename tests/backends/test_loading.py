@@ -65,3 +65,11 @@ def test_a_model_that_loads_only_when_it_is_optimised_is_taken(
     for wanted in (False, True):
         monkeypatch.setattr(loading, "open_session", refuse_unless(wanted))
         assert find_refusal(path) is None
+
+
+@pytest.mark.parametrize("piece_nodes", [1, 2, 100])
+def test_pieces_load_whatever_the_model_records_of_shapes(tmp_path: Path, piece_nodes: int) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4,12] x) => (float[4,12] y) <float[48] a> { a = Neg(x) b = Exp(a) y = Add(b, x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    assert find_refusal(tmp_path / "m.onnx", piece_nodes) is None

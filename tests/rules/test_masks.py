@@ -47,6 +47,7 @@ class Attention:
     extra_outputs: str = ""
     x: float = 100.0
     switches: dict[str, Any] = field(default_factory=dict)
+    recorded: dict[str, list[int]] = field(default_factory=dict)
 
     def scan(self, folder: Path) -> tuple[Graph, RangeTable]:
         used = {name for n in self.nodes for name in n.input}
@@ -54,6 +55,10 @@ class Attention:
         inputs = {name: kind for name, kind in inputs.items() if name in used}
         outputs = f"{self.nodes[-1].output[0]} {self.extra_outputs}"
         model = make_model(self.nodes, inputs, outputs, self.constants, self.opset)
+        model.graph.value_info.extend(
+            onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in self.recorded.items()
+        )
         return scan(model, folder, self.feeds(np.random.default_rng(0), 0.0, inputs))
 
     def feeds(self, rng: np.random.Generator, share: float, used: Any) -> dict[str, np.ndarray]:
@@ -241,6 +246,22 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             {"k": pattern_of(CAUSAL, MIN), "shape": ints(48, 2)},
         ),
         "added to the scores, and the data may mask",
+    ),
+    "causal, then a Reshape that breaks rows, of which the model records whole ones": (
+        Attention(
+            [node("Add", "x k", "a"), node("Reshape", "a shape", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "shape": ints(48, 2)},
+            recorded={"s": [24, 4]},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "rows along an axis that is the last one by the recorded shape": (
+        Attention(
+            [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=1)],
+            {"k": pattern_of(CAUSAL, MIN)},
+            recorded={"s": [24, 4]},
+        ),
+        "masks a row as a whole",
     ),
     "causal, then a Transpose": (
         Attention(

@@ -59,7 +59,7 @@ def _piece(
 
 
 def _declare(graph: Graph, name: str) -> onnx.ValueInfoProto:
-    return onnx.helper.make_tensor_value_info(name, graph.dtypes[name], graph.shapes.get(name))
+    return onnx.helper.make_tensor_value_info(name, graph.dtypes[name], graph.sure_shapes.get(name))
 
 
 def _is_plain(graph: Graph) -> bool:

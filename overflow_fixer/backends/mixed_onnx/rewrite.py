@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 import onnx
@@ -15,7 +16,9 @@ from overflow_fixer.backends.mixed_onnx.editor import Editor
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
+from overflow_fixer.records import Dim
 from overflow_fixer.subgraphs import all_names
+from overflow_fixer.tensor_types import dims_of
 
 _SUFFIXES = {FLOAT: "__fp32", FLOAT16: "__fp16"}
 
@@ -181,10 +184,16 @@ def _retarget(graph: Graph, node: Node, edited: gs.Node) -> None:
 
 
 def _declare_types(graph: Graph, rewriter: _Rewriter, model: onnx.ModelProto) -> None:
-    """Write every tensor's type into the model; a dimension only where it is a number."""
+    """Write every tensor's type into the model; a dimension only where it is a number that is inferred.
+
+    What the original records of shapes may be of another input size: ONNX Runtime takes it for true, and where Casts
+    stand between such tensors and others, refuses the model. An output keeps its dimensions unless they are wrong.
+    """
     for info in (*model.graph.input, *model.graph.output):
         if graph.dtypes.get(info.name) == FLOAT:
             info.type.tensor_type.elem_type = rewriter.assignment.io_type
+    for info in model.graph.output:
+        _correct_dims(info, graph.sure_shapes.get(info.name))
     types = {**graph.dtypes, **rewriter.assignment.stored}
     known = {name: (types[name], name) for node in graph.nodes for name in node.writes if name in types}
     known |= rewriter.new_types
@@ -192,6 +201,26 @@ def _declare_types(graph: Graph, rewriter: _Rewriter, model: onnx.ModelProto) ->
     for name in (name for node in model.graph.node for name in node.output):
         if name in known and name not in declared:
             elem_type, source = known[name]
-            dims = graph.shapes.get(source)
-            fixed = None if dims is None else [dim if isinstance(dim, int) else None for dim in dims]
+            fixed = _fixed_dims(graph.sure_shapes.get(source))
             model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, elem_type, fixed))
+
+
+def _fixed_dims(dims: Sequence[Dim] | None) -> list[int | None] | None:
+    return None if dims is None else [dim if _is_number(dim) else None for dim in dims]
+
+
+def _is_number(dim: Dim) -> TypeGuard[int]:
+    """Exporters write -1 for a dimension that is not known."""
+    return isinstance(dim, int) and dim >= 0
+
+
+def _correct_dims(info: onnx.ValueInfoProto, inferred: Sequence[Dim] | None) -> None:
+    """Declare the dimensions that are inferred, in place, where the declared ones contradict them."""
+    declared = dims_of(info.type)
+    if declared is None or inferred is None:
+        return
+    pairs = zip(declared, inferred, strict=False)
+    numbers = [pair for pair in pairs if all(map(_is_number, pair))]
+    if len(declared) != len(inferred) or any(one != other for one, other in numbers):
+        elem_type = info.type.tensor_type.elem_type
+        info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, _fixed_dims(inferred)))
