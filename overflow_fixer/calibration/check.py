@@ -18,8 +18,8 @@ def check_feeds(place: str, feeds: Feeds, inputs: Sequence[InputSpec], *, allow_
     """Check one batch against the model's inputs; raises CalibrationError beginning with `place`.
 
     feeds: arrays by input name. Dtypes must be the model's own, nothing is converted; fixed
-    dimensions must be met, and a symbolic one must have the same size wherever it appears. NaN and
-    infinities are counted and refused unless allowed.
+    dimensions must be met, and one with a name, which is an identifier, must have the same size wherever it appears. NaN
+    and infinities are counted and refused unless allowed.
     """
     check_names(place, feeds, inputs)
     for spec in inputs:
@@ -80,6 +80,11 @@ def is_fixed(dim: Dim) -> TypeGuard[int]:
     return isinstance(dim, int) and dim >= 0
 
 
+def _is_name(dim: Dim) -> TypeGuard[str]:
+    """Whether a dimension has a name, an identifier as ONNX asks; exporters write "?" for any that is not known."""
+    return isinstance(dim, str) and dim.isidentifier()
+
+
 def describe_dims(dims: Sequence[Dim] | None) -> str:
     if dims is None:
         return "any shape"
@@ -127,7 +132,7 @@ def _check_symbols(place: str, feeds: Feeds, inputs: Sequence[InputSpec]) -> Non
     seen: dict[str, tuple[str, int, int]] = {}
     for spec in inputs:
         for axis, (size, dim) in enumerate(zip(feeds[spec.name].shape, spec.dims or (), strict=False)):
-            if not isinstance(dim, str):
+            if not _is_name(dim):
                 continue
             name, first, first_size = seen.setdefault(dim, (spec.name, axis, size))
             if size != first_size:

@@ -62,6 +62,16 @@ def test_inputs_that_share_a_symbol_must_agree():
     assert "'k'" in fault({"x": floats(2, 3)}, spec("x", "k", "k"))
 
 
+@pytest.mark.parametrize("name", ["?", "", "-1", " ", "*", "2*n"])
+def test_what_is_no_name_says_nothing_of_a_size(name):
+    """Paddle2ONNX writes "?" for every dimension that it does not know; ONNX's names are identifiers."""
+    image, other = spec("x", "n", name, name), spec("z", "n", name)
+    feeds = {"x": floats(2, 48, 192), "z": floats(2, 5)}
+    check_feeds(PLACE, feeds, [image, other], allow_nonfinite=False)
+    text = fault({**feeds, "z": floats(3, 5)}, image, other)
+    assert "dimension 0 of input 'z' is 3, but dimension 0 of input 'x' is 2" in text
+
+
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
 )
