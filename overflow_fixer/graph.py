@@ -18,7 +18,7 @@ from overflow_fixer.external_data import check_external_data, external_tensors, 
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.nodes import Node, delay_fixed, number_nodes, sort_nodes
 from overflow_fixer.records import Array, Dim, InputSpec
-from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, bodies
+from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, all_nodes, bodies
 from overflow_fixer.tensor_types import (
     LateShapes,
     dims_of,
@@ -31,6 +31,7 @@ from overflow_fixer.tensor_types import (
 from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
+_UNUSED_OPSET = 17
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
@@ -206,6 +207,7 @@ def load_graph(path: Path | str) -> Graph:
     path = Path(path)
     stamp = FileStamp.of(path)
     model, home = read_referring(path)
+    _import_unused(model)
     opset = _checked_opset(path, model)
     data_files = tuple(sorted(check_external_data(home, model) - {path.resolve()}))
     stamps = (stamp, *map(FileStamp.of, data_files))
@@ -236,16 +238,42 @@ def _with_types(graph: Graph) -> Graph:
 
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
-    opset = max(
-        (entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0
-    )
+    opset = _imported_opset(model)
     newest = onnx.defs.onnx_opset_version()
-    if not MIN_OPSET <= opset <= newest:
-        raise ModelError(
-            f"{path} uses ONNX opset {opset or '(none named)'}. Expected {MIN_OPSET} to {newest}, which this machine's "
-            f"onnx {onnx.__version__} knows. Export it again, or convert it with onnx.version_converter."
-        )
-    return opset
+    if MIN_OPSET <= opset <= newest:
+        return opset
+    raise ModelError(
+        f"{path} {f'uses ONNX opset {opset}' if opset else 'names no opset of the ONNX operators that it uses'}. "
+        f"Expected {MIN_OPSET} to {newest}, which this machine's onnx {onnx.__version__} knows. {_opset_advice(opset)}"
+    )
+
+
+def _imported_opset(model: onnx.ModelProto | onnx.FunctionProto) -> int:
+    """The opset of ONNX's own operators; 0 where none is named."""
+    return max((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0)
+
+
+def _opset_advice(opset: int) -> str:
+    if opset >= MIN_OPSET:
+        return "Install a newer onnx and ONNX Runtime, or export it again with an older opset."
+    return (
+        "Export it again with a newer one (torch.onnx.export: opset_version, tf2onnx: --opset, skl2onnx and onnxmltools: "
+        "target_opset), or try onnx.version_converter, which does not know every operator."
+    )
+
+
+def _import_unused(model: onnx.ModelProto) -> None:
+    """Import the functions' opset, or else any, in place, where the graph itself uses none of ONNX's own operators.
+
+    Models of ai.onnx.ml alone often import none, or one that is too old; Casts and probes need one.
+    """
+    uses_any = any(node.domain in STANDARD_DOMAINS for node in all_nodes(model.graph))
+    if uses_any or _imported_opset(model) >= MIN_OPSET:
+        return
+    opset = max(map(_imported_opset, model.functions), default=0) or _UNUSED_OPSET
+    kept = [entry for entry in model.opset_import if entry.domain not in STANDARD_DOMAINS]
+    del model.opset_import[:]
+    model.opset_import.extend([onnx.helper.make_opsetid("", opset), *kept])
 
 
 def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:

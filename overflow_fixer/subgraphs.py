@@ -36,6 +36,14 @@ def bodies(proto: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     return found
 
 
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of its bodies, at any depth."""
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from all_nodes(body)
+
+
 def own_names(graph: onnx.GraphProto) -> set[str]:
     """The tensors of a graph itself, of its bodies none; "" where a node leaves an output out."""
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}

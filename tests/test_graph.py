@@ -224,3 +224,58 @@ def test_files_that_were_not_written_since_are_not_hashed_again(
     assert load_graph(path).stamp != stamp
     assert not load_graph(path).has_sha256(sha256, stamp)
     assert load_graph(path).has_sha256("another", stamp)
+
+
+def _save_scaler(folder: Path, *opsets: tuple[str, int], body: onnx.GraphProto | None = None) -> Path:
+    """A model of one node of ai.onnx.ml, as converters of trees and the like write them."""
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
+    if body is not None:
+        node.attribute.append(helper.make_attribute("body", body))
+    graph = helper.make_graph([node], "g", [_info("x", dims=["n", 4])], [_info("y")])
+    imports = [helper.make_opsetid(*opset) for opset in (("ai.onnx.ml", 1), *opsets)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=4)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("named", "opset"),
+    [((), 17), ((("", 1),), 17), ((("ai.onnx", 8),), 17), ((("", 9),), 9), ((("", 15),), 15)],
+)
+def test_a_model_that_uses_no_operator_of_onnx_needs_no_opset(
+    tmp_path: Path, named: tuple[tuple[str, int], ...], opset: int
+) -> None:
+    graph = load_graph(_save_scaler(tmp_path, *named))
+    imported = {entry.domain: entry.version for entry in graph.model.opset_import}
+    assert (graph.opset, imported) == (opset, {"": opset, "ai.onnx.ml": 1})
+    assert graph.dtypes["y"] == FLOAT
+
+
+def test_an_operator_in_a_body_needs_an_opset(tmp_path: Path) -> None:
+    body = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "body", [], [_info("b")])
+    with pytest.raises(ModelError, match="names no opset of the ONNX operators that it uses") as caught:
+        load_graph(_save_scaler(tmp_path, body=body))
+    assert "onnxmltools: target_opset" in str(caught.value)
+
+
+@pytest.mark.parametrize("named", [[], [8]])
+@pytest.mark.parametrize("inner", [13, 8])
+def test_functions_bring_the_opset_of_a_model_that_uses_no_other_operator(
+    tmp_path: Path, named: list[int], inner: int
+) -> None:
+    path = _save(tmp_path, [helper.make_node("F", ["x"], ["y"], domain="local")])
+    model = onnx.load(path)
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", inner)])
+    model.functions.append(function)
+    imports = [helper.make_opsetid("local", 1), *(helper.make_opsetid("", opset) for opset in named)]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    path.write_bytes(model.SerializeToString())
+    if inner < graph_module.MIN_OPSET:
+        with pytest.raises(ModelError, match="uses ONNX opset 8"):
+            load_graph(path)
+        return
+    graph = load_graph(path)
+    assert (graph.opset, [node.op_type for node in graph.nodes]) == (13, ["Relu"])

@@ -220,6 +220,23 @@ def test_shapes_are_written_where_they_are_numbers(tmp_path: Path) -> None:
     assert (dims[1].dim_value, info.type.tensor_type.elem_type) == (4, TensorProto.FLOAT16)
 
 
+@pytest.mark.parametrize("io_types", ["keep", "fp16"])
+def test_a_model_without_operators_of_onnx_gets_casts(
+    tmp_path: Path, io_types: Literal["keep", "fp16"]
+) -> None:
+    """Converters of trees and the like import ai.onnx.ml alone."""
+    model = onnx.parser.parse_model("""<ir_version: 4, opset_import: ["ai.onnx.ml" : 1]>
+    g (float[N,4] x) => (float[N,4] y) { y = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (x) }""")
+    typed = make_typed(save(tmp_path, model), io_types=io_types)
+    casts = 0 if io_types == "keep" else 2
+    assert (typed.artifact.fp16_nodes, typed.artifact.cast_count) == ((), casts)
+    x = X.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(
+        run_plain(typed.artifact.path, {"x": x if not casts else x.astype(np.float16)})["y"],
+        ((x - 1) * 2).astype(np.float16) if casts else (x - 1) * 2,
+    )
+
+
 STALE = """g (float[4,12] x) => (float[4,16] y, float[4] z)
 <float[4,16] a, float[4,16] b, float[4,16] c, float[4,16] d> {
     a = Neg(x) b = Exp(a) c = Add(a, b) y = Tanh(c) d = Mul(y, a) z = ReduceMax <axes: ints = [1], keepdims: int = 0> (d)
