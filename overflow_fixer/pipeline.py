@@ -24,6 +24,7 @@ from overflow_fixer.files import make_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.half_io import say_over_range
 from overflow_fixer.planning import check_plan, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.providers import choose_provider
@@ -173,7 +174,10 @@ def make_policy(config: FixConfig, backend: str) -> PlanPolicy:
 
 @dataclass(frozen=True)
 class _Result:
-    """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price."""
+    """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price.
+
+    `lost_outputs` are those that FP16 inputs and outputs alone make wrong.
+    """
 
     best: Attempt
     naive: Verification | None = None
@@ -181,6 +185,7 @@ class _Result:
     fp32: Verification | None = None
     price: Price | None = None
     warnings: tuple[str, ...] = ()
+    lost_outputs: tuple[str, ...] = ()
 
 
 def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock) -> _Result:
@@ -205,11 +210,12 @@ def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock
             engines[tensorrt.FP32_EXACT], fp32 = bench.try_fp32()
     is_fault = fp32 is not None and not fp32.passed
     with clock.time("repair"):
-        best, rounds = (first, ()) if is_fault else _repair(config, bench, first)
+        lost = () if first.verification.passed else bench.find_lost_outputs()
+        best, rounds = (first, ()) if is_fault or lost else _repair(config, bench, first)
     if is_engine and compare:
         with clock.time("timing"), _tolerate("Nothing was timed", warnings):
             price = bench.measure_price(best.artifact, engines)
-    return _Result(best, naive, rounds, fp32, price, tuple(warnings))
+    return _Result(best, naive, rounds, fp32, price, tuple(warnings), lost)
 
 
 @contextmanager
@@ -262,7 +268,12 @@ def _make_report(
         tolerance=config.verify.tolerance(),
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=(*result.warnings, *_luck(result), *_warnings(graph, ranges, best.verification)),
+        warnings=(
+            *result.warnings,
+            *_luck(result),
+            *_warn_of_half_io(config, graph, ranges, result.lost_outputs),
+            *_warnings(graph, ranges, best.verification),
+        ),
         price=result.price,
         fp32_engine=result.fp32,
         confidence=judge_confidence(graph, ranges, best.plan, make_policy(config, bench.backend_name)),
@@ -300,6 +311,20 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
     yield from say_unobserved(ranges.not_observed)
+
+
+def _warn_of_half_io(
+    config: FixConfig, graph: Graph, ranges: RangeTable, lost_outputs: tuple[str, ...]
+) -> Iterator[str]:
+    """That inputs or outputs do not fit into the FP16 that is asked for, in one warning."""
+    said = [*say_over_range(graph, ranges)] if config.build.io_types == "fp16" else []
+    if lost_outputs:
+        said.append(
+            f"No repair was tried: with FP16 inputs and outputs alone, FP32 in between, {', '.join(lost_outputs)} "
+            f"{'is' if len(lost_outputs) == 1 else 'are'} wrong{'' if said else ': use --io-types keep'}."
+        )
+    if said:
+        yield " ".join(said)
 
 
 def _warn_of_own_fp16(graph: Graph, ranges: RangeTable) -> Iterator[str]:

@@ -516,7 +516,7 @@ TracedIn = Literal["candidate", "simulation", "marked engine"]
 class Verification:
     """A candidate against FP32 on the calibration batches.
 
-    `first_wrong` is the first tensor in topological order that goes wrong; None when nothing
+    `first_wrong` is the first tensor in topological order that goes wrong, inputs that are FP16 included; None when nothing
     failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in`
     is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
     "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as

@@ -17,6 +17,7 @@ from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder, move_files
 from overflow_fixer.finished_trials import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.graph import Graph
+from overflow_fixer.half_io import RoundedRunner, find_wrong_input
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import (
     Artifact,
@@ -34,7 +35,13 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.trace import OpenRunner, trace
 from overflow_fixer.trial_folders import TrialFolders
-from overflow_fixer.verification import CachedRunner, check_tolerance, open_reference, verify
+from overflow_fixer.verification import (
+    CachedRunner,
+    check_tolerance,
+    find_worst_batch,
+    open_reference,
+    verify,
+)
 
 _NAIVE = "naive FP16"
 
@@ -152,8 +159,31 @@ class Bench:
         if all(verdict.passed for verdict in found.outputs):
             return found
         if self.backend.is_engine:
-            return self._trace_engine(found, artifact, plan)
-        return self._trace(found, plan, lambda tensors: mixed_onnx.open_tracer(artifact, tensors))
+            traced = self._trace_engine(found, artifact, plan)
+        else:
+            traced = self._trace(found, plan, lambda tensors: mixed_onnx.open_tracer(artifact, tensors))
+        return self._blame_input(traced)
+
+    def find_lost_outputs(self) -> tuple[str, ...]:
+        """The outputs that are wrong with FP16 inputs and outputs alone, FP32 in between; what FP32 has NaN in is not told."""
+        if not self._has_half_io:
+            return ()
+        rounded = RoundedRunner(self.graph, self._reference)
+        found = verify(self._reference, rounded, self.calibration, self.tolerance)
+        wrong = [verdict.error for verdict in found.outputs if not verdict.passed]
+        return tuple(error.tensor for error in wrong if not error.reference_nan)
+
+    @property
+    def _has_half_io(self) -> bool:
+        return self.settings.io_types == "fp16"
+
+    def _blame_input(self, found: Verification) -> Verification:
+        """With an input that goes wrong as FP16 as the first tensor that does."""
+        if not self._has_half_io:
+            return found
+        batch = find_worst_batch(found, self.calibration)
+        wrong = find_wrong_input(self.graph, batch, self.tolerance)
+        return found if wrong is None else replace(found, first_wrong=wrong)
 
     def _trace_engine(self, found: Verification, artifact: Artifact, plan: PrecisionPlan) -> Verification:
         """Trace a simulation of the engine's precisions; where that shows nothing wrong, a marked engine."""

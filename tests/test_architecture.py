@@ -29,7 +29,7 @@ FLOORS = [
     {"calibration", "ranges", "rules", "simulation"},
     {"roundings"},
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification", "finished_trials"},
-    {"switchboard", "trace"},
+    {"half_io", "switchboard", "trace"},
     {"culprits"},
     {"foresight"},
     {"reports", "repair", "trials", "confidence", "refusing"},

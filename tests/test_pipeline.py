@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import ints, make_model, node, save, scalar
+from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar
 from onnx import TensorProto
 
 from overflow_fixer import trials
@@ -17,6 +17,8 @@ from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, ModelError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import _luck, _Result, fix
+from overflow_fixer.progress import silent
+from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Engine, FixReport
 from overflow_fixer.repair import Attempt
 from overflow_fixer.reports import render_text
@@ -103,11 +105,82 @@ def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_pat
     assert not any(reason.endswith("in FP32") for reason in reasons)
 
 
-def _fix(model: onnx.ModelProto, folder: Path, **feeds: Any) -> FixReport:
+def _fix(
+    model: onnx.ModelProto, folder: Path, io_types: Literal["keep", "fp16"] = "keep", **feeds: Any
+) -> FixReport:
     save(model, folder)
     np.savez(folder / "data.npz", **feeds)
     config = FixConfig(model=folder / "model.onnx", calib=folder / "data.npz", out=folder / "out")
-    return fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    return fix(config.model_copy(update={"build": BuildOptions(backend="onnx", io_types=io_types)}))
+
+
+WIDE = np.array([[1, 1e5, 3, 4], [2, -7, 1e5, 5]], np.float32)
+
+
+def test_an_input_that_fp16_does_not_hold_is_named_and_nothing_is_repaired(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    nodes = [node("Mul", "x small", "a"), node("MatMul", "a w", "y")]
+    model = make_model(nodes, {"x": [2, 4]}, "y", {"small": scalar(1e-5), "w": weights})
+    report = _fix(model, tmp_path, "fp16", x=WIDE)
+    assert not report.passed
+    assert report.rounds == ()
+    for found in (report.naive, report.fixed):
+        assert found is not None
+        assert found.first_wrong is not None
+        assert (found.first_wrong.tensor, found.first_wrong.candidate_inf) == ("x", 2)
+    (warning,) = report.warnings
+    assert warning == (
+        "Input x, which --io-types fp16 makes FP16, has max |x| of 100000 [data.npz[0:2]], over FP16's 65504: no plan mends "
+        "that, --io-types keep does. No repair was tried: with FP16 inputs and outputs alone, FP32 in between, y is wrong."
+    )
+    kept = _fix(model, tmp_path, x=WIDE)
+    assert kept.passed
+    assert kept.warnings == ()
+
+
+def test_an_output_that_fp16_does_not_hold_is_named_and_nothing_is_repaired(tmp_path: Path) -> None:
+    model = make_model([node("Relu", "x", "a"), node("Mul", "a a", "y")], {"x": [2]}, "y")
+    report = _fix(model, tmp_path, "fp16", x=np.array([300, 2], np.float32))
+    assert (report.passed, report.rounds) == (False, ())
+    assert report.fixed.first_wrong is not None
+    assert report.fixed.first_wrong.tensor == "y"
+    assert [text[:50] for text in report.warnings] == ["Output y, which --io-types fp16 makes FP16, has ma"]
+
+
+def test_digits_that_an_fp16_input_loses_are_no_matter_of_repair(tmp_path: Path) -> None:
+    """20000.3 is 20000 in FP16, before anything is computed."""
+    model = make_model([node("Sub", "x far", "y")], {"x": [2]}, "y", {"far": scalar(20000)})
+    report = _fix(model, tmp_path, "fp16", x=np.array([20000.3, 20005], np.float32))
+    assert (report.passed, report.rounds) == (False, ())
+    assert report.warnings == (
+        "No repair was tried: with FP16 inputs and outputs alone, FP32 in between, y is wrong: use --io-types keep.",
+    )
+
+
+def test_an_input_over_the_range_that_does_no_harm_is_said_and_passes(tmp_path: Path) -> None:
+    model = make_model([node("Min", "x ten", "y")], {"x": [2, 4]}, "y", {"ten": scalar(10)})
+    report = _fix(model, tmp_path, "fp16", x=WIDE)
+    assert report.passed
+    assert [text[:30] for text in report.warnings] == ["Input x, which --io-types fp16"]
+    assert "No repair" not in report.warnings[0]
+
+
+def test_what_goes_wrong_in_between_is_not_laid_to_fp16_inputs_and_outputs(tmp_path: Path) -> None:
+    model = make_model(
+        [node("Mul", "x big", "a"), node("Div", "a big", "y")], {"x": [2]}, "y", {"big": scalar(1e5)}
+    )
+    save(model, tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([3, 5], np.float32))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    build = BuildOptions(backend="onnx", io_types="fp16")
+    graph = load_graph(config.model)
+    calibration = InMemoryCalibration([{"x": np.array([3, 5], np.float32)}])
+    config = config.model_copy(update={"build": build})
+    with Bench(config, graph, calibration, collect_ranges(graph, calibration), "onnx", silent) as bench:
+        _, found = bench.try_naive()
+        assert bench.find_lost_outputs() == ()
+    assert found.first_wrong is not None
+    assert found.first_wrong.tensor == "a"
 
 
 def test_what_draws_random_numbers_is_named_where_it_fails(tmp_path: Path) -> None:
