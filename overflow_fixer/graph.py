@@ -53,7 +53,6 @@ class Graph:
     opset: int
     nodes: tuple[Node, ...] = field(repr=False)
     dtypes: Mapping[str, int] = field(repr=False)
-    shapes: Mapping[str, tuple[Dim, ...]] = field(repr=False)
     is_inlined: bool = False
     """Whether the file's local functions were inlined, so that `model` has other nodes than the file."""
     other_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict, repr=False)
@@ -215,7 +214,7 @@ def load_graph(path: Path | str) -> Graph:
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
     nodes = sort_nodes(path, model.graph, number_nodes(model.graph))
-    return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, {}, has_functions))
+    return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, has_functions))
 
 
 def derive_graph(graph: Graph, model: onnx.ModelProto, place: str = "") -> Graph:
@@ -229,8 +228,8 @@ def derive_graph(graph: Graph, model: onnx.ModelProto, place: str = "") -> Graph
 
 def _with_types(graph: Graph) -> Graph:
     known = graph.model, graph.folder, graph.nodes, graph.constants
-    dtypes, others, ranks, shapes, sure_shapes = tell_types(*known)
-    typed = replace(graph, dtypes=dtypes, other_types=others, ranks=ranks, shapes=shapes)
+    dtypes, others, ranks, sure_shapes = tell_types(*known)
+    typed = replace(graph, dtypes=dtypes, other_types=others, ranks=ranks)
     typed.__dict__["constants"] = graph.constants
     if sure_shapes is not None:
         typed.__dict__["sure_shapes"] = sure_shapes

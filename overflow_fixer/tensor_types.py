@@ -1,4 +1,4 @@
-"""The types and shapes of a model's tensors: as recorded, as inferred, as ONNX Runtime tells them."""
+"""The types of a model's tensors as recorded, as inferred, as ONNX Runtime tells them, and their shapes as inferred."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ class LateShapes(Mapping[str, tuple[Dim, ...]]):
 
 
 class Types(NamedTuple):
-    """What Graph.dtypes, other_types, ranks, shapes and, where they come with those, sure_shapes hold."""
+    """What Graph.dtypes, other_types, ranks and, where they come with those, sure_shapes hold."""
 
     dtypes: dict[str, int]
     others: dict[str, onnx.TypeProto]
     ranks: dict[str, int]
-    shapes: Shapes
     sure_shapes: Shapes | None
 
 
@@ -70,7 +69,7 @@ def tell_types(
     _tell_given(model.graph, dtypes, ranks)
     if tell_outputs(nodes, fixed, dtypes, ranks):
         shapes = LateShapes(lambda: {**_shapes_of(_infer_once(model)), **_shapes_of_initializers(model)})
-        return Types(dtypes, {}, ranks, *_tell_shapes(model, shapes))
+        return Types(dtypes, {}, ranks, _tell_sure_shapes(model, shapes))
     types = _infer_once(model)
     others = {name: info for name, info in types.items() if info.WhichOneof("value") in _OTHER_KINDS}
     dtypes = {name: one.tensor_type.elem_type for name, one in types.items() if one.HasField("tensor_type")}
@@ -80,7 +79,7 @@ def tell_types(
     if unknown:
         dtypes.update(infer_types(model, folder, unknown))
     inferred = {**_shapes_of(types), **_shapes_of_initializers(model)}
-    return Types(dtypes, others, {}, *_tell_shapes(model, inferred))
+    return Types(dtypes, others, {}, _tell_sure_shapes(model, inferred))
 
 
 def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Dim, ...]]:
@@ -165,12 +164,11 @@ def _tell_given(graph: onnx.GraphProto, dtypes: dict[str, int], ranks: dict[str,
                 ranks[info.name] = len(dims)
 
 
-def _tell_shapes(model: onnx.ModelProto, inferred: Shapes) -> tuple[Shapes, Shapes | None]:
-    """Types.shapes and sure_shapes: of a model that records nothing inside, and no defaults, what is inferred can be relied on."""
-    if model.graph.value_info:
-        return inferred, None
-    told = LateShapes(lambda: _fill_in_outputs(model, inferred))
-    return told, None if find_defaults(model.graph) else LateShapes(lambda: _keep_sure(model.graph, inferred))
+def _tell_sure_shapes(model: onnx.ModelProto, inferred: Shapes) -> Shapes | None:
+    """Of a model that records nothing inside, and no defaults, what is inferred can be relied on."""
+    if model.graph.value_info or find_defaults(model.graph):
+        return None
+    return LateShapes(lambda: _keep_sure(model.graph, inferred))
 
 
 def _keep_sure(graph: onnx.GraphProto, shapes: Shapes) -> Shapes:
@@ -198,22 +196,6 @@ def _shapes_of(types: Mapping[str, onnx.TypeProto]) -> dict[str, tuple[Dim, ...]
 
 def _shapes_of_initializers(model: onnx.ModelProto) -> dict[str, tuple[Dim, ...]]:
     return {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-
-
-def _fill_in_outputs(model: onnx.ModelProto, shapes: Shapes) -> Shapes:
-    """The shapes, with what the model records of its outputs."""
-    told = _shapes_of({info.name: info.type for info in model.graph.output})
-    return {**shapes, **{name: _merge_dims(dims, shapes.get(name)) for name, dims in told.items()}}
-
-
-def _merge_dims(told: tuple[Dim, ...], inferred: tuple[Dim, ...] | None) -> tuple[Dim, ...]:
-    """What a model records of a shape, with what is inferred where that says more: as onnx.shape_inference does."""
-    if inferred is None or len(inferred) != len(told):
-        return told
-    return tuple(
-        other if one is None or (isinstance(one, str) and isinstance(other, int)) else one
-        for one, other in zip(told, inferred, strict=True)
-    )
 
 
 def _forget_shapes(skeleton: onnx.ModelProto) -> None:

@@ -40,7 +40,7 @@ def inline_bodies(graph: Graph, ranges: RangeTable) -> Graph:
     model.graph.node.extend(parts.nodes)
     model.graph.output.extend(source.graph.output)
     nodes = number_nodes(model.graph)
-    return replace(graph, model=model, nodes=nodes, dtypes=parts.dtypes, shapes={}, ranks={})
+    return replace(graph, model=model, nodes=nodes, dtypes=parts.dtypes, ranks={})
 
 
 @dataclass

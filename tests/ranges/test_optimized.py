@@ -76,7 +76,7 @@ def test_what_overflows_is_counted_as_in_the_exact_scan(tmp_path: Path) -> None:
 def test_probes_read_blocks_and_stand_behind_their_tensors(tmp_path: Path) -> None:
     graph = conv_net(tmp_path / "m.onnx", 32)
     tensors = ["c0", "r0", "c1", "s1", "m1", "c2", "a", "y"]
-    probed = add_probes(graph, tensors, Probing(shapes=graph.shapes))
+    probed = add_probes(graph, tensors, Probing(shapes=graph.sure_shapes))
     with TemporaryDirectory() as work:
         nodes = list(optimize_probed(probed, Path(work))[0].graph.node)
     written = [name for at in nodes for name in at.output]
