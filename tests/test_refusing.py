@@ -88,6 +88,32 @@ def test_the_written_model_computes_a_layer_norm_with_one_node(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "fused.onnx"}
 
 
+@pytest.mark.parametrize("opset", [13, 15, 17])
+def test_a_mean_that_is_a_sum_whose_axis_is_put_back(opset: int, tmp_path: Path) -> None:
+    """As jax2tf and tf2onnx write it; the batch and the time are not known."""
+    put_back = [
+        [
+            node("ReduceSum", f"{source} last", f"{source}_t", keepdims=0),
+            node("Mul", f"{source}_t share", f"{source}_u"),
+            node("Reshape", f"{source}_u kept", f"{source}_r"),
+            node("Expand", f"{source}_r kept", mean),
+        ]
+        for source, mean in (("x", "m"), ("q", "v"))
+    ]
+    shape = [
+        node("Shape", "x", "dims"),
+        node("Slice", "dims from to", "places"),
+        node("Concat", "places one", "kept", axis=0),
+    ]
+    between = [node("Sub", "x m", "d"), node("Mul", "d d", "q")]
+    nodes = [*shape, *put_back[0], *between, *put_back[1], *_normalize()[4:], *AFFINE]
+    constants = {"last": ints(2), "share": scalar(1 / SIZE), "from": ints(0), "to": ints(2), "one": ints(1)}
+    fused = _refuse(_model(tmp_path, nodes, constants, opset=opset), tmp_path)
+    assert (fused.fused, fused.left) == (("y",), {})
+    assert _operators(fused) == ["Shape", "Slice", "Concat", "LayerNormalization"]
+    np.testing.assert_allclose(_run(fused.files[0], X), _layer_norm(X) * GAMMA + BETA, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("opset", [9, 11, 13, 16, 17])
 def test_from_every_opset(opset: int, tmp_path: Path) -> None:
     nodes = [node("Abs", "x", "a"), *_normalize("a"), *AFFINE]

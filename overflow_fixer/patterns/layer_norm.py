@@ -1,8 +1,9 @@
 """LayerNorm written out: (x - mean) / sqrt(variance + epsilon), with its scale and bias if those stand behind.
 
 Spelled as PyTorch's exporter does below opset 17 (Pow or Mul, Sqrt, Div), with an inverse root (Reciprocal, Pow),
-as TensorFlow does (x a + (bias - mean a), where a is the inverse root times the scale), as Flax does (the
-variance as E[x^2] - E[x]^2), with an epsilon behind the root, and with casts between.
+as TensorFlow and Keras do (x a + (bias - mean a), where a is the inverse root times the scale; -mean a + bias), as Flax
+does (the variance as E[x^2] - E[x]^2), with an epsilon behind the root, and with casts between. A mean may be a sum
+over its number of elements, or times the inverse of that, and its axes may be dropped and put back: see patterns.statistics.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from overflow_fixer.patterns.quotients import (
     follow_affine,
 )
 from overflow_fixer.patterns.region import Region
+from overflow_fixer.patterns.statistics import is_aligned
 from overflow_fixer.patterns.tracing import (
     collect,
     constant_operand,
-    is_constant,
     is_same,
     operands,
     read_number,
@@ -79,10 +80,14 @@ def match_layer_norms(graph: Graph) -> Iterator[LayerNorm]:
 def find_centred(graph: Graph, tensor: str) -> tuple[str, tuple[int, ...] | None] | None:
     """x and the axes of its mean, if the tensor is x - mean(x)."""
     node = writer(graph, tensor, "Sub")
-    mean = None if node is None else find_mean(graph, node.inputs[1])
+    mean = None if node is None else _find_aligned_mean(graph, node.inputs[1])
     if node is None or mean is None or not is_same(graph, node.inputs[0], mean[0]):
         return None
     return common_source(graph, node.inputs[0], mean[0]), mean[1]
+
+
+def _find_aligned_mean(graph: Graph, tensor: str) -> tuple[str, tuple[int, ...] | None] | None:
+    return find_mean(graph, tensor) if is_aligned(graph, tensor) else None
 
 
 def _find_source(graph: Graph, quotient: Quotient) -> str | None:
@@ -125,17 +130,44 @@ def _subtract_mean(graph: Graph, quotient: Quotient, source: str) -> tuple[str, 
             continue
         if reader.standard_op == "Sub" and product == reader.inputs[0] and _scales_mean(graph, other, source):
             return reader.outputs[0], ()
-        rest = writer(graph, other, "Sub")
-        if reader.standard_op == "Add" and rest is not None and _scales_mean(graph, rest.inputs[1], source):
-            return (reader.outputs[0], (rest.inputs[0],)) if is_constant(graph, rest.inputs[0]) else None
+        biases = _find_bias(graph, other, source) if reader.standard_op == "Add" else None
+        if biases is not None:
+            return reader.outputs[0], biases
     return None
+
+
+def _find_bias(graph: Graph, tensor: str, source: str) -> tuple[str, ...] | None:
+    """The bias of bias - mean * a, () of -mean * a; None of another tensor."""
+    if _scales_negated_mean(graph, tensor, source):
+        return ()
+    node = writer(graph, tensor, "Add", "Sub")
+    found = None if node is None else constant_operand(graph, node)
+    if node is None or found is None:
+        return None
+    rest, bias = found
+    if node.standard_op == "Sub":
+        is_bias = bias == node.inputs[0] and _scales_mean(graph, rest, source)
+    else:
+        is_bias = _scales_negated_mean(graph, rest, source)
+    return (bias,) if is_bias else None
 
 
 def _scales_mean(graph: Graph, tensor: str, source: str) -> bool:
     """Whether the tensor is the mean of the source times something."""
     node = writer(graph, tensor, "Mul")
-    means = [] if node is None else [find_mean(graph, name) for name in node.inputs]
-    return any(mean is not None and is_same(graph, mean[0], source) for mean in means)
+    return node is not None and any(_is_mean_of(graph, name, source) for name in node.inputs)
+
+
+def _scales_negated_mean(graph: Graph, tensor: str, source: str) -> bool:
+    """Whether it is that mean, negated, times something."""
+    node = writer(graph, tensor, "Mul")
+    negations = [] if node is None else [writer(graph, name, "Neg") for name in node.inputs]
+    return any(each is not None and _is_mean_of(graph, each.inputs[0], source) for each in negations)
+
+
+def _is_mean_of(graph: Graph, tensor: str, source: str) -> bool:
+    mean = _find_aligned_mean(graph, tensor)
+    return mean is not None and is_same(graph, mean[0], source)
 
 
 def _read_epsilon(graph: Graph, quotient: Quotient) -> float | None:

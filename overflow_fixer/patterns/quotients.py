@@ -8,15 +8,23 @@ from functools import lru_cache
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
+from overflow_fixer.patterns.statistics import (
+    MEANS,
+    averages,
+    dropped_axes,
+    is_aligned,
+    maker,
+    mean_reduction,
+    read_axes,
+    reduction,
+    skip,
+)
 from overflow_fixer.patterns.tracing import (
     constant_operand,
     is_same,
     operands,
     origin,
-    read_axes,
     read_number,
-    reduction,
-    skip,
     sole_reader,
     writer,
 )
@@ -60,18 +68,18 @@ def _find_quotients(graph: Graph) -> Iterator[Quotient]:
     for node in graph.nodes:
         if node.standard_op == "Div":
             found = _find_root(graph, node.inputs[1])
-            if found is not None:
+            if found is not None and is_aligned(graph, node.inputs[1]):
                 yield Quotient(node, node.inputs[0], *found, inverse_scales=())
         elif node.standard_op == "Mul":
             for dividend, inverse in operands(node):
                 turned = _find_inverse(graph, inverse)
-                if turned is not None:
+                if turned is not None and is_aligned(graph, inverse):
                     yield Quotient(node, dividend, *turned)
 
 
 def find_mean(graph: Graph, tensor: str) -> tuple[str, tuple[int, ...] | None] | None:
-    """What the tensor is the mean of, and over which axes."""
-    node = reduction(graph, tensor, "ReduceMean")
+    """What the tensor is the mean of, and over which axes; those may be dropped from it."""
+    node = mean_reduction(graph, tensor, "ReduceSum")
     return None if node is None else (node.inputs[0], read_axes(graph, node))
 
 
@@ -87,18 +95,19 @@ def follow_affine(graph: Graph, tensor: str) -> tuple[str, list[Node]]:
 
 
 def _find_inverse(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...], tuple[Node, ...]] | None:
-    """Of 1 / root, times constants."""
+    """Of 1 / root, times constants, kept under a constant at most."""
+    tensor, limits = skip(graph, tensor, ("Min",))
     tensor, scales = skip(graph, tensor, ("Mul",))
-    node = writer(graph, tensor, "Reciprocal", "Div", "Pow")
+    node = maker(graph, tensor, "Reciprocal", "Div", "Pow")
     if node is None:
         return None
     if node.standard_op == "Pow":
         squares = _find_squares(graph, node.inputs[0]) if read_number(graph, node.inputs[1]) == -0.5 else None
-        return None if squares is None else (squares, (), tuple(scales))
+        return None if squares is None else (squares, tuple(limits), tuple(scales))
     if node.standard_op == "Div" and read_number(graph, node.inputs[0]) != 1:
         return None
     found = _find_root(graph, node.inputs[-1])
-    return None if found is None else (*found, tuple(scales))
+    return None if found is None else (found[0], (*limits, *found[1]), tuple(scales))
 
 
 def _find_root(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...]] | None:
@@ -106,7 +115,7 @@ def _find_root(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...]] | 
     norm = reduction(graph, tensor, "ReduceL2")
     if norm is not None:
         return Squares(norm.inputs[0], read_axes(graph, norm), False, ()), tuple(changes)
-    node = writer(graph, tensor, "Sqrt", "Pow")
+    node = maker(graph, tensor, "Sqrt", "Pow")
     if node is None or (node.standard_op == "Pow" and read_number(graph, node.inputs[1]) != 0.5):
         return None
     squares = _find_squares(graph, node.inputs[0])
@@ -115,14 +124,16 @@ def _find_root(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...]] | 
 
 def _find_squares(graph: Graph, tensor: str) -> Squares | None:
     tensor, changes = skip(graph, tensor, (*_GUARDS, *_SCALES))
-    difference = writer(graph, tensor, "Sub")
+    difference = maker(graph, tensor, "Sub")
     if difference is not None:
         return _find_spread(graph, difference, changes)
-    node = reduction(graph, tensor, "ReduceMean", "ReduceSum", "ReduceSumSquare")
+    node = reduction(graph, tensor, *MEANS, "ReduceSum", "ReduceSumSquare")
     if node is None:
         return None
     squared = _find_square(graph, node)
-    is_mean = node.standard_op == "ReduceMean" or any(change.standard_op in _SCALES for change in changes)
+    is_mean = node.standard_op in MEANS or any(change.standard_op in _SCALES for change in changes)
+    if changes and node.standard_op not in MEANS and averages(graph, changes[-1], node):
+        changes.pop()
     return None if squared is None else Squares(squared, read_axes(graph, node), is_mean, tuple(changes))
 
 
@@ -147,9 +158,10 @@ def _find_base(graph: Graph, node: Node) -> str | None:
 
 def _find_spread(graph: Graph, node: Node, changes: list[Node]) -> Squares | None:
     """The mean of x^2 less the square of the mean of x."""
-    mean_of_squares = reduction(graph, node.inputs[0], "ReduceMean")
-    square_of_mean = writer(graph, node.inputs[1], "Pow", "Mul")
-    if mean_of_squares is None or square_of_mean is None:
+    mean_of_squares = mean_reduction(graph, node.inputs[0], "ReduceSum", "ReduceSumSquare")
+    square_of_mean = maker(graph, node.inputs[1], "Pow", "Mul")
+    dropped = {dropped_axes(graph, name) for name in node.inputs}
+    if mean_of_squares is None or square_of_mean is None or len(dropped) > 1 or None in dropped:
         return None
     squared, root = _find_square(graph, mean_of_squares), _find_base(graph, square_of_mean)
     mean = None if root is None else find_mean(graph, root)

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.region import Region
+from overflow_fixer.patterns.statistics import MAXIMA, is_aligned, maker, reduction, skip
 from overflow_fixer.patterns.tracing import (
     collect,
     is_same,
     operands,
-    reduction,
     sole_reader,
     writer,
 )
@@ -43,16 +43,11 @@ def find_softmax(graph: Graph) -> Iterator[Region]:
 
 def _find_exponential(graph: Graph, node: Node) -> Node | None:
     """The Exp whose rows the node divides by their sum, or of whose argument it subtracts the sum's logarithm."""
-    if node.standard_op == "Div":
-        return _find_summed(graph, node.inputs[1], node.inputs[0])
-    if node.standard_op == "Mul":
-        for dividend, inverse in operands(node):
-            turned = writer(graph, inverse, "Reciprocal")
-            found = None if turned is None else _find_summed(graph, turned.inputs[0], dividend)
-            if found is not None:
-                return found
-    if node.standard_op == "Sub":
-        logarithm = writer(graph, node.inputs[1], "Log")
+    dividend = find_shared_out(graph, node)
+    if dividend is not None:
+        return writer(graph, dividend, "Exp")
+    if node.standard_op == "Sub" and is_aligned(graph, node.inputs[1]):
+        logarithm = maker(graph, node.inputs[1], "Log")
         total = None if logarithm is None else reduction(graph, logarithm.inputs[0], "ReduceSum")
         exponential = None if total is None else writer(graph, total.inputs[0], "Exp")
         if exponential is not None and is_same(graph, exponential.inputs[0], node.inputs[0]):
@@ -60,12 +55,19 @@ def _find_exponential(graph: Graph, node: Node) -> Node | None:
     return None
 
 
-def _find_summed(graph: Graph, total: str, dividend: str) -> Node | None:
-    """The Exp that both are made of."""
-    node = reduction(graph, total, "ReduceSum")
-    if node is None or not is_same(graph, node.inputs[0], dividend):
-        return None
-    return writer(graph, dividend, "Exp")
+def find_shared_out(graph: Graph, node: Node) -> str | None:
+    """What the node divides by its own sum, or multiplies by the inverse of that: it writes shares of a whole."""
+    for dividend, other in operands(node):
+        total = other
+        if node.standard_op == "Mul":
+            turned = maker(graph, other, "Reciprocal")
+            total = "" if turned is None else turned.inputs[0]
+        elif node.standard_op != "Div" or dividend != node.inputs[0]:
+            continue
+        summed = reduction(graph, total, "ReduceSum")
+        if summed is not None and is_same(graph, summed.inputs[0], dividend) and is_aligned(graph, other):
+            return dividend
+    return None
 
 
 def _find_source(graph: Graph, exponential: Node) -> str:
@@ -73,15 +75,18 @@ def _find_source(graph: Graph, exponential: Node) -> str:
     difference = writer(graph, exponential.inputs[0], "Sub")
     if difference is None:
         return exponential.inputs[0]
-    maximum = reduction(graph, difference.inputs[1], "ReduceMax")
-    is_shift = maximum is not None and is_same(graph, maximum.inputs[0], difference.inputs[0])
+    largest, _ = skip(graph, difference.inputs[1], ("Max",))
+    maximum = reduction(graph, largest, *MAXIMA)
+    is_own = maximum is not None and is_same(graph, maximum.inputs[0], difference.inputs[0])
+    is_shift = is_own and is_aligned(graph, difference.inputs[1])
     return difference.inputs[0] if is_shift else exponential.inputs[0]
 
 
 def _subtracts_log_sum(graph: Graph, node: Node) -> bool:
     """Whether it is x - ReduceLogSumExp(x)."""
     total = reduction(graph, node.inputs[1], "ReduceLogSumExp")
-    return total is not None and is_same(graph, total.inputs[0], node.inputs[0])
+    is_own = total is not None and is_same(graph, total.inputs[0], node.inputs[0])
+    return is_own and is_aligned(graph, node.inputs[1])
 
 
 def _kind(node: Node) -> str:

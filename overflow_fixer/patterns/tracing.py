@@ -6,7 +6,7 @@ A way is followed for a few nodes at most, so that a pattern is looked for in co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from onnx import TensorProto
 
@@ -78,39 +78,6 @@ def read_number(graph: Graph, tensor: str) -> float | None:
     return None if value is None else float(value.reshape(()))
 
 
-def read_axes(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """The axes that a reduction goes over, in order; () where it names none, None where they are computed."""
-    attribute = node.attribute("axes")
-    if attribute is not None:
-        return tuple(sorted(attribute.ints))
-    if len(node.inputs) < 2 or not node.inputs[1]:
-        return ()
-    value = graph.read_constant(node.inputs[1])
-    return None if value is None else tuple(sorted(value.reshape(-1).tolist()))
-
-
-def reduction(graph: Graph, tensor: str, *operators: str) -> Node | None:
-    """The reduction that makes the tensor, if what it gives fits what it reads: it keeps dimensions, or goes over all."""
-    node = writer(graph, tensor, *operators)
-    if node is None:
-        return None
-    keeps = node.attribute("keepdims")
-    return node if keeps is None or keeps.i or read_axes(graph, node) == () else None
-
-
-def skip(graph: Graph, tensor: str, operators: Iterable[str]) -> tuple[str, list[Node]]:
-    """The tensor before nodes of these operators that take a constant in, and those nodes, the last first."""
-    skipped: list[Node] = []
-    while len(skipped) < _LONGEST:
-        node = writer(graph, tensor, *operators)
-        before = None if node is None else _variable(graph, node)
-        if node is None or before is None:
-            break
-        tensor = before
-        skipped.append(node)
-    return tensor, skipped
-
-
 def sole_reader(graph: Graph, tensor: str) -> Node | None:
     """The one node that reads the tensor, casts passed; None where there are several, or it is an output of the model."""
     for _ in range(_LONGEST):
@@ -148,14 +115,6 @@ def operands(node: Node) -> Iterator[tuple[str, str]]:
     if len(node.inputs) == 2:
         yield node.inputs[0], node.inputs[1]
         yield node.inputs[1], node.inputs[0]
-
-
-def _variable(graph: Graph, node: Node) -> str | None:
-    if node.standard_op == "Clip":
-        return node.inputs[0]
-    found = constant_operand(graph, node)
-    is_divided = found is not None and node.standard_op in ("Div", "Sub") and found[0] != node.inputs[0]
-    return None if found is None or is_divided else found[0]
 
 
 def _hands_on(graph: Graph, node: Node) -> bool:

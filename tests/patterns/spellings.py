@@ -32,9 +32,13 @@ CONSTANTS: Mapping[str, np.ndarray] = {
     "eps": scalar(EPSILON),
     "tiny": scalar(1e-12),
     "share": scalar(1 / SIZE),
+    "count": scalar(SIZE),
+    "low": scalar(-np.inf),
+    "high": scalar(1e6),
     "gamma": GAMMA,
     "beta": BETA,
     "shape": ints(*SHAPE),
+    "kept": ints(*SHAPE[:-1], 1),
     "last": ints(-1),
 }
 FLOAT = TensorProto.FLOAT
@@ -53,7 +57,10 @@ class Spelling:
 
 
 def spell(text: str, function: Callable[[np.ndarray], np.ndarray]) -> Spelling:
-    """One node a line: operator, inputs, -> and its output; "Cast" is to FLOAT, and reductions go over the last axis."""
+    """One node a line: operator, inputs, -> and its output; "Cast" is to FLOAT.
+
+    Reductions go over the last axis. One with "~" in front drops it.
+    """
     return Spelling(tuple(_nodes(text)), function)
 
 
@@ -108,6 +115,8 @@ def _nodes(text: str) -> Iterator[onnx.NodeProto]:
         op, *inputs = line.split("->")[0].split()
         output = line.split("->")[1].strip()
         attributes: dict[str, Any] = {"to": FLOAT} if op == "Cast" else {}
+        if op.startswith("~"):
+            op, attributes["keepdims"] = op[1:], 0
         if op == "ReduceSum":
             inputs.append("last")
         elif op.startswith("Reduce"):

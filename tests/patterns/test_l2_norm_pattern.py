@@ -16,6 +16,12 @@ SPELLINGS = {
     "unguarded": spell("ReduceL2 x -> r\nDiv x r -> y", l2_normalize),
     "maximum of the norm": spell("ReduceL2 x -> r\nMax r tiny -> c\nDiv x c -> y", l2_normalize),
     "TensorFlow": spell(SUM + "Max v tiny -> c\nSqrt c -> r\nReciprocal r -> i\nMul x i -> y", l2_normalize),
+    "jax2tf": spell(
+        "Mul x x -> q\n~ReduceSum q -> v\nSqrt v -> r\nReshape r kept -> k\nMax k tiny -> c\nExpand c shape -> e\n"
+        "Div x e -> y",
+        l2_normalize,
+    ),
+    "Keras": spell(SUM + "Sqrt v -> r\nReciprocal r -> i\nMin i high -> c\nMul x c -> y", l2_normalize),
     "root": spell(SUM + "Sqrt v -> r\nAdd r tiny -> c\nDiv x c -> y", l2_normalize),
     "sum of squares": spell(
         "ReduceSumSquare x -> v\nAdd v tiny -> s\nSqrt s -> r\nDiv x r -> n\nMul n gamma -> y",

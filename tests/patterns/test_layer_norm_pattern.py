@@ -68,6 +68,36 @@ SPELLINGS = {
         "Sub x m -> d\nAdd t eps -> s\nSqrt s -> r\nReciprocal r -> i\nMul i gamma -> a\nMul d a -> w\nAdd w beta -> y",
         layer_norm,
     ),
+    "jax2tf": spell(
+        "~ReduceSum x -> t\nMul x x -> q\n~ReduceSum q -> tq\nMul tq share -> u\nMul t share -> m\nMul m m -> c\n"
+        "Sub u c -> v\nMax zero v -> z\nReshape z kept -> zk\nExpand zk kept -> ze\nAdd ze eps -> s\nSqrt s -> r\n"
+        "Reciprocal r -> i\nMul i gamma -> a\nReshape m kept -> mk\nExpand mk kept -> me\nSub x me -> d\n"
+        "Mul d a -> w\nAdd w beta -> y",
+        layer_norm,
+    ),
+    "jax2onnx": spell(
+        "~ReduceSum x -> t\nReshape t kept -> tk\nExpand tk kept -> te\nDiv te count -> m\nSub x m -> d\n"
+        "~ReduceSumSquare d -> q\nReshape q kept -> qk\nExpand qk kept -> qe\nDiv qe count -> v\nAdd v eps -> s\n"
+        "Sqrt s -> r\nDiv one r -> i\nMul d i -> y",
+        normalize,
+    ),
+    "Unsqueeze": spell(
+        "~ReduceMean x -> t\nUnsqueeze t last -> m\nSub x m -> d\nMul d d -> q\n~ReduceMean q -> v\nAdd v eps -> s\n"
+        "Sqrt s -> r\nUnsqueeze r last -> k\nExpand k shape -> e\nDiv d e -> n\n" + AFFINE,
+        layer_norm,
+    ),
+    "tf.nn.moments": spell(
+        "ReduceMean x -> m\nIdentity m -> g\nSub x g -> d\n"
+        + INVERSE.removeprefix(MEAN).replace("Pow d two", "Mul d d")
+        + "Mul i gamma -> a\nMul x a -> p\nMul m a -> o\nSub beta o -> b\nAdd p b -> y",
+        layer_norm,
+    ),
+    "Keras": spell(
+        INVERSE + "Mul i gamma -> a\nMul x a -> p\nNeg m -> k\nMul k a -> o\nAdd o beta -> b\nAdd p b -> y",
+        layer_norm,
+    ),
+    "Keras, no affine": spell(INVERSE + "Mul x i -> p\nNeg m -> k\nMul k i -> o\nAdd p o -> y", normalize),
+    "inverse kept under a limit": spell(INVERSE + "Min i high -> c\nMul d c -> y", normalize),
     "E[x^2] - E[x]^2": spell(
         MEAN
         + "Mul x x -> q\nReduceMean q -> u\nMul m m -> c\nSub u c -> v\nAdd v eps -> s\nSqrt s -> r\nDiv d r -> y",
@@ -107,6 +137,13 @@ def test_every_spelling_is_one_region_that_computes_it(name: str, tmp_path: Path
         ("TensorFlow", EPSILON, ("gamma",), ("beta",)),
         ("TensorFlow, no affine", EPSILON, (), ()),
         ("Flax", None, ("gamma",), ("beta",)),
+        ("inverse kept under a limit", None, (), ()),
+        ("jax2tf", None, ("gamma",), ("beta",)),
+        ("jax2onnx", EPSILON, (), ()),
+        ("Unsqueeze", EPSILON, ("gamma",), ("beta",)),
+        ("tf.nn.moments", EPSILON, ("gamma",), ("beta",)),
+        ("Keras", EPSILON, ("gamma",), ("beta",)),
+        ("Keras, no affine", EPSILON, (), ()),
         ("scaled variance, epsilon on the root", None, (), ()),
     ],
 )
@@ -117,7 +154,7 @@ def test_the_parameters(
     assert norm.axes == (-1,)
     assert norm.epsilon == (None if epsilon is None else float(np.float32(epsilon)))
     assert (norm.scales, norm.biases) == (scales, biases)
-    assert norm.spread == (name in ("Flax", "E[x^2] - E[x]^2"))
+    assert norm.spread == (name in ("Flax", "jax2tf", "E[x^2] - E[x]^2"))
 
 
 def test_without_an_epsilon_it_is_zero(tmp_path: Path) -> None:
@@ -138,6 +175,12 @@ def test_without_an_epsilon_it_is_zero(tmp_path: Path) -> None:
         MEAN + "Pow d two -> q\nReduceMax q -> v\nSqrt v -> r\nDiv d r -> y",
         INVERSE + "Mul x i -> p\nMul x i -> o\nSub p o -> y",
         INVERSE + "Mul x i -> p\nMul m i -> o\nAdd p o -> y",
+        INVERSE + "Mul x i -> p\nNeg m -> k\nMul k i -> o\nSub p o -> y",
+        INVERSE + "Mul x i -> p\nNeg m -> k\nMul k i -> o\nSub o beta -> b\nAdd p b -> y",
+        "ReduceSum x -> t\nMul t two -> m\n" + DIVIDED.removeprefix("ReduceMean x -> m\n"),
+        "ReduceSum x -> t\nDiv t two -> m\n" + DIVIDED.removeprefix("ReduceMean x -> m\n"),
+        "ReduceSum x -> t\nDiv count t -> m\n" + DIVIDED.removeprefix("ReduceMean x -> m\n"),
+        "ReduceMax x -> t\nDiv t count -> m\n" + DIVIDED.removeprefix("ReduceMean x -> m\n"),
     ],
 )
 def test_what_only_looks_like_one_is_none(text: str, tmp_path: Path) -> None:
@@ -154,6 +197,15 @@ def _reduced(folder: Path, first: dict[str, object], second: dict[str, object]) 
         node("Div", "d r", "y"),
     ]
     return save(make_model(nodes, {"x": [4, 4]}, "y", CONSTANTS, opset=13), folder)
+
+
+def test_a_pool_is_a_mean_over_all_but_two_axes(tmp_path: Path) -> None:
+    """tf2onnx writes it for a mean over the last of three axes."""
+    spelling = spell(DIVIDED.replace("ReduceMean", "GlobalAveragePool") + AFFINE, layer_norm)
+    graph = place(spelling, tmp_path)
+    (norm,) = match_layer_norms(graph)
+    assert (norm.axes, norm.region.nodes) == ((2,), spelling.labels)
+    check_computes(graph, norm.region, layer_norm)
 
 
 def test_mean_and_variance_go_over_the_same_axes_and_keep_them(tmp_path: Path) -> None:

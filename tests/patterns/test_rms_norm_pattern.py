@@ -24,6 +24,11 @@ SPELLINGS = {
         "Mul x x -> q\nReduceSum q -> v\nMul v share -> u\nAdd u eps -> s\nSqrt s -> r\nDiv x r -> n\nMul n gamma -> y",
         rms_norm,
     ),
+    "jax2tf": spell(
+        "Mul x x -> q\n~ReduceSum q -> t\nMul t share -> v\nReshape v kept -> k\nExpand k kept -> e\nAdd e eps -> s\n"
+        "Sqrt s -> r\nReciprocal r -> i\nMul i gamma -> a\nMul x a -> y",
+        rms_norm,
+    ),
     "scale on the inverse": spell(
         MEAN_SQUARE + "Reciprocal r -> i\nMul i gamma -> a\nMul x a -> y", rms_norm
     ),

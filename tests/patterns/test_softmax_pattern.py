@@ -22,6 +22,37 @@ SPELLINGS = {
     "plain": ("Softmax", spell("Exp x -> e\nReduceSum e -> t\nDiv e t -> y", softmax)),
     "reciprocal": ("Softmax", spell(SHIFTED + "Reciprocal t -> i\nMul i e -> y", softmax)),
     "casts": ("Softmax", spell(SHIFTED + "Cast t -> c\nDiv e c -> y", softmax)),
+    "jax2tf": (
+        "Softmax",
+        spell(
+            "~ReduceMax x -> m\nMax low m -> f\nReshape f kept -> k\nExpand k kept -> b\nSub x b -> d\nExp d -> e\n"
+            "~ReduceSum e -> t\nReshape t kept -> u\nExpand u shape -> v\nDiv e v -> y",
+            softmax,
+        ),
+    ),
+    "stop_gradient": (
+        "Softmax",
+        spell(
+            "ReduceMax x -> m\nIdentity m -> g\nSub x g -> d\nExp d -> e\nReduceSum e -> t\nDiv e t -> y",
+            softmax,
+        ),
+    ),
+    "tf2onnx": ("Softmax", spell(SHIFTED.replace("ReduceMax", "GlobalMaxPool") + "Div e t -> y", softmax)),
+    "inverse behind the axis": (
+        "Softmax",
+        spell(
+            "Exp x -> e\n~ReduceSum e -> t\nReciprocal t -> i\nUnsqueeze i last -> u\nMul e u -> y",
+            softmax,
+        ),
+    ),
+    "log of the sum, its axis put back": (
+        "LogSoftmax",
+        spell(
+            SHIFTED.replace("ReduceSum", "~ReduceSum")
+            + "Log t -> l\nReshape l kept -> u\nExpand u shape -> v\nSub d v -> y",
+            _log_softmax,
+        ),
+    ),
     "log of the sum": ("LogSoftmax", spell(SHIFTED + "Log t -> l\nSub d l -> y", _log_softmax)),
     "log of Softmax": ("LogSoftmax", spell("Softmax x -> p\nLog p -> y", _log_softmax)),
     "ReduceLogSumExp": ("LogSoftmax", spell("ReduceLogSumExp x -> l\nSub x l -> y", _log_softmax)),
