@@ -16,6 +16,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
+from overflow_fixer.patterns.softmax import find_shared_out
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves
@@ -160,8 +161,5 @@ def _is_share(graph: Graph, tensor: str) -> bool:
 
 
 def _makes_share(graph: Graph, node: Node) -> bool:
-    """Whether it is such an operator, or the division that ends a softmax written out."""
-    if node.standard_op != "Div":
-        return node.standard_op in _SHARES
-    total = graph.producers.get(node.inputs[1])
-    return total is not None and total.standard_op == "ReduceSum" and total.inputs[0] == node.inputs[0]
+    """Whether it is such an operator, or the division by a sum that ends a softmax written out."""
+    return node.standard_op in _SHARES or find_shared_out(graph, node) is not None

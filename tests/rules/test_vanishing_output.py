@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import InMemoryCalibration, ask, floats, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import (
+    InMemoryCalibration,
+    ask,
+    floats,
+    ints,
+    make_model,
+    node,
+    pinned_by,
+    scalar,
+    scan,
+)
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL
@@ -164,6 +174,60 @@ def test_probabilities_do_not_matter(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).mkdir()
         assert _pins(tmp_path / name, nodes, values, {"axes": np.asarray([0])}) == [], name
+
+
+JAX_SOFTMAX = [
+    node("Shape", "x", "shape"),
+    node("Slice", "shape zero one", "batch"),
+    node("Concat", "batch one", "kept", axis=0),
+    node("ReduceMax", "x", "m", axes=[1], keepdims=0),
+    node("Max", "low m", "f"),
+    node("Reshape", "f kept", "g"),
+    node("Expand", "g kept", "h"),
+    node("Sub", "x h", "d"),
+    node("Exp", "d", "e"),
+    node("ReduceSum", "e axes", "t", keepdims=0),
+    node("Reshape", "t kept", "r"),
+    node("Expand", "r kept", "s"),
+    node("Div", "e s", "y"),
+]
+
+
+def _share_pins(folder: Path, nodes: list[onnx.NodeProto], opset: int = 13) -> tuple[list[str], np.ndarray]:
+    """What is pinned in a model of rows of four, and what it computes of logits with e^-30 among their probabilities."""
+    logits = np.asarray([[0, -30, 2, 1], [3, 1, -30, -29], [-28, 0, 0, 0], [1, 2, 3, -30]], np.float32)
+    constants = {"axes": ints(1), "zero": ints(0), "one": ints(1), "low": scalar(-np.inf)}
+    model = make_model(nodes, {"x": ["n", 4]}, "y", constants, opset)
+    graph, ranges = scan(model, folder, {"x": logits})
+    (batch,) = InMemoryCalibration(({"x": logits},))
+    plan = PrecisionPlan(graph.sha256, 10000.0, ())
+    values = open_runner(emit(graph, plan, folder / "plain.onnx")).run(batch)["y"]
+    return pinned_by(find_vanishing_outputs, graph, ranges), values
+
+
+@pytest.mark.parametrize("opset", [13, 15])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        JAX_SOFTMAX,
+        [*JAX_SOFTMAX[:-1], node("Reciprocal", "s", "i"), node("Mul", "e i", "y")],
+    ],
+    ids=["Div", "Reciprocal"],
+)
+def test_a_softmax_whose_sum_is_put_back_is_a_share(
+    nodes: list[onnx.NodeProto], opset: int, tmp_path: Path
+) -> None:
+    pins, values = _share_pins(tmp_path, nodes, opset)
+    assert pins == []
+    np.testing.assert_allclose(values.sum(1), 1, atol=2e-3)
+    assert values.min() == 0
+
+
+def test_a_quotient_by_the_sums_of_other_rows_is_no_share(tmp_path: Path) -> None:
+    nodes = [*JAX_SOFTMAX[:-3], node("Div", "e t", "y")]
+    pins, values = _share_pins(tmp_path, nodes)
+    assert pins == ["Exp_e", "Div_y"]
+    assert np.abs(values.sum(1) - 1).max() > 0.5
 
 
 def test_one_part_of_what_is_joined(tmp_path: Path) -> None:
