@@ -66,6 +66,7 @@ class ErrorMeter:
         compared = counts["compared"]
         snrs = [self._batch_snr_db(batch) for batch in self._batches]
         worst = max(zip(self._batches, snrs, strict=True), key=_badness, default=None)
+        quiet = self._find_quiet()
         return TensorError(
             tensor=self.tensor,
             element_count=counts["element"],
@@ -85,14 +86,25 @@ class ErrorMeter:
             is_float=self._is_float,
             failure=worst[0].failure if worst is not None else None,
             worst_batch_snr_db=min((snr for snr in snrs if not math.isnan(snr)), default=math.nan),
+            quiet_batch=quiet.name if quiet is not None else None,
+            quiet_batch_snr_db=quiet.snr_db if quiet is not None else math.nan,
         )
+
+    def _find_quiet(self) -> _BatchError | None:
+        """The worst by its own SNR of the batches that are held against a share of the mean energy."""
+        quiet = [batch for batch in self._batches if batch.compared and batch.reference < self._floor(batch)]
+        return min(quiet, key=lambda batch: batch.snr_db, default=None)
 
     def _batch_snr_db(self, batch: _BatchError) -> float:
         """A batch's SNR, a quiet one held against a share of the mean energy; NaN with nothing to compare."""
         if batch.compared == 0:
             return math.nan
+        return _snr_db(max(batch.reference, self._floor(batch)), batch.error)
+
+    def _floor(self, batch: _BatchError) -> float:
+        """log10 of the energy that a batch is judged as if it had at least."""
         share = math.log10(_QUIET_SHARE * batch.compared / self._counts["compared"])
-        return _snr_db(max(batch.reference, self._total.reference.log10 + share), batch.error)
+        return self._total.reference.log10 + share
 
     def _add_array(self, reference: Array, candidate: Array, sums: _Sums) -> None:
         self._counts["element"] += reference.size
@@ -133,6 +145,10 @@ class _BatchError:
     reference: float
     error: float
     failure: str | None = None
+
+    @property
+    def snr_db(self) -> float:
+        return _snr_db(self.reference, self.error)
 
 
 @dataclass

@@ -35,11 +35,13 @@ from overflow_fixer.records import (
     Batch,
     CalibrationSet,
     FixReport,
+    OutputVerdict,
     PlanPolicy,
     PrecisionPlan,
     Price,
     RangeTable,
     RepairRound,
+    Tolerance,
     Verification,
 )
 from overflow_fixer.refusing import refuse_layernorm
@@ -272,7 +274,7 @@ def _make_report(
             *result.warnings,
             *_luck(result),
             *_warn_of_half_io(config, graph, ranges, result.lost_outputs),
-            *_warnings(graph, ranges, best.verification),
+            *_warnings(graph, ranges, best.verification, bench.tolerance),
         ),
         price=result.price,
         fp32_engine=result.fp32,
@@ -296,7 +298,7 @@ def _luck(result: _Result) -> Iterator[str]:
         )
 
 
-def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator[str]:
+def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification, tolerance: Tolerance) -> Iterator[str]:
     foreign = count_foreign(graph)
     if foreign:
         yield say_foreign(foreign)
@@ -310,7 +312,20 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
+        yield from _warn_of_quiet(verdict, tolerance)
     yield from say_unobserved(ranges.not_observed)
+
+
+def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
+    """That an output passes in a batch for nothing but having next to nothing there."""
+    error = verdict.error
+    is_small = error.max_abs_error <= tolerance.max_abs_error
+    if verdict.passed and not is_small and error.quiet_batch_snr_db < tolerance.min_snr_of(error.tensor):
+        yield (
+            f"Output {error.tensor} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
+            f"{error.quiet_batch_snr_db:.1f} dB: it passes there because such a batch is judged as if it had 1 %. If batches like "
+            "that matter, verify on them alone, which judges them by their own."
+        )
 
 
 def _warn_of_half_io(

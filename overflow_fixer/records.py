@@ -475,7 +475,8 @@ class TensorError:
     `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `worst_batch_snr_db` is the
     least of a batch, where sum ref^2 is taken as at least a hundredth of what the mean batch would have
     for its elements: a batch that is wrong shows beside louder ones, and silence is not judged by its
-    noise. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
+    noise. `quiet_batch` is the worst of those for which that was done, `quiet_batch_snr_db` its SNR without it; None and
+    NaN where there are none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
     mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
     could on all.
     """
@@ -497,6 +498,8 @@ class TensorError:
     worst_batch: str | None
     is_float: bool = True
     worst_batch_snr_db: float = math.nan
+    quiet_batch: str | None = None
+    quiet_batch_snr_db: float = math.nan
     failure: str | None = None
 
 

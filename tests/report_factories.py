@@ -66,6 +66,8 @@ def make_error(tensor: str, snr_db: float = 62.5, **changes: Any) -> TensorError
         snr_db=snr_db,
         worst_batch=BATCHES[2],
         worst_batch_snr_db=11.25,
+        quiet_batch="batch_quiet",
+        quiet_batch_snr_db=3.75,
     )
     return replace(error, **changes)
 

@@ -270,6 +270,21 @@ def test_silence_is_not_judged_by_its_noise() -> None:
     assert measure((silent, f32(1e-4, 0))).worst_batch_snr_db == -INF
 
 
+def test_of_quiet_batches_the_worst_is_told_as_it_is() -> None:
+    loud = f32(1, -1), f32(1, -1)
+    found = measure(loud, (f32(1e-3, 1e-3), f32(1e-3, 1.5e-3)), (f32(1e-3, 1e-3), f32(1e-3, 0)), loud)
+    assert (found.quiet_batch, found.worst_batch) == ("batch_2", "batch_2")
+    assert found.quiet_batch_snr_db == pytest.approx(10 * math.log10(2e-6 / 1e-6))
+    assert found.worst_batch_snr_db > 40
+
+
+def test_no_batch_is_quiet_that_has_its_share_or_nothing_to_compare() -> None:
+    nothing = f32(math.nan, math.nan), f32(math.nan, math.nan)
+    found = measure((f32(1, -1), f32(1, -1)), (f32(0.2, 0.2), f32(0.2, 0)), nothing)
+    assert found.quiet_batch is None
+    assert math.isnan(found.quiet_batch_snr_db)
+
+
 def test_one_batch_is_its_own_worst() -> None:
     found = measure((f32(1, 2, 3), f32(1, 2, 3.1)))
     assert found.worst_batch_snr_db == pytest.approx(found.snr_db)

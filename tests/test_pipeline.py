@@ -263,3 +263,28 @@ def test_nothing_to_fuse_ends_the_job_before_the_scan(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no LayerNorm that is written out"):
         fix(config)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("max_abs_error", [0.0, 1.0])
+def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, max_abs_error: float) -> None:
+    """x / 10000 is 0 in FP16 where x is about 1e-4."""
+    nodes = [node("Mul", "x down", "a"), node("Relu", "a", "b"), node("Mul", "b up", "y")]
+    save(make_model(nodes, {"x": ["N", 4]}, "y", {"down": scalar(1e-4), "up": scalar(1e4)}), tmp_path)
+    loud = np.array([[1, 2, 3, 4]], np.float32)
+    np.savez(tmp_path / "data.npz", x=np.concatenate([loud, loud, loud * np.float32(1e-5)]))
+    config = FixConfig(
+        model=tmp_path / "model.onnx",
+        calib=tmp_path / "data.npz",
+        out=tmp_path / "out",
+        build=BuildOptions.model_validate({"backend": "onnx"}),
+        verify=VerifyOptions.model_validate({"max_abs_error": max_abs_error}),
+    )
+    report = fix(config)
+    assert report.passed
+    (verdict,) = report.fixed.outputs
+    assert verdict.error.quiet_batch_snr_db == 0.0  # nothing is left
+    told = [warning for warning in report.warnings if "under 1 % of its mean energy" in warning]
+    assert bool(told) == (max_abs_error == 0.0)
+    for warning in told:
+        assert f"Output y has under 1 % of its mean energy in {verdict.error.quiet_batch}" in warning
+        assert "where its SNR is 0.0 dB" in warning

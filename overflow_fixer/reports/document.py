@@ -40,7 +40,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.4"
+SCHEMA_VERSION = "2.5"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -62,6 +62,7 @@ _ERROR_NUMBERS = (
     "cosine",
     "snr_db",
     "worst_batch_snr_db",
+    "quiet_batch_snr_db",
 )
 
 
@@ -331,6 +332,7 @@ def _describe_error(error: TensorError) -> Document:
         **{name: encode_number(getattr(error, name)) for name in _ERROR_NUMBERS},
         "is_float": error.is_float,
         "worst_batch": error.worst_batch,
+        "quiet_batch": error.quiet_batch,
         "failure": error.failure,
     }
 
