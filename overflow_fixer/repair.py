@@ -52,7 +52,7 @@ _MORE_SUSPECTS = 4
 _WIDEST = 8
 _MIN_GAIN_DB = 0.5
 _COSTLY_SHARE = 0.05
-_SHARE_OF_TIME = 0.25
+_SHARE_OF_TIME = 0.1
 """Of what is left of it, that foreseeing may take."""
 _HEALTHY_DB = 80.0
 """More SNR than this is rounding noise, of which a node cannot be said to lose any."""
