@@ -13,7 +13,7 @@ from overflow_fixer.patterns import Region, find_regions
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.inner_value import is_about_a_masked_row
-from overflow_fixer.rules.masks import judge_masks
+from overflow_fixer.rules.masks import MaskVerdict, judge_masks
 from overflow_fixer.rules.settling import settle
 
 _ABOUT_MAGNITUDE = frozenset({"threshold", "non_finite", "constant_range"})
@@ -31,6 +31,7 @@ def plan_precision(
     """Ask every rule about every node. A node with a finding that says so is pinned.
 
     With it go the other nodes of a LayerNorm, softmax or other pattern that it is a part of (rule "region").
+    A tensor over the threshold by a mask that is left as it is pins nothing.
     Never pinned: nodes without an FP32 output (integers, booleans, shapes), constants, and what the
     user excludes; their findings are kept under `considered`. Raises PlanError when the ranges belong
     to another model, or a name or operator of the policy matches nothing.
@@ -40,8 +41,10 @@ def plan_precision(
     verdicts = list(judge_masks(graph, ranges, policy))
     notes = {verdict.origin.tensor: verdict.reason for verdict in verdicts}
     clamps = tuple(verdict.clamp for verdict in verdicts if verdict.clamp is not None)
+    clamped = _by_tensor(clamps)
+    held = {name: verdict for verdict in verdicts for name in verdict.held if name not in clamped}
     findings = [
-        _note(finding, notes)
+        _leave(_note(finding, notes), held)
         for node in graph.nodes
         for finding in dict.fromkeys(f for rule in rules.values() for f in rule(node, graph, ranges, policy))
     ]
@@ -80,6 +83,15 @@ def _note(finding: Finding, notes: Mapping[str, str]) -> Finding:
     """The finding with what was made of its constant as a mask."""
     note = notes.get(finding.tensor) if finding.action == "pin" else None
     return finding if note is None else replace(finding, reason=f"{finding.reason}; {note}")
+
+
+def _leave(finding: Finding, held: Mapping[str, MaskVerdict]) -> Finding:
+    """The finding with what was made of the mask that FP16 holds; for the record alone where the mask is left as it is."""
+    verdict = held.get(finding.tensor) if finding.rule == "threshold" else None
+    if verdict is None:
+        return finding
+    said = finding.reason if verdict.reason in finding.reason else f"{finding.reason}; {verdict.reason}"
+    return replace(finding, action="none" if verdict.is_left else finding.action, reason=said)
 
 
 def _settle(

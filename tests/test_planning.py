@@ -184,6 +184,44 @@ def test_a_clamped_mask_pins_nothing_and_is_recorded(tmp_path: Path) -> None:
     assert all(finding.reason.count("clamped to -25000") == 1 for finding in plan.considered)
 
 
+def _causal(folder: Path, value: float) -> tuple[Graph, RangeTable]:
+    """softmax(x + mask), its 4 x 4 mask handed on once."""
+    nodes = [node("Add", "x k", "w"), node("Identity", "w", "s"), node("Softmax", "s", "y")]
+    mask = np.triu(np.full((4, 4), value, np.float32), 1)
+    model = make_model(nodes, {"x": [4, 4]}, "y", {"k": mask})
+    return scan(model, folder, {"x": np.linspace(-9, 9, 16, dtype=np.float32).reshape(4, 4)})
+
+
+@pytest.mark.parametrize(("value", "clamped"), [(-10000, False), (-30000, True), (-65504, True)])
+def test_a_mask_that_fp16_holds_pins_nothing(value: float, clamped: bool, tmp_path: Path) -> None:
+    graph, ranges = _causal(tmp_path, value)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pins == ()
+    assert [clamp.tensor for clamp in plan.clamps] == ["k"] * clamped
+    assert {finding.node for finding in plan.considered} == {"Add_w", "Identity_s", "Softmax_y"}
+    action, said = ("clamp", "clamped to -25000: Softmax") if clamped else ("none", "left as it is: Softmax")
+    assert {finding.action for finding in plan.considered} == {action}
+    assert all(finding.reason.count(said) == 1 for finding in plan.considered)
+    pinned = plan_precision(graph, ranges, PlanPolicy(masks="pin")).pinned
+    assert pinned == {"Add_w", "Identity_s", "Softmax_y"}
+
+
+def test_a_mask_that_fp16_holds_and_that_pins_says_why(tmp_path: Path) -> None:
+    nodes = [node("Add", "x k", "s"), node("Softmax", "s", "y")]
+    model = make_model(nodes, {"x": [4, 4]}, "y", {"k": np.full((4, 4), -10000, np.float32)})
+    graph, ranges = scan(model, tmp_path, {"x": np.full((4, 4), -1, np.float32)})
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    reasons = [finding.reason for pin in plan.pins for finding in pin.findings]
+    assert len(reasons) == 2
+    assert all("not proved as a mask: it masks a row as a whole" in reason for reason in reasons)
+
+
+def test_a_mask_that_fp16_holds_at_a_lower_threshold(tmp_path: Path) -> None:
+    graph, ranges = _causal(tmp_path, -10000)
+    assert plan_precision(graph, ranges, PlanPolicy(threshold=5000)).pins == ()
+    assert {"Add_w", "Softmax_y"} <= plan_precision(graph, ranges, PlanPolicy(threshold=5)).pinned
+
+
 def test_masks_pin_pins_instead(tmp_path: Path) -> None:
     graph, ranges = _masked(tmp_path)
     plan = plan_precision(graph, ranges, PlanPolicy(masks="pin"))

@@ -136,7 +136,7 @@ def plan_options(function: F) -> F:
     options = [
         click.option("--threshold", type=float, help="Magnitude not trusted to FP16 [10000]."),
         click.option(
-            "--masks", type=click.Choice(["auto", "pin", "clamp"]), help="What to do with -3.4e38 masks."
+            "--masks", type=click.Choice(["auto", "pin", "clamp"]), help="What to do with masks of scores."
         ),
         click.option(
             "--accumulators",

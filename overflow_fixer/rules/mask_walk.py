@@ -10,7 +10,6 @@ from functools import cached_property, reduce
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, RangeTable
@@ -34,8 +33,8 @@ class NotProvedError(Exception):
 class Mask:
     """A tensor whose elements are masked, or at most `bound` in magnitude.
 
-    A masked element is one of the constants `origins`, or the sum of up to `stacked` of them. `exact`:
-    it is a constant as it stands, not computed with.
+    A masked element is one of the constants `origins`, or the sum of up to `stacked` of them, and of what is at most
+    `bound`. `exact`: it is a constant as it stands, not computed with.
     """
 
     origins: tuple[str, ...]
@@ -73,16 +72,17 @@ class Scores:
 
 @dataclass(eq=False)
 class MaskWalk:
-    """Follows masks through the graph, all at once; `refused` says why some cannot be clamped.
+    """Follows masks through the graph, all at once; `refused` says why some are not proved.
 
-    `groups` are the Softmax nodes reached, each with the masks on what it reads.
+    An element of -`floor` or less masks. `groups` are the Softmax nodes reached, each with the scores that it reads.
     """
 
     graph: Graph
     ranges: RangeTable
+    floor: float
     masks: dict[str, Mask] = field(default_factory=dict)
     scores: dict[str, Scores] = field(default_factory=dict)
-    groups: list[tuple[Node, tuple[Use, ...]]] = field(default_factory=list)
+    groups: list[tuple[Node, Scores]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,6 +118,10 @@ class MaskWalk:
                 found.setdefault(origin, set()).add(name)
         return found
 
+    def is_masked(self, value: Array) -> Array:
+        """Which elements of a constant mask."""
+        return np.asarray(value <= -self.floor)
+
     def _is_held(self, name: str) -> bool:
         return name in self.masks or name in self.scores
 
@@ -129,7 +133,7 @@ class MaskWalk:
         value = self.graph.read_constant(name)
         if value is None or self.graph.dtypes.get(name) != TensorProto.FLOAT:
             raise NotProvedError("it is no FP32 initializer or Constant")
-        plain = np.abs(value[~is_masked(value)])
+        plain = np.abs(value[~self.is_masked(value)])
         if not (plain <= SCORE_LIMIT).all():
             raise NotProvedError(f"it holds {plain.max():.6g} as well, which is neither masked nor a score")
         return Mask((name,), float(plain.max(initial=0)))
@@ -137,7 +141,7 @@ class MaskWalk:
     def _step(self, node: Node) -> None:
         op = node.standard_op
         if op == "Softmax" and node.inputs[0] in self.scores:
-            self.groups.append((node, self.scores[node.inputs[0]].uses))
+            self.groups.append((node, self.scores[node.inputs[0]]))
         elif any(self.graph.dtypes.get(name) not in _WIDE for name in node.writes):
             raise NotProvedError(f"{node.op_type} {node.label} makes something else of it")
         elif op in _STEPS:
@@ -254,8 +258,9 @@ class MaskWalk:
         return seen.min >= 0 and seen.max <= 1 and not seen.min_nonzero_abs < 1
 
     def _pattern(self, mask: str) -> Array | None:
+        """Where the mask masks. Half of `floor` tells both apart, where masks.py finds the plain ones small enough."""
         value = self._folder.value(mask)
-        return None if value is None else is_masked(value)
+        return None if value is None else np.asarray(value <= -self.floor / 2)
 
     def _chosen(self, node: Node, slot: int) -> Array | None:
         """Where the node puts the mask at `slot`, if its condition and the mask are made of constants."""
@@ -272,11 +277,6 @@ _STEPS = {
     "Concat": MaskWalk._join,
     "Trilu": MaskWalk._move,
 }
-
-
-def is_masked(value: Array) -> Array:
-    """Which elements are so far below zero that FP16 cannot hold them."""
-    return np.asarray(value <= -FP16_OVERFLOW)
 
 
 def _alternative(one: Mask, other: Mask) -> Mask:

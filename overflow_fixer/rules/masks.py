@@ -1,16 +1,19 @@
-"""Masks of -3.4e38, -inf and the like, clamped to what FP16 holds where that provably changes nothing.
+"""Masks of -3.4e38, -inf, -65504, -10000 and the like, which FP16 computes as FP32 does.
 
-The proof is about what Softmax reads: plain elements (scores and biases, of which the sum of the measured
-max |x| is at most 10000) and masked ones (the constant c <= -65520 in place of a score, or added to it, at
-most twice). With c clamped to -25000:
-1. In a row with a plain element the maximum m >= -10000 is plain, before and after. A masked element is at
-   most -25000 + 10000, so exp(masked - m) <= exp(-5000), which is 0 in FP16, FP32 and float64, as it was
-   before. All sums and quotients of the row are the same.
+A mask is a constant c that is below zero by the threshold (a floor of 1000 at least) or more. What is less than
+-25000 is clamped to that, where it provably changes nothing; what is not is left as it is. The proof is about what
+Softmax reads: plain elements (scores and biases, of which the sum of the measured max |x| is B, at most 10000) and
+masked ones (the constant in place of a score, or added to it, at most twice). With c at most -25000 or as it was:
+1. B is so small that c + 2 B <= -746. In a row with a plain element the maximum m >= -B is plain, before and after.
+   A masked element is at most c + B, so exp(masked - m) <= exp(-746), which is 0 in FP16, FP32 and float64, as it
+   was before. All sums and quotients of the row are the same.
 2. A masked element is at least -2 * 25000 - 10000 > -65504: finite in FP16.
 3. A row that is masked as a whole is left. Where masks replace scores and all hold the same finite c, the
-   row is constant, and Softmax uniform, before and after. Else the row was uniform (c swallows the score) or
-   NaN (c = -inf) and would become the softmax of its scores; so there the masks must be made of constants
-   and leave an element of every row unmasked.
+   row is constant, and Softmax uniform, before and after. Else the row was uniform (c swallows the score), NaN
+   (c = -inf) or the softmax of its scores, and FP16, of which a step at c may be 8 or 16, gives another; so there
+   the masks must be made of constants and leave an element of every row unmasked.
+   Where FP16 holds every c, only data can bring a tensor over the threshold, and so it is enough there that the
+   same data have no such row: no row's maximum was less than -B.
 Nothing else may read the mask, or what carries it, since clamping shows everywhere but behind Softmax.
 """
 
@@ -22,64 +25,127 @@ from functools import reduce
 
 import numpy as np
 
+from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Clamp, PlanPolicy, RangeTable
 from overflow_fixer.rules.constant_range import Origin, origins
-from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Use, is_masked
+from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use
 from overflow_fixer.rules.semantics import NEGATIVE
 
 MASK_MAGNITUDE = 25000.0
+_LEAST_FLOOR = 1000.0
+"""A user's threshold may be lower; what is not far below zero is a score or a bias."""
+_VANISHED = 746.0
+"""exp(-746) is 0 in float64, whose least number is 2^-1074 = exp(-744.4)."""
 
 
 @dataclass(frozen=True)
 class MaskVerdict:
-    """Whether a negative constant out of range is a mask that can be clamped, and why or why not."""
+    """Whether FP16 computes a mask as FP32 does, clamped or as it is, and why or why not.
+
+    Of a mask that FP16 holds and that is not clamped, `held` are the tensors that hold it, or scores under it.
+    """
 
     origin: Origin
     clamp: Clamp | None
     reason: str
+    is_left: bool = False
+    held: tuple[str, ...] = ()
 
 
 def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[MaskVerdict]:
-    """A verdict on every constant out of range that holds negative floats; none where masks = "pin"."""
+    """A verdict on every constant out of range that holds negative floats, and no positive ones out of range.
+
+    And on every other constant with an element under minus the threshold that reaches a Softmax as a mask. None where
+    masks = "pin".
+    """
     if policy.masks == "pin":
         return
-    found = [o for o in origins(graph, ranges) if o.signs == NEGATIVE and graph.is_float(o.tensor)]
-    walk = MaskWalk(graph, ranges)
+    floor = min(max(policy.threshold, _LEAST_FLOOR), FP16_OVERFLOW)
+    found = list(_find_masks(graph, ranges, floor))
+    walk = MaskWalk(graph, ranges, floor)
     walk.follow(origin.tensor for origin in found)
-    if policy.masks == "auto":
-        _check_every_softmax(walk)
+    by_data = _check_every_softmax(walk, policy)
     _refuse_outputs(walk)
     _refuse_partners(walk)
     uses: dict[str, list[Use]] = {}
-    for use in (use for _, together in walk.groups for use in together):
+    for use in (use for _, scores in walk.groups for use in scores.uses):
         for name in use.origins:
             uses.setdefault(name, []).append(use)
     for origin in found:
-        yield _verdict(walk, origin, uses.get(origin.tensor, []), policy)
+        if origin.tensor in uses or not _fits(origin):
+            rows = policy.masks if origin.tensor not in by_data else "data"
+            yield _verdict(walk, origin, uses.get(origin.tensor, []), rows)
 
 
-def _check_every_softmax(walk: MaskWalk) -> None:
-    for node, uses in walk.groups:
-        with walk.refusing({name for use in uses for name in use.origins}):
-            _check_rows(walk.graph, node, uses)
+def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Origin]:
+    """Negative constants that FP16 cannot hold, then those that it can, from -`floor` down."""
+    out_of_range = list(origins(graph, ranges))
+    yield from (o for o in out_of_range if o.signs == NEGATIVE and graph.is_float(o.tensor))
+    known = {origin.tensor for origin in out_of_range}
+    for name in graph.constants:
+        seen = ranges.get(name)
+        if name not in known and seen is not None and seen.min <= -floor:
+            yield Origin(name, seen.min, NEGATIVE)
 
 
-def _check_rows(graph: Graph, softmax: Node, uses: tuple[Use, ...]) -> None:
-    """Raise unless a row that is masked as a whole keeps its softmax, or there is none (3. of the proof)."""
+def _fits(origin: Origin) -> bool:
+    """Whether FP16 holds the constant."""
+    return origin.value > -FP16_OVERFLOW
+
+
+def _check_every_softmax(walk: MaskWalk, policy: PlanPolicy) -> set[str]:
+    """Refuse what is not proved at a Softmax. Returns the masks of which the data alone show that they leave every row an element."""
+    by_data: set[str] = set()
+    for node, scores in walk.groups:
+        with walk.refusing(scores.origins):
+            _check_bound(walk, scores, policy.threshold)
+            if policy.masks == "auto" and not _keeps_rows(walk, node, scores.uses):
+                _check_measured_rows(walk, node, scores)
+                by_data.update(scores.origins)
+    return by_data
+
+
+def _check_bound(walk: MaskWalk, scores: Scores, threshold: float) -> None:
+    """Raise unless what is masked is 0 behind Softmax, before and after (1. of the proof)."""
+    amounts = [amount for name in scores.origins for amount in _amounts(walk, name)]
+    least = min(-max(amounts), MASK_MAGNITUDE)
+    if least - 2 * scores.bound < _VANISHED:
+        raise NotProvedError(
+            f"the scores may reach {scores.bound:.6g}, so near to a mask of -{least:g} that it may not vanish in Softmax"
+        )
+    if scores.bound > threshold and -max(amounts) < FP16_OVERFLOW:
+        raise NotProvedError(f"the scores may reach {scores.bound:.6g}, over the threshold by themselves")
+
+
+def _keeps_rows(walk: MaskWalk, softmax: Node, uses: tuple[Use, ...]) -> bool:
+    """Whether a row that is masked as a whole keeps its softmax, or there is none (3. of the proof); False where the data decide.
+
+    Raises NotProvedError where constants mask one, or where the data decide and FP16 cannot hold a mask.
+    """
     constants = {name for use in uses for name in use.origins}
-    amounts = {amount for name in constants for amount in _amounts(graph, name)}
+    amounts = {amount for name in constants for amount in _amounts(walk, name)}
     if all(use.replaces for use in uses) and len(amounts) == 1 and np.isfinite(list(amounts)).all():
-        return
+        return True
     pattern = _union(uses)
     if pattern is None:
-        raise NotProvedError(_doubt(uses, amounts))
-    axis = _axis_from_end(graph, softmax)
+        if min(amounts) <= -FP16_OVERFLOW:
+            raise NotProvedError(_doubt(uses, amounts))
+        return False
+    axis = _axis_from_end(walk.graph, softmax)
     if not all(use.is_aligned for use in uses) and axis != 1:
         axis = None
     if _masks_whole_row(pattern, axis):
         raise NotProvedError("it masks a row as a whole, whose softmax would change")
+    return True
+
+
+def _check_measured_rows(walk: MaskWalk, softmax: Node, scores: Scores) -> None:
+    """Raise unless the largest element of every row was measured, and was plain."""
+    rows = walk.ranges.inner_of.get(softmax.label, {}).get("row maximum")
+    if rows is None or not rows.seen.min >= -scores.bound:
+        raise NotProvedError("the calibration data mask a row as a whole, whose softmax would change")
 
 
 def _union(uses: tuple[Use, ...]) -> Array | None:
@@ -131,10 +197,10 @@ def _doubt(uses: tuple[Use, ...], amounts: set[float]) -> str:
     )
 
 
-def _amounts(graph: Graph, constant: str) -> set[float]:
+def _amounts(walk: MaskWalk, constant: str) -> set[float]:
     """The different values by which a constant masks."""
-    value = graph.read_constant(constant)
-    return set() if value is None else set(np.unique(value[is_masked(value)]).tolist())
+    value = walk.graph.read_constant(constant)
+    return set() if value is None else set(np.unique(value[walk.is_masked(value)]).tolist())
 
 
 def _refuse_outputs(walk: MaskWalk) -> None:
@@ -146,7 +212,7 @@ def _refuse_outputs(walk: MaskWalk) -> None:
 
 def _refuse_partners(walk: MaskWalk) -> None:
     """Refuse masks that share a Softmax with a refused one, until none is left: 3. needs all of them."""
-    groups = [(node, {name for use in uses for name in use.origins}) for node, uses in walk.groups]
+    groups = [(node, set(scores.origins)) for node, scores in walk.groups]
     before = -1
     while before != len(walk.refused):
         before = len(walk.refused)
@@ -156,16 +222,29 @@ def _refuse_partners(walk: MaskWalk) -> None:
                     raise NotProvedError(f"{culprit} meets it at {node.label} and is not clamped")
 
 
-def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], policy: PlanPolicy) -> MaskVerdict:
+def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], rows: str) -> MaskVerdict:
+    is_clamped = origin.value < -MASK_MAGNITUDE
+    tensors = walk.tensors_with.get(origin.tensor, set())
+    held = tuple(sorted(tensors)) if _fits(origin) else ()
     refusal = walk.refused.get(origin.tensor) or (None if uses else "it reaches no Softmax")
     if refusal is not None:
-        return MaskVerdict(origin, None, f"not clamped as a mask: {refusal}")
-    if policy.masks == "clamp":
-        why = "you asked for it (masks = clamp) and vouch for its rows"
-    elif np.isinf(origin.value) or not all(use.replaces for use in uses):
-        why = "Softmax gives 0 either way, and no row is masked as a whole"
-    else:
-        why = "it replaces scores; Softmax gives 0 either way, and the same on a row masked as a whole"
+        verb = "clamped" if is_clamped else "proved"
+        return MaskVerdict(origin, None, f"not {verb} as a mask: {refusal}", held=held)
+    why = _say_why(origin, uses, rows)
+    if not is_clamped:
+        reason = f"the mask {origin.tensor} of {origin.value:g} is left as it is: {why}"
+        return MaskVerdict(origin, None, reason, True, held)
     reason = f"clamped to -{MASK_MAGNITUDE:g}: {why}"
-    covers = tuple(sorted(walk.tensors_with[origin.tensor] - {origin.tensor}))
+    covers = tuple(sorted(tensors - {origin.tensor}))
     return MaskVerdict(origin, Clamp(origin.tensor, MASK_MAGNITUDE, reason, covers), reason)
+
+
+def _say_why(origin: Origin, uses: list[Use], rows: str) -> str:
+    """`rows`: "clamp" where the user vouches for them, "data" where the calibration data do."""
+    if rows == "clamp":
+        return "you asked for it (masks = clamp) and vouch for its rows"
+    if rows == "data":
+        return "Softmax gives 0 either way, and the calibration data mask no row as a whole"
+    if np.isinf(origin.value) or not all(use.replaces for use in uses):
+        return "Softmax gives 0 either way, and no row is masked as a whole"
+    return "it replaces scores; Softmax gives 0 either way, and the same on a row masked as a whole"
