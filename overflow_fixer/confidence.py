@@ -16,6 +16,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
 from overflow_fixer.rules.body_ranges import look_into
+from overflow_fixer.rules.extremes import UNKNOWN, find_extremes
 from overflow_fixer.rules.inner_function import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of
@@ -42,8 +43,8 @@ def judge_confidence(
 ) -> Confidence:
     """Whether more data of the same kind would pin more.
 
-    Asked of each tensor that is within the threshold, and that a node which is not pinned reads or writes, or has in
-    a body; and of each value inside such a node, measured or following from a tensor, within the threshold (a bound:
+    Asked of each tensor that is within the threshold, that no Clip, Min or Max holds within it, and that a node which is
+    not pinned reads or writes, or has in a body; and of each value inside such a node, measured or following from a tensor, within the threshold (a bound:
     65504). `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
     go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
     batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
@@ -58,7 +59,7 @@ def judge_confidence(
     values = np.array([one.by_batch for one in found]).reshape(len(found), len(ranges.batch_names))
     growths = [_describe(one, bits) for one, bits in zip(found, grow(values), strict=True)]
     growths.sort(key=lambda growth: growth.margin_bits)
-    at_risk = tuple(growth for growth in growths if growth.margin_bits <= DOUBLINGS * growth.growth_bits)
+    at_risk = tuple(growth for growth in growths if growth.margin_bits < DOUBLINGS * growth.growth_bits)
     return Confidence(len(ranges.batch_names), tuple(growths), at_risk)
 
 
@@ -96,9 +97,11 @@ def _list_inside(graph: Graph) -> Iterator[tuple[str, Node]]:
 
 
 def _find_tensors(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Iterator[_Candidate]:
-    inside = dict(_list_inside(graph))
+    inside, extremes = dict(_list_inside(graph)), find_extremes(graph, ranges)
     for row, seen in enumerate(ranges.ranges):
-        if _matters(graph, plan, seen, inside):
+        low, high = extremes.get(seen.tensor, UNKNOWN)
+        is_open = max(-low, high) > plan.threshold
+        if is_open and _matters(graph, plan, seen, inside):
             by_batch = ranges.batch_max_abs[row].astype(np.float64)
             yield _Candidate(seen.tensor, seen.max_abs, plan.threshold, by_batch, seen.worst_batch)
 

@@ -93,10 +93,29 @@ def test_a_tensor_whose_nodes_are_pinned_cannot_change_the_plan(tmp_path: Path) 
     assert "No value is left" in say_confidence(found)
 
 
-def test_a_maximum_at_the_threshold_is_within_it(tmp_path: Path) -> None:
-    _, found = _judge(tmp_path, [100, 100], 100)
+@pytest.mark.parametrize(("scales", "at_risk"), [([100, 100], []), ([99, 100], ["x", "a"])])
+def test_a_maximum_at_the_threshold_is_at_risk_if_it_grew(
+    scales: list[float], at_risk: list[str], tmp_path: Path
+) -> None:
+    """At its rate, which is 0, what stands still is at its limit for ever, and not over it."""
+    _, found = _judge(tmp_path, scales, 100)
     assert found.nearest[0].margin_bits == 0
-    assert found.at_risk  # whatever it grows by
+    assert [growth.tensor for growth in found.at_risk] == at_risk
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(100, ["x"]), (200, ["c", "x"])])
+def test_what_a_clip_holds_within_the_threshold_cannot_change_the_plan(
+    limit: float, asked: list[str], tmp_path: Path
+) -> None:
+    """Measured at 99 and 100, it grew, and comes no further."""
+    constants = {"low": np.float32(-limit), "high": np.float32(limit)}
+    nodes = [node("Clip", "x low high", "c"), node("Sigmoid", "c", "y")]
+    graph = save(make_model(nodes, {"x": [2]}, "y", constants), tmp_path)
+    feeds = tuple({"x": np.array([scale, 0], np.float32)} for scale in (90.0, 100.0))
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=100))
+    found = judge_confidence(graph, ranges, plan)
+    assert sorted(growth.tensor for growth in found.at_risk) == asked
 
 
 def test_what_grows_in_a_body_is_at_risk_until_its_node_is_pinned(tmp_path: Path) -> None:
