@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import onnxruntime
-from onnx import TensorProto
 
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, tensorrt
@@ -48,6 +47,7 @@ from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import Attempt, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
+from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
@@ -304,10 +304,7 @@ def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification, tolerance: 
         yield say_foreign(foreign)
     if ranges.provider_lack is not None:
         yield ranges.provider_lack
-    broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
-    if broken:
-        yield f"FP32 itself gives NaN in {', '.join(broken)}: no precision can mend that."
-    yield from _warn_of_own_fp16(graph, ranges)
+    yield from _warn_of_nan(graph, ranges, fixed)
     yield from () if fixed.passed else _warn_of_chance(graph)
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
@@ -342,13 +339,19 @@ def _warn_of_half_io(
         yield " ".join(said)
 
 
-def _warn_of_own_fp16(graph: Graph, ranges: RangeTable) -> Iterator[str]:
-    """That the first of the tensors that are FP16 in the model itself does not fit: no pin is of use."""
-    halves = (ranges.get(name) for name in graph.tensors if graph.dtypes.get(name) == TensorProto.FLOAT16)
-    lost = next((seen for seen in halves if seen is not None and seen.nan_count + seen.inf_count), None)
-    if lost is not None:
+def _warn_of_nan(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator[str]:
+    """Which outputs are NaN before anything is converted, and the first tensor of the model's own FP16 that does not fit."""
+    lost = find_lost_in_own_fp16(graph, ranges)
+    broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
+    own, others = ([name for name in broken if (name in lost) is is_own] for is_own in (True, False))
+    if own:
+        yield f"The model as it stands, with its own FP16, gives NaN in {', '.join(own)}."
+    if others:
+        yield f"FP32 itself gives NaN in {', '.join(others)}: no precision can mend that."
+    if lost:
+        first = ranges.by_tensor[next(iter(lost))]
         yield (
-            f"Tensor {lost.tensor} is FP16 in the model itself, and holds {lost.nan_count} NaN and {lost.inf_count} infinite "
+            f"Tensor {first.tensor} is FP16 in the model itself, and holds {first.nan_count} NaN and {first.inf_count} infinite "
             "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
         )
 

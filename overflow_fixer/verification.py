@@ -126,8 +126,8 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
         return None if share >= enough else f"{share:.2%} of the values are equal, under {enough:.2%}"
     if error.mismatched and error.mismatched == error.reference_nan == error.candidate_nan:
         return (
-            f"{error.mismatched} of {error.element_count} values are NaN in FP32 too, at the same places: what FP32 does "
-            "not tell, nothing can be held against"
+            f"{error.mismatched} of {error.element_count} values are NaN in the original model too, at the same places: what "
+            "it does not tell, nothing can be held against"
         )
     counted = error.candidate_nan + error.candidate_inf + error.reference_nan + error.reference_inf
     if error.mismatched and not error.compared + counted:

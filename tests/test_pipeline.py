@@ -100,9 +100,30 @@ def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_pat
     assert warning.startswith(
         "Tensor square is FP16 in the model itself, and holds 0 NaN and 1 infinite values there"
     )
-    reasons = [finding.reason for pin in report.plan.pins for finding in pin.findings]
-    assert reasons
-    assert not any(reason.endswith("in FP32") for reason in reasons)
+    reasons = [finding.reason for finding in report.plan.considered if finding.rule == "non_finite"]
+    assert len(reasons) == 5
+    assert all("as the model stands; " in reason for reason in reasons)
+
+
+def test_nan_of_the_models_own_fp16_is_not_said_to_be_that_of_fp32(tmp_path: Path) -> None:
+    """x - mean(x) of what a Cast made infinite: inf - inf. The logarithm beside it is FP32's."""
+    nodes = [
+        node("Mul", "x x", "square"),
+        node("Cast", "square", "half", to=TensorProto.FLOAT16),
+        node("Cast", "half", "wide", to=TensorProto.FLOAT),
+        node("ReduceMean", "wide", "mean"),
+        node("Sub", "wide mean", "y"),
+        node("Neg", "square", "low"),
+        node("Log", "low", "z"),
+    ]
+    report = _fix(make_model(nodes, {"x": [2]}, "y z"), tmp_path, x=np.array([300, 2], np.float32))
+    assert [warning.partition(" in ")[::2] for warning in report.warnings[:2]] == [
+        ("The model as it stands, with its own FP16, gives NaN", "y."),
+        ("FP32 itself gives NaN", "z: no precision can mend that."),
+    ]
+    assert report.warnings[2].startswith("Tensor half is FP16 in the model itself, and holds 0 NaN and 1 inf")
+    assert not {"ReduceMean_mean", "Sub_y"} & report.plan.pinned
+    assert "Log_z" in report.plan.pinned
 
 
 def _fix(

@@ -73,7 +73,7 @@ def test_all_nan_fails() -> None:
 def test_nan_of_the_reference_itself_proves_nothing() -> None:
     (same,) = compare([floats(math.nan, 1, 2)], [floats(math.nan, 1, 2)]).outputs
     assert not same.passed
-    assert same.reason.startswith("1 of 3 values are NaN in FP32 too, at the same places")
+    assert same.reason.startswith("1 of 3 values are NaN in the original model too, at the same places")
     (other,) = compare([floats(math.nan, 1, 2)], [floats(1, math.nan, 2)]).outputs
     assert other.reason.startswith(
         "2 of 3 values do not match: 1 NaN and 0 infinite, against 1 and 0 in FP32"

@@ -265,7 +265,7 @@ def _remarks(outputs: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
     broken = [f for f in outputs if f["error"]["reference_nan"] or f["error"]["reference_inf"]]
     if broken:
         count = say_plural(len(broken), "output")
-        yield note(f"in FP32 itself, {count} held NaN or Inf: see report.json", "yellow")
+        yield note(f"in the original model, {count} held NaN or Inf: see report.json", "yellow")
 
 
 def _first_wrong(document: Document) -> Iterator[RenderableType]:

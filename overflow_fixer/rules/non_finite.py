@@ -9,7 +9,8 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.rules.semantics import only_bounds, touched
 
 
@@ -18,8 +19,10 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
 
     `value` is the tensor's max |x|: inf where there is an infinity, NaN where there is nothing but NaN.
     `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
-    batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none.
+    batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none. What comes from an overflow in
+    the model's own FP16 is for the record, unless there are finite values beside it that FP16 cannot hold.
     """
+    lost = find_lost_in_own_fp16(graph, ranges)
     for tensor, verb in touched(node).items():
         seen = ranges.get(tensor)
         if seen is None or seen.nan_count + seen.inf_count == 0:
@@ -30,6 +33,14 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
         reason = (
             f"{verb} {tensor}, which holds {seen.nan_count} NaN and {seen.inf_count} infinite values {where}"
         )
+        action: Action = "pin"
+        if tensor in lost and seen.over_fp16_count == seen.inf_count:
+            action, reason = "none", f"{reason}; {_say_source(tensor, lost[tensor])}"
         is_seen = seen.inf_count and tensor not in graph.constants
         batch = ranges.worst_batch_name(tensor) if is_seen else None
-        yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, reason, batch)
+        yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, reason, batch, action)
+
+
+def _say_source(tensor: str, source: str) -> str:
+    where = "it" if source == tensor else f"{source}, from which they come,"
+    return f"{where} is FP16 in the model itself, so no pin changes that"

@@ -174,8 +174,8 @@ def test_a_terminal_without_unicode_is_served(tmp_path: Path) -> None:
 
 
 def test_fp32_that_is_itself_not_finite_is_remarked(tmp_path: Path) -> None:
-    assert "in FP32 itself, 1 output held NaN or Inf" in render_text(make_lost(tmp_path))
-    assert "in FP32 itself" not in render_text(make_report(tmp_path))
+    assert "in the original model, 1 output held NaN or Inf" in render_text(make_lost(tmp_path))
+    assert "in the original model" not in render_text(make_report(tmp_path))
 
 
 def test_an_output_that_is_not_of_floats_shows_its_agreement(tmp_path: Path) -> None:

@@ -73,4 +73,4 @@ def test_what_computed_it_is_said(elem_type: int, where: str, tmp_path: Path) ->
     ]
     graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(1, 0)})
     found = ask(find_non_finite, graph, ranges)
-    assert {f.reason.partition("infinite values ")[2] for f in found} == {where}
+    assert {f.reason.partition("infinite values ")[2].partition(";")[0] for f in found} == {where}
