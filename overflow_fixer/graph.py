@@ -32,12 +32,13 @@ from overflow_fixer.weights import read_pieces, read_rows, read_values
 
 MIN_OPSET = 9
 _UNUSED_OPSET = 17
+_SPARSE_CONSTANTS_SINCE = 11
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """An ONNX model, read once: functions inlined, large weights left on disk.
+    """An ONNX model, read once: functions inlined, sparse initializers made Constants, large weights left on disk.
 
     In `model`, a large initializer or Constant, of bodies too, is external data, in the model's own file where it lies there.
     `dtypes` maps a tensor to its onnx.TensorProto.DataType; what is not a tensor (sequences,
@@ -213,6 +214,8 @@ def load_graph(path: Path | str) -> Graph:
     has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
+    if opset >= _SPARSE_CONSTANTS_SINCE:
+        _write_sparse(model.graph)
     nodes = sort_nodes(path, model.graph, number_nodes(model.graph))
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, has_functions))
 
@@ -295,6 +298,25 @@ def _drop_repeated_names(graph: onnx.GraphProto) -> None:
             node.ClearField("name")
     for body in chain.from_iterable(map(bodies, graph.node)):
         _drop_repeated_names(body)
+
+
+def _write_sparse(graph: onnx.GraphProto) -> None:
+    """Make each sparse initializer, of bodies too, the output of a Constant that holds it: a dense tensor like any other.
+
+    One that is an input too stays, since a batch may feed another.
+    """
+    given = {info.name for info in graph.input}
+    left = []
+    for sparse in graph.sparse_initializer:
+        name = sparse.values.name
+        if name in given:
+            left.append(sparse)
+        else:
+            graph.node.insert(0, onnx.helper.make_node("Constant", [], [name], sparse_value=sparse))
+    del graph.sparse_initializer[:]
+    graph.sparse_initializer.extend(left)
+    for body in chain.from_iterable(map(bodies, graph.node)):
+        _write_sparse(body)
 
 
 def free_prefix(graph: Graph, wanted: str) -> str:

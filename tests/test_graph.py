@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from overflow_fixer import graph as graph_module
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import load_graph
+from overflow_fixer.sessions import open_session
 from overflow_fixer.tensor_types import infer_shapes
 
 FLOAT = TensorProto.FLOAT
@@ -279,3 +280,50 @@ def test_functions_bring_the_opset_of_a_model_that_uses_no_other_operator(
         return
     graph = load_graph(path)
     assert (graph.opset, [node.op_type for node in graph.nodes]) == (13, ["Relu"])
+
+
+def _sparse(name: str) -> onnx.SparseTensorProto:
+    values = numpy_helper.from_array(np.array([3, 2e5], np.float32), name)
+    places = numpy_helper.from_array(np.array([1, 2], np.int64))
+    return helper.make_sparse_tensor(values, places, [4])
+
+
+def test_sparse_initializers_are_constants_in_bodies_too(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, bool c) => (float[4] y) {
+        a = Add (x, s)
+        y = If (c) <
+            then_branch = t () => (float[4] o) { o = Mul (a, r) },
+            else_branch = e () => (float[4] o) { o = Neg (a) }
+        >
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.sparse_initializer.append(_sparse("s"))
+    model.graph.node[1].attribute[0].g.sparse_initializer.append(_sparse("r"))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert [(node.op_type, node.outputs) for node in graph.nodes] == [
+        ("Constant", ("s",)),
+        ("Add", ("a",)),
+        ("If", ("y",)),
+    ]
+    assert graph.dtypes["s"] == TensorProto.FLOAT
+    branch = graph.model.graph.node[-1].attribute[0].g
+    assert [node.op_type for node in branch.node] == ["Constant", "Mul"]
+    assert not graph.model.graph.sparse_initializer
+    assert not branch.sparse_initializer
+    feeds = {"x": np.arange(4, dtype=np.float32), "c": np.array(True)}
+    (found,) = open_session(graph.model, graph.folder).run(None, feeds)
+    dense = np.array([0, 3, 2e5, 0], np.float32)
+    np.testing.assert_array_equal(found, (feeds["x"] + dense) * dense)
+
+
+def test_a_sparse_initializer_in_whose_place_a_batch_may_feed_stays(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, float[4] s) => (float[4] y) { y = Add (x, s) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.sparse_initializer.append(_sparse("s"))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert [one.values.name for one in graph.model.graph.sparse_initializer] == ["s"]
+    assert [node.op_type for node in graph.nodes] == ["Add"]

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from in_memory_calibration import InMemoryCalibration
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import save_model, value_info
 
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.coverage import not_observed, observed_tensors
 
 
@@ -51,17 +53,28 @@ def test_the_rest_is_listed_with_its_reason(tmp_path: Path) -> None:
     assert reasons["f8"] == "its element type FLOAT8E4M3FN is not handled"
 
 
-def test_sparse_initializers_are_listed(tmp_path: Path) -> None:
-    values = numpy_helper.from_array(np.ones(1, np.float32), "sparse")
+def _with_sparse(folder: Path, opset: int) -> Graph:
+    values = numpy_helper.from_array(np.array([2e5], np.float32), "sparse")
     indices = numpy_helper.from_array(np.array([2], np.int64), "where")
     graph_proto = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
+        [helper.make_node("Add", ["x", "sparse"], ["y"])],
         "g",
-        [value_info("x", dims=[3])],
+        [value_info("x", dims=[4])],
         [value_info("y")],
         sparse_initializer=[helper.make_sparse_tensor(values, indices, [4])],
     )
-    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path)
-    assert not_observed(load_graph(path)) == {"sparse": "it is a sparse tensor"}
+    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(model, folder / "m.onnx")
+    return load_graph(folder / "m.onnx")
+
+
+def test_sparse_initializers_are_observed(tmp_path: Path) -> None:
+    graph = _with_sparse(tmp_path, 17)
+    assert not_observed(graph) == {}
+    seen = collect_ranges(graph, InMemoryCalibration(({"x": np.ones(4, np.float32)},))).by_tensor["sparse"]
+    assert (seen.min, seen.max, seen.element_count, seen.over_fp16_count) == (0, 2e5, 4, 1)
+
+
+def test_sparse_initializers_before_sparse_constants_are_listed(tmp_path: Path) -> None:
+    """Constant has sparse_value from opset 11 on."""
+    assert not_observed(_with_sparse(tmp_path, 10)) == {"sparse": "it is a sparse tensor"}
