@@ -132,7 +132,6 @@ def test_a_shape_that_the_model_only_records_proves_nothing(tmp_path: Path) -> N
     for name, dims in (("h", [4, 4, 4]), ("r", [4, 4, 1])):
         model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, 1, dims))
     graph = save(model, tmp_path)
-    assert graph.shapes["h"] == (4, 4, 4)
     assert not is_aligned(graph, "r")
 
 
