@@ -72,17 +72,20 @@ class CulpritSearch:
 
     def _is_bearable(self) -> bool:
         """Whether the outputs pass without what was found. Where errors add up to more, less is allowed."""
-        while sum(-group.gain for group in self._groups) <= self._allowed:
-            rest = [label for label in self.nodes if label not in self._found]
-            if self.cost(rest) <= BEARABLE or self._allowed < _LEAST:
-                return True
+        total = sum(-group.gain for group in self._groups)
+        if total > self._allowed:
+            return False
+        rest = [label for label in self.nodes if label not in self._found]
+        if self.cost(rest) <= BEARABLE:
+            return True
+        while total <= self._allowed and self._allowed >= _LEAST:
             self._allowed *= _HALF
-        return False
+        return total <= self._allowed
 
     def _split(self) -> None:
         """Find out more about the worst group."""
         worst = heapq.heappop(self._groups)
-        if len(worst.nodes) == 1:
+        if len(worst.nodes) <= 1:
             self._found.update({label: -worst.gain for label in worst.nodes if label in self.movable})
             return
         half = len(worst.nodes) // 2

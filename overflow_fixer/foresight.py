@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from overflow_fixer.culprits import BEARABLE, CulpritSearch, IsLate, excess
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import add_pins
-from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, Tolerance
+from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, TensorError, Tolerance
 from overflow_fixer.switchboard import Case, Switchboard
 
 _MOST_CASES = 4
@@ -19,7 +19,8 @@ class Foresight:
     """Of plans that add findings to `plan`, of which the nodes in FP16 are those of the board.
 
     `cases` are the batches on which everything is tried; what comes of that is tried on the other `batches` too, of which
-    those that it fails on become cases. Nothing more is tried once it `is_late`.
+    those that it fails on become cases. `log_energies` are of the outputs over all batches: see Case. Nothing more is tried
+    once it `is_late`. All that tries raises ModelError where memory runs out.
     """
 
     graph: Graph
@@ -28,6 +29,7 @@ class Foresight:
     board: Switchboard
     tolerance: Tolerance
     batches: Iterable[Batch]
+    log_energies: Mapping[str, float]
     is_late: IsLate
     cases: list[Case] = field(default_factory=list)
 
@@ -39,14 +41,24 @@ class Foresight:
         self,
         findings: tuple[Finding, ...],
         movable: Collection[str],
-        accuse: Callable[[str, float], Finding],
+        accuse: Callable[[str, TensorError], Finding],
     ) -> tuple[Finding, ...]:
-        """The findings, and those about other nodes, all `movable`, without which the outputs do not pass."""
+        """The findings, and those about other nodes, all `movable`, without which the outputs do not pass.
+
+        `accuse` makes them, of a node and the error of the output that bears it worst with that node alone in FP16.
+        """
 
         def find() -> tuple[Finding, ...]:
-            found = CulpritSearch(self._cost, self._in_fp16(findings), movable, self.is_late).run()
+            worst: dict[str, TensorError] = {}
+
+            def cost(in_fp16: Collection[str]) -> float:
+                error = self._find_worst(in_fp16)
+                worst.update(dict.fromkeys(in_fp16 if len(in_fp16) == 1 else (), error))
+                return excess([error], self.tolerance)
+
+            found = CulpritSearch(cost, self._in_fp16(findings), movable, self.is_late).run()
             mildest_first = sorted(found, key=lambda label: found[label])
-            added = tuple(accuse(label, found[label]) for label in mildest_first)
+            added = tuple(accuse(label, worst[label]) for label in mildest_first)
             return self._leave_out((*findings, *added), mildest_first)
 
         return self._settle(find)
@@ -64,12 +76,15 @@ class Foresight:
         return found
 
     def _find_worse(self, findings: Sequence[Finding]) -> Case | None:
-        """The first batch on which the outputs do not pass, if there is one."""
+        """The first other batch on which the outputs do not pass, if there is one."""
         in_fp16 = self._in_fp16(findings)
+        known = {case.batch for case in self.cases}
         for batch in self.batches:
             if self.is_late():
                 return None
-            case = Case(self.board, batch)
+            if batch.name in known:
+                continue
+            case = Case(self.board, batch, self.log_energies)
             if excess(case.compare(in_fp16), self.tolerance) > BEARABLE:
                 return case
         return None
@@ -87,7 +102,12 @@ class Foresight:
         return findings
 
     def _cost(self, in_fp16: Collection[str]) -> float:
-        return max(excess(case.compare(in_fp16), self.tolerance) for case in self.cases)
+        return excess([self._find_worst(in_fp16)], self.tolerance)
+
+    def _find_worst(self, in_fp16: Collection[str]) -> TensorError:
+        """The error of an output in a case that is the most times what is allowed."""
+        errors = (error for case in self.cases for error in case.compare(in_fp16))
+        return max(errors, key=lambda error: excess([error], self.tolerance))
 
     def _in_fp16(self, findings: Iterable[Finding]) -> tuple[str, ...]:
         pinned = add_pins(self.plan, self.graph, self.policy, findings).pinned

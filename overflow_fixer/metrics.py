@@ -30,8 +30,9 @@ class ErrorMeter:
     never equal to anything.
     """
 
-    def __init__(self, tensor: str) -> None:
+    def __init__(self, tensor: str, log_energy: float = -math.inf) -> None:
         self.tensor = tensor
+        self._log_energy = log_energy
         self._counts: Counter[str] = Counter()
         self._total = _Sums()
         self._batches: list[_BatchError] = []
@@ -88,6 +89,7 @@ class ErrorMeter:
             worst_batch_snr_db=min((snr for snr in snrs if not math.isnan(snr)), default=math.nan),
             quiet_batch=quiet.name if quiet is not None else None,
             quiet_batch_snr_db=quiet.snr_db if quiet is not None else math.nan,
+            log_energy=self._mean_log_energy() if compared else -math.inf,
         )
 
     def _find_quiet(self) -> _BatchError | None:
@@ -103,8 +105,11 @@ class ErrorMeter:
 
     def _floor(self, batch: _BatchError) -> float:
         """log10 of the energy that a batch is judged as if it had at least."""
-        share = math.log10(_QUIET_SHARE * batch.compared / self._counts["compared"])
-        return self._total.reference.log10 + share
+        mean = max(self._mean_log_energy(), self._log_energy)
+        return mean + math.log10(_QUIET_SHARE * batch.compared)
+
+    def _mean_log_energy(self) -> float:
+        return self._total.reference.log10 - math.log10(self._counts["compared"])
 
     def _add_array(self, reference: Array, candidate: Array, sums: _Sums) -> None:
         self._counts["element"] += reference.size

@@ -476,7 +476,7 @@ class TensorError:
     least of a batch, where sum ref^2 is taken as at least a hundredth of what the mean batch would have
     for its elements: a batch that is wrong shows beside louder ones, and silence is not judged by its
     noise. `quiet_batch` is the worst of those for which that was done, `quiet_batch_snr_db` its SNR without it; None and
-    NaN where there are none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
+    NaN where there are none. `log_energy` is log10 of the mean of ref^2 over the compared elements, -inf for 0 or of none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
     mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
     could on all.
     """
@@ -501,6 +501,7 @@ class TensorError:
     quiet_batch: str | None = None
     quiet_batch_snr_db: float = math.nan
     failure: str | None = None
+    log_energy: float = -math.inf
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from overflow_fixer.culprits import excess
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.flops import count_flops
 from overflow_fixer.foresight import Foresight
@@ -182,18 +184,27 @@ class _Search:
 
     def _leave_out(self) -> bool:
         """Take back all that the outputs are foreseen to bear in FP16, at once; False where nothing sure is foreseen."""
-        foresight = self._foresee(self.first)
-        if foresight is None or foresight.is_bearable(()) or not foresight.is_bearable(self.findings):
+        left = self._find_needed()
+        if left is None:
             return False
-        costly, mildest = self._costly(), self._mildest_first()
-        left = foresight.leave_out(
-            self.findings, [*costly, *(name for name in mildest if name not in costly)]
-        )
         if self._pins_the_same(left):
             self.findings = left
             return True
         taken = {finding.node for finding in self.findings} - {finding.node for finding in left}
         return self._try(left, f"took back {_name(sorted(taken))}")
+
+    def _find_needed(self) -> tuple[Finding, ...] | None:
+        """The findings without which the outputs are foreseen not to pass; None where with all of them they are not foreseen to."""
+        foresight = self._foresee(self.first)
+        if foresight is None:
+            return None
+        costly, mildest = self._costly(), self._mildest_first()
+        order = [*costly, *(name for name in mildest if name not in costly)]
+        with suppress(ModelError):  # memory can run out on another batch
+            if not foresight.is_bearable(()) and foresight.is_bearable(self.findings):
+                left = foresight.leave_out(self.findings, order)
+                return left if foresight.is_bearable(left) else None
+        return None
 
     def _take_back(self) -> None:
         """Pins of costly nodes at once, then the mildest first, in halves, quarters and so on."""
@@ -285,9 +296,9 @@ class _Search:
         return False
 
     def _propose(self) -> Proposal | None:
-        foreseen = self._foreseen() if self.rounds else None
-        if foreseen is not None:
-            return foreseen
+        proposal = (None if self.rounds else self._losing()) or self._foreseen()
+        if proposal is not None:
+            return proposal
         if 2 * len(self.rounds) < self.budget.max_rounds:
             return self._losing() or self._suspected() or self._lower_threshold()
         return self._lower_threshold() or self._losing() or self._suspected()
@@ -318,24 +329,29 @@ class _Search:
         if foresight is None:
             return None
         movable = {node.label for node in self.graph.nodes if self._is_free(node)}
-        found = foresight.find_culprits(self.findings, movable, self._accuse)
-        added = found[len(self.findings) :]
+        added: tuple[Finding, ...] = ()
+        with suppress(ModelError):  # memory can run out on another batch
+            added = foresight.find_culprits(self.findings, movable, self._accuse)[len(self.findings) :]
         if not self._is_new(finding.node for finding in added):
             return None
         worst_first = (finding.node for finding in reversed(added))
         return f"pinned {_name(worst_first)}, which the outputs do not bear in FP16", list(added)
 
-    def _accuse(self, label: str, excess: float) -> Finding:
-        """The finding about a node that takes so many times the error that the outputs may have."""
-        limit = max(self.tolerance.min_snr_of(name) for name in self.best.failing)
+    def _accuse(self, label: str, error: TensorError) -> Finding:
+        """The finding about a node that alone in FP16 makes this error of an output: its SNR, or the share that is equal."""
+        times = excess([error], self.tolerance)
         tells = (
-            f"takes {excess:.3g} times the error that the outputs may have"
-            if math.isfinite(excess)
-            else "leaves no match"
+            f"takes {times:.3g} times the error that {error.tensor} may have"
+            if math.isfinite(times)
+            else f"leaves no match in {error.tensor}"
         )
         reason = f"in FP16 while all else is in FP32 {label} {tells}"
-        snr_db = limit - 10 * math.log10(excess) if 0 < excess < math.inf else -math.inf
-        return Finding(RULE, label, self.graph.by_label[label].outputs[0], snr_db, limit, reason)
+        value, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.tensor)
+        if not error.is_float:
+            value, limit = 1 - error.mismatched / error.element_count, self.tolerance.min_agreement
+        elif math.isinf(times):
+            value = -math.inf
+        return Finding(RULE, label, self.graph.by_label[label].outputs[0], value, limit, reason)
 
     def _foresee(self, attempt: Attempt) -> Foresight | None:
         """On the batch that is worst for the attempt; None where a model draws random numbers, or cannot be tried."""
@@ -343,15 +359,16 @@ class _Search:
         if not is_repeatable(self.graph):
             return None
         batch = find_worst_batch(attempt.verification, self.batches)
+        log_energies = {v.error.tensor: v.error.log_energy for v in self.best.verification.outputs}
         in_fp16, exact = self.first.artifact.fp16_nodes, _find_clamped(self.first.plan)
         now = time.monotonic()
         latest = now + _SHARE_OF_TIME * (self.deadline - now)
         try:
             board = Switchboard(self.graph, in_fp16, outputs, exact)
-            case = Case(board, batch)
+            case = Case(board, batch, log_energies)
         except ModelError:
             return None
-        known = self.graph, self.policy, self.first.plan, board, self.tolerance, self.batches
+        known = self.graph, self.policy, self.first.plan, board, self.tolerance, self.batches, log_energies
         return Foresight(*known, is_late=lambda: time.monotonic() >= latest, cases=[case])
 
     def _measure(self) -> dict[Node, Loss]:

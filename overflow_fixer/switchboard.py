@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -40,21 +41,29 @@ class Switchboard:
 
     def run(self, batch: Batch, in_fp16: Collection[str] = ()) -> dict[str, Array]:
         """The outputs with these nodes in FP16. Raises RunError where that cannot be run."""
-        switches = np.array([label in in_fp16 for label in self.nodes], np.bool_)
+        chosen = frozenset(in_fp16)
+        switches = np.array([label in chosen for label in self.nodes], np.bool_)
         switched = Batch(batch.name, {**batch.feeds, self._switches: switches})
         return dict(zip(self.outputs, run_session(self._session, self.outputs, switched), strict=True))
 
 
 class Case:
-    """A batch on which choices of nodes are compared with none. Raises RunError where it does not run in FP32."""
+    """A batch on which choices of nodes are compared with none. Raises RunError where it does not run in FP32.
 
-    def __init__(self, board: Switchboard, batch: Batch) -> None:
-        self._board, self._batch = board, batch
+    `log_energies` are TensorError.log_energy of outputs over all batches: one that is quiet here is judged as `verify` does.
+    """
+
+    def __init__(self, board: Switchboard, batch: Batch, log_energies: Mapping[str, float]) -> None:
+        self._board, self._batch, self._log_energies = board, batch, log_energies
         self._right = board.run(batch)
 
+    @property
+    def batch(self) -> str:
+        return self._batch.name
+
     def compare(self, in_fp16: Collection[str]) -> list[TensorError]:
-        """The errors of the outputs with these nodes in FP16."""
-        meters = [ErrorMeter(name) for name in self._right]
+        """The errors of the outputs with these nodes in FP16. Raises ModelError where memory runs out."""
+        meters = [ErrorMeter(name, self._log_energies.get(name, -math.inf)) for name in self._right]
         try:
             found = self._board.run(self._batch, in_fp16)
         except RunError as error:

@@ -112,6 +112,7 @@ def _error(**numbers: Any) -> TensorError:
         ({"snr_db": 40.0, "worst_batch_snr_db": 27.0}, 10**0.3),
         ({"snr_db": math.inf}, 0.0),
         ({"snr_db": -math.inf}, math.inf),
+        ({"snr_db": -4000.0}, math.inf),
         ({"snr_db": 20.0, "max_abs_error": 0.0}, 0.0),
         ({"compared": 0, "snr_db": math.nan}, 0.0),
         ({"mismatched": 1, "candidate_nan": 1}, math.inf),
@@ -135,3 +136,17 @@ def test_integers_that_must_all_agree() -> None:
     tolerance = Tolerance(min_agreement=1.0)
     assert excess([_error(is_float=False, mismatched=1)], tolerance) == math.inf
     assert excess([_error(is_float=False)], tolerance) == 0.0
+
+
+def test_the_same_nodes_are_not_tried_again() -> None:
+    """Nothing where a group is alone, too much where two are together."""
+    costs = Costs([0.0] * 8, lambda parts: 9.0 if len(parts) > 1 else 0.0)
+    costs.search(movable={"0"})
+    assert len(set(costs.asked)) >= len(costs.asked) - 1  # all, and all without what was found
+
+
+def test_where_no_node_is_in_fp16_there_is_nothing_to_find() -> None:
+    """Though the outputs differ, as those of a custom operator that draws random numbers do."""
+    costs = Costs([], lambda parts: 9.0)
+    assert costs.search(late_after=1000) == {}
+    assert len(costs.asked) < 5

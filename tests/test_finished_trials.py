@@ -192,7 +192,7 @@ def count(bench, *arguments):
 
 Bench.verify = count
 flags = {"model": sample / "model.onnx", "calib": sample / "data", "out": out, "build": {"backend": "onnx"}}
-report = fix(make_config(None, {**flags, "verify": {"min_snr_db": 75}, "repair": {"max_rounds": rounds}}))
+report = fix(make_config(None, {**flags, "verify": {"min_snr_db": 72}, "repair": {"max_rounds": rounds}}))
 print(done, len(report.rounds), report.artifact.path.is_file())
 """
 

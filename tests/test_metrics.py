@@ -321,3 +321,20 @@ def test_a_sum_of_squares_that_leaves_float64_where_no_square_does() -> None:
 def test_of_two_shapes_the_larger_one_counts() -> None:
     found = measure((f32(1), f32(1, 2, 3)))
     assert (found.element_count, found.mismatched, found.compared) == (3, 3, 0)
+
+
+def test_a_meter_that_is_told_of_louder_batches_judges_one_as_beside_them() -> None:
+    """Of energies 1 and 1e-4 an element: the quiet batch is held against 0.01 of their mean."""
+    loud, quiet, wrong = f32(1, -1), f32(0.01, -0.01), f32(0.011, -0.01)
+    both = ErrorMeter("y")
+    both.add(loud, loud, "loud")
+    both.add(quiet, wrong, "quiet")
+    together = both.result()
+    assert together.log_energy == pytest.approx(math.log10((1 + 1e-4) / 2))
+    alone = ErrorMeter("y", together.log_energy)
+    alone.add(quiet, wrong, "quiet")
+    assert alone.result().worst_batch_snr_db == pytest.approx(together.worst_batch_snr_db)
+    assert alone.result().worst_batch_snr_db == pytest.approx(
+        10 * math.log10(0.01 * 0.50005 * 2 / 1e-6), abs=1e-3
+    )
+    assert ErrorMeter("y").result().log_energy == -INF
