@@ -16,7 +16,7 @@ from overflow_fixer import trials
 from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, ModelError
 from overflow_fixer.graph import load_graph
-from overflow_fixer.pipeline import _luck, _Result, fix
+from overflow_fixer.pipeline import _luck, _Result, _warn_of_quiet, fix
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Engine, FixReport
@@ -306,6 +306,8 @@ def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, ma
     assert verdict.error.quiet_batch_snr_db == 0.0  # nothing is left
     told = [warning for warning in report.warnings if "under 1 % of its mean energy" in warning]
     assert bool(told) == (max_abs_error == 0.0)
+    failing = replace(verdict, passed=False)
+    assert not list(_warn_of_quiet(failing, config.verify.tolerance()))
     for warning in told:
         assert f"Output y has under 1 % of its mean energy in {verdict.error.quiet_batch}" in warning
         assert "where its SNR is 0.0 dB" in warning

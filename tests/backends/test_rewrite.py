@@ -657,3 +657,18 @@ def test_a_name_that_is_taken_twice_over_is_made_another(tmp_path: Path) -> None
     typed = make_typed(write_model(tmp_path, text))
     assert ("x", "x__fp16__") in _casts(typed)
     _check_run(typed, {"x": X, "x__fp16": X})
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"), [([-1, 4], [-1, 4]), ([3], [3, 4]), ([3, 5], [3, 4]), ([3, None], [3, 0])]
+)
+def test_an_output_keeps_the_dimensions_that_do_not_contradict_what_is_inferred(
+    tmp_path: Path, declared: list[int | None], expected: list[int]
+) -> None:
+    text = "g (float[3,4] x) => (float[3,4] y) { y = Neg(x) }"
+    path = write_model(tmp_path, text)
+    model = onnx.load(path)
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, declared))
+    onnx.save(model, path)
+    (output,) = make_typed(path).model.graph.output
+    assert [dim.dim_value for dim in output.type.tensor_type.shape.dim] == expected

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from in_memory_calibration import ints, make_model, node, save
 from spellings import check_computes, place, softmax, spell
 
 from overflow_fixer.patterns.softmax import find_softmax
@@ -89,3 +90,18 @@ def test_the_logarithm_of_one_that_is_written_out_is_one_with_it(tmp_path: Path)
 )
 def test_what_only_looks_like_one_is_none(text: str, tmp_path: Path) -> None:
     assert list(find_softmax(place(spell(text, softmax), tmp_path))) == []
+
+
+def test_a_maximum_of_rows_that_meets_columns_is_no_part_of_it(tmp_path: Path) -> None:
+    """Of a square: what is subtracted from a row is not its own maximum, so that no shift makes up for it."""
+    nodes = [
+        node("Sigmoid", "raw", "x"),
+        node("ReduceMax", "x", "m", axes=[1], keepdims=0),
+        node("Sub", "x m", "d"),
+        node("Exp", "d", "e"),
+        node("ReduceSum", "e last", "t", keepdims=1),
+        node("Div", "e t", "y"),
+    ]
+    graph = save(make_model(nodes, {"raw": [4, 4]}, "y", {"last": ints(1)}, opset=13), tmp_path)
+    (region,) = find_softmax(graph)
+    assert region.source == "d"
