@@ -14,7 +14,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.operator_types import PARAMETERS
 from overflow_fixer.simulation import is_small_constant
-from overflow_fixer.subgraphs import bodies
+from overflow_fixer.subgraphs import all_names, bodies
 
 _NOT_COMPUTED = frozenset({"Constant", "Bernoulli", "Dropout"})
 
@@ -32,7 +32,7 @@ class Roundings:
     exact: frozenset[str]
 
     def __post_init__(self) -> None:
-        self._taken = {name for node in self.graph.nodes for name in (*node.reads, *node.writes)}
+        self._taken = set(all_names(self.graph.model.graph))
 
     def is_rounded(self, node: Node, slot: int) -> bool:
         """Whether the node reads that input rounded: because it is in FP16 itself, or what writes it."""

@@ -142,6 +142,15 @@ def test_names_that_are_taken_are_left_alone(tmp_path: Path) -> None:
     assert np.isfinite(board.run(BATCH, labels)["y"]).all()
 
 
+def test_an_input_that_nobody_reads_keeps_its_name(tmp_path: Path) -> None:
+    inputs = {"x": [4, 8], "y__loss_switches": [1]}
+    graph = save(make_model([node("Exp", "x", "y")], inputs, "y"), tmp_path)
+    batch = Batch("b", {"x": X, "y__loss_switches": floats(1)})
+    _assert_same(
+        Switchboard(graph, ["Exp_y"], ["y"]).run(batch), {"y": open_reference(graph).run(batch)["y"]}
+    )
+
+
 def test_integers_are_compared_too(tmp_path: Path) -> None:
     nodes = [node("Add", "x big", "s"), node("ArgMax", "s", "y", axis=1, keepdims=0)]
     types = {"y": TensorProto.INT64}
