@@ -18,7 +18,7 @@ def output_shape(graph: Graph, node: Node) -> Dims | None:
     ONNX infers no shape from computed ones below opset 14. What is fed never matters: see Graph.sure_shapes.
     """
     inferred = graph.sure_shapes.get(node.outputs[0])
-    elements = _read_elements(graph, node.inputs[1]) if node.standard_op == "Reshape" else None
+    elements = read_elements(graph, node.inputs[1]) if node.standard_op == "Reshape" else None
     if elements is None:
         return inferred
     told = [_as_dim(element) for element in elements]
@@ -31,7 +31,7 @@ def _as_dim(element: Dim) -> Dim:
     return None if isinstance(element, int) and element <= 0 else element
 
 
-def _read_elements(graph: Graph, tensor: str, left: int = _MOST_STEPS) -> Dims | None:
+def read_elements(graph: Graph, tensor: str, left: int = _MOST_STEPS) -> Dims | None:
     """A tensor of integers, flat: numbers, and the names of dimensions; None for one that is not known."""
     value, node = graph.read_fixed(tensor), graph.producers.get(tensor)
     if value is not None:
@@ -40,9 +40,9 @@ def _read_elements(graph: Graph, tensor: str, left: int = _MOST_STEPS) -> Dims |
         return None
     op = node.standard_op
     if op in _SAME_ELEMENTS:
-        return _read_elements(graph, node.inputs[0], left - 1)
+        return read_elements(graph, node.inputs[0], left - 1)
     if op == "Concat":
-        parts = [_read_elements(graph, name, left - 1) for name in node.inputs]
+        parts = [read_elements(graph, name, left - 1) for name in node.inputs]
         return None if None in parts else tuple(dim for part in parts for dim in part or ())
     if op == "Shape" and not node.proto.attribute:
         return graph.sure_shapes.get(node.inputs[0])
@@ -51,7 +51,7 @@ def _read_elements(graph: Graph, tensor: str, left: int = _MOST_STEPS) -> Dims |
 
 def _pick(graph: Graph, node: Node, left: int) -> Dims | None:
     """The elements that a Gather or Slice with constant places takes from a vector."""
-    elements = _read_elements(graph, node.inputs[0], left)
+    elements = read_elements(graph, node.inputs[0], left)
     places = [graph.read_fixed(name) for name in node.inputs[1:]]
     if elements is None or not places or any(place is None for place in places):
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.patterns.shapes import output_shape
+from overflow_fixer.patterns.shapes import output_shape, read_elements
 from overflow_fixer.patterns.tracing import constant_operand, is_constant, origin, read_number
 from overflow_fixer.records import Dim
 
@@ -173,13 +173,38 @@ def _keeps_shape(graph: Graph, node: Node) -> bool:
     """Whether it writes the shape of its first input: an exponential, a square, x less a statistic of x."""
     op = node.standard_op
     if op == "Sub":
-        reduced, _ = _way_from_reduction(graph, node.inputs[1])
-        is_own = reduced is not None and reduced.inputs[0] == node.inputs[0]
-        is_known = node.inputs[0] in graph.sure_shapes
-        return is_own and is_known and is_aligned(graph, node.inputs[1])
+        return _subtracts_own(graph, node)
     is_square = op == "Mul" and len(set(node.inputs)) == 1
     is_power = op == "Pow" and _is_scalar(graph, node.inputs[1])
     return op in ("Abs", "Cast", "Exp", "Identity") or is_square or is_power
+
+
+def _subtracts_own(graph: Graph, node: Node) -> bool:
+    """Whether it is x less a statistic of x that is proved to broadcast against x and to be no larger.
+
+    The shape of x must be inferred: it is not followed through one difference after the other.
+    """
+    own, statistic = node.inputs
+    reduced, way = _way_from_reduction(graph, statistic)
+    if reduced is None or reduced.inputs[0] != own or own not in graph.sure_shapes:
+        return False
+    return is_aligned(graph, statistic) and all(
+        _is_within(graph, step, graph.sure_shapes[own]) for step in way
+    )
+
+
+def _is_within(graph: Graph, node: Node, shape: tuple[Dim, ...]) -> bool:
+    """Whether what it makes of a statistic is proved to be no larger than this shape; that of put back axes is aligned."""
+    if node.standard_op in _PUTS_BACK:
+        return True
+    if node.standard_op != "Expand":
+        variables = {name for name in node.reads if not is_constant(graph, name)}
+        return len(variables) == 1 and not _takes_in_vector(graph, node)
+    told = read_elements(graph, node.inputs[1])
+    if told is None or len(told) > len(shape):
+        return False
+    pairs = zip(told[::-1], shape[::-1], strict=False)
+    return all(dim is not None and dim in (1, size) for dim, size in pairs)
 
 
 def _count_reduced(graph: Graph, reduced: Node) -> int | None:
@@ -212,7 +237,7 @@ def _may_be_equal(one: Dim, other: Dim) -> bool:
 def _takes_in_vector(graph: Graph, node: Node) -> bool:
     """Whether it computes with a constant that may broadcast the other operand: of more elements or axes than one."""
     constants = [name for name in node.reads if is_constant(graph, name)]
-    return any(graph.is_float(name) and not _is_scalar(graph, name) for name in constants)
+    return not all(_is_scalar(graph, name) for name in constants)
 
 
 def _is_scalar(graph: Graph, tensor: str) -> bool:
