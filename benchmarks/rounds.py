@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -39,6 +41,18 @@ class Limits:
     seconds: float
     memory_gb: float
     patience_seconds: float
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**31
+        add = parser.add_argument
+        add("--limit", type=float, default=120, help="seconds after which a process is killed [120]")
+        add("--patience", type=float, default=10, help="seconds to wait for idle cores before a process [10]")
+        add("--memory", type=float, default=half, help="GiB that a process may take [half of what there is]")
+
+    @staticmethod
+    def of(options: argparse.Namespace) -> Limits:
+        return Limits(options.limit, options.memory, options.patience)
 
 
 def run_rounds(model: Path, jobs: Sequence[Job], rounds: int, limits: Limits) -> JobRuns:

@@ -63,7 +63,7 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     """The tables, one after the other, each with its heading."""
-    limits = Limits(options.limit, options.memory, options.patience)
+    limits = Limits.of(options)
     yield from _model_tables(options, folder, limits)
     by_count = dict(_measure_counts(options, folder, limits))
     if by_count:
@@ -128,7 +128,6 @@ def _measure_sizes(options: argparse.Namespace, folder: Path, limits: Limits) ->
 
 
 def _parse() -> argparse.Namespace:
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**31
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     add = parser.add_argument
     add("--models", type=_names, default=list(MODELS), help=f"of {','.join(MODELS)} [all]; '' for none")
@@ -138,9 +137,7 @@ def _parse() -> argparse.Namespace:
     add("--batches", type=int, default=8, help="batches a scan [8]")
     add("--few", type=int, default=1, help="batches of the one-shot tools, of those [1]; 0 leaves them out")
     add("--size-rounds", type=int, default=1, help="rounds of --counts and of --sizes [1]")
-    add("--limit", type=float, default=120, help="seconds after which a process is killed [120]")
-    add("--patience", type=float, default=10, help="seconds to wait for idle cores before a process [10]")
-    add("--memory", type=float, default=half, help="GiB that a process may take [half of what there is]")
+    Limits.add_options(parser)
     add("--folder", type=Path, help="where models are written and removed again [the system's]")
     add("--write", type=Path, help="also put the tables into this page, between its markers")
     return parser.parse_args()

@@ -33,7 +33,7 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Runs]]:
     jobs = [Job(task) for task in _TASKS]
-    limits = Limits(options.limit, options.memory, options.patience)
+    limits = Limits.of(options)
     for name in options.names or NETWORKS:
         print(f"{name} (load {os.getloadavg()[0]:.1f})", file=sys.stderr)
         model = _make(name, folder, options.batches)
@@ -49,15 +49,12 @@ def _make(name: str, folder: Path, batches: int) -> Path:
 
 
 def _parse() -> argparse.Namespace:
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**31
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="networks of the table [all]")
     add("--rounds", type=int, default=5, help="rounds [5]")
     add("--batches", type=int, default=8, help="batches of each scan, one sample a batch [8]")
-    add("--limit", type=float, default=120, help="seconds after which a process is killed [120]")
-    add("--patience", type=float, default=10, help="seconds to wait for idle cores before a process [10]")
-    add("--memory", type=float, default=half, help="GiB that a process may take [half of what there is]")
+    Limits.add_options(parser)
     add("--folder", type=Path, help="where models are written and kept, and looked for [made and removed]")
     add("--write", type=Path, help="also put the table into this page, between its markers")
     options = parser.parse_args()
