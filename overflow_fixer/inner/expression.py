@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -73,6 +73,13 @@ class Exponentials(NamedTuple):
     """The same of the operator Exponentials: nothing where rows are short."""
 
     sum: str
+
+
+class Windows(NamedTuple):
+    """The same of the operator Windows: a number for each window, of which only its statistics tell."""
+
+    sum: str
+    magnitudes: str
 
 
 _ReadRows = TypeVar("_ReadRows", Moments, Sums, Exponentials)
@@ -210,27 +217,55 @@ class Expression:
     def _tell(self, operator: type[_ReadRows], rows: Rows) -> _ReadRows | None:
         """The outputs of one native node for the same rows, but for the last, which is of use to the probes alone."""
         where = self._locate(rows) if self._is_native else ()
-        if not where or not (operator is Sums or rows.are_last):
+        if not where or (operator is not Sums and len(where) > 1):
             return None
         key: tuple[str, Rows] = operator.__name__, rows
         if key not in self._told:
-            prefix = f"{self._prefix}{len(self.nodes)}_"
-            self._told[key] = tuple(prefix + word for word in operator._fields)
-            outputs = (*self._told[key], prefix + "statistics")
-            inputs = [rows.tensor, self.integers(*where)]
-            op_type = operator.__name__ if rows.are_last else "SumsApart"
-            self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, domain=DOMAIN))
+            op_type = operator.__name__ if len(where) == 1 else "SumsApart"
+            self._told[key] = self._add_native(op_type, rows.tensor, where, operator._fields)
         return operator(*self._told[key])
 
+    def windows(self, form: Sequence[int]) -> Windows | None:
+        """What the native operator tells of windows of `source`, of such a form (see probes.cpp); None without it."""
+        if not self._is_native:
+            return None
+        return Windows(*self._add_native("Windows", self.source, form, Windows._fields))
+
+    def _add_native(
+        self, op_type: str, source: str, where: Sequence[int], words: Iterable[str]
+    ) -> tuple[str, ...]:
+        prefix = f"{self._prefix}{len(self.nodes)}_"
+        outputs = tuple(prefix + word for word in words)
+        inputs = [source, self.integers(*where)]
+        told = (*outputs, prefix + "statistics")
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, told, domain=DOMAIN))
+        return outputs
+
     def _locate(self, rows: Rows) -> tuple[int, ...]:
-        """How a native operator is told of `rows`: see probes.cpp; nothing where their axes are not side by side."""
+        """How a native operator is told of `rows`: see probes.cpp; nothing where their axes are not side by side.
+
+        Axes of one element, of which there are sure to be no more, do not stand between others.
+        """
         if rows.are_last:
             return (-len(rows.axes),)
         if self.rank is None or rows.tensor != self.source:
             return ()
         places = sorted(axis % self.rank for axis in rows.axes)
-        is_block = places == list(range(places[0], places[0] + len(places)))
-        return (places[0], len(places)) if is_block else ()
+        if places != list(range(places[0], places[0] + len(places))):
+            places = self._fill_up(places)
+        if places and places[-1] == self.rank - 1:
+            return (-len(places),)
+        return (places[0], len(places)) if places else ()
+
+    def _fill_up(self, places: Sequence[int]) -> list[int]:
+        """The same rows as the axes from a first one to a last one; none where other elements stand between theirs."""
+        dims = self.dims or ()
+        of_many = [place for place in range(len(dims)) if dims[place] != 1]
+        reduced = [place for place in of_many if place in places]
+        if not reduced or reduced != [place for place in of_many if reduced[0] <= place <= reduced[-1]]:
+            return []
+        is_last = reduced[-1] == of_many[-1]
+        return list(range(reduced[0], len(dims) if is_last else reduced[-1] + 1))
 
     def count(self, rows: Rows) -> str:
         """The number of elements of one of the `rows`, as a float."""

@@ -21,9 +21,34 @@ def find_in_average_pool(expression: Expression) -> Iterator[Found]:
     places = math.prod(expression.attribute("kernel_shape", []))
     if places < 2:
         return
+    form = _find_form(expression)
+    native = expression.windows(form) if form else None
     if _divides_by_several(expression) or places > FEW:
-        yield "sum", _add_up(expression, expression.source)
-    yield "sum of magnitudes", _add_up(expression, expression.apply("Abs", expression.source))
+        yield "sum", native.sum if native else _add_up(expression, expression.source)
+    magnitudes = (
+        native.magnitudes if native else _add_up(expression, expression.apply("Abs", expression.source))
+    )
+    yield "sum of magnitudes", magnitudes
+
+
+def _find_form(expression: Expression) -> list[int]:
+    """The pool's windows as the native operator is told of them; nothing of those that it cannot add up, or not to 1e-5."""
+    found = _find_windows(expression)
+    kernel = found["kernel_shape"]
+    if _is_same(expression) or math.prod(kernel[:-1]) + kernel[-1] > FEW:
+        return []
+    rank, is_valid = len(kernel), found.get("auto_pad") == b"VALID"
+    pads = [0] * (2 * rank) if is_valid else found.get("pads") or [0] * (2 * rank)
+    ones = [1] * rank
+    of_axes = zip(
+        kernel,
+        found.get("strides") or ones,
+        found.get("dilations") or ones,
+        pads[:rank],
+        pads[rank:],
+        strict=True,
+    )
+    return [number for axis in of_axes for number in axis]
 
 
 def _add_up(expression: Expression, source: str) -> str:

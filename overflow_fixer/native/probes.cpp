@@ -22,6 +22,11 @@
  *     shorter rows nothing, since none of what is added is larger than 1. What is told of y means nothing.
  *   SumsApart(x: float, axes: int64[2]) -> the same as Sums
  *     of rows whose elements lie apart: along so many axes, the second of `axes`, from the first of them on.
+ *   Windows(x: float, form: int64[5 n]) -> sum, magnitudes: float[0], statistics: double[24]
+ *     of x [..., n dimensions], along each of which windows lie as five numbers say: how many places they have, how far apart
+ *     windows are and places are, and how many places of nothing stand before x and behind it. What Probe tells of the sums
+ *     of x and of |x| in a window, of which there are no tensors; what is told of x means nothing.
+ *   Moments, Sums, SumsApart, Exponentials and Windows of an x that stays the same have an `address` as LastingProbe has.
  *   Watch(written: float, told: double[8], x: float, constant: float, optional) -> statistics: double[8]
  *     what Probe tells of what a node has `written` that adds up products of x and a constant; and what it tells of x is
  *     `told`, or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
@@ -505,9 +510,39 @@ void add_up_part(void *state, size_t task) {
   a.found[task] = all;
 }
 
+/* What a node gave of an x that stays the same as long as the number at an address does, and for ever where that is 0. */
+struct Kept {
+  int64_t address;
+  bool is_lasting;
+  double when;
+  size_t rows;
+  float *values;
+  double told[(MOMENTS + 1) * STATISTICS];
+
+  double now() const { return address ? *reinterpret_cast<const double *>(address) : 0; }
+
+  void keep(float *const *from, size_t outputs, size_t count, const double *statistics) {
+    free(values);
+    values = static_cast<float *>(malloc((outputs * count + 1) * sizeof(float)));
+    if (!values) return void(when = NAN);
+    for (size_t k = 0; k < outputs; k++) memcpy(values + k * count, from[k], count * sizeof(float));
+    memcpy(told, statistics, (outputs + 1) * STATISTICS * sizeof(double));
+    rows = count, when = now();
+  }
+
+  void give(Context *context, size_t outputs) const {
+    for (size_t k = 0; k < outputs; k++)
+      memcpy(output<float>(context, k, int64_t(rows)), values + k * rows, rows * sizeof(float));
+    size_t length = (outputs + 1) * STATISTICS;
+    memcpy(output<double>(context, outputs, int64_t(length)), told, length * sizeof(double));
+  }
+};
+
 /* The last output holds what Probe tells of each of the others, and of x. */
 template <size_t OUTPUTS, typename Cut, void (*ADD_UP_PART)(void *, size_t)>
-void compute_rows(void *, Context *context) {
+void compute_rows(void *state, Context *context) {
+  Kept *kept = static_cast<Kept *>(state);
+  if (kept && kept->when == kept->now()) return kept->give(context, OUTPUTS);
   Cut a;
   a.cut(context);
   for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
@@ -519,6 +554,7 @@ void compute_rows(void *, Context *context) {
     tell(s, a.rows, told + k * STATISTICS);
   }
   tell(merge(a), a.count, told + OUTPUTS * STATISTICS);
+  if (kept && kept->is_lasting) kept->keep(a.to, OUTPUTS, a.rows, told);
 }
 
 /* ---- SumsApart ---- */
@@ -593,6 +629,136 @@ void add_up_apart(void *state, size_t task) {
       for (size_t i = 0; i < a.length; i++) count(all, x + i * a.inner, n, WHOLE);
   }
   a.found[task] = all;
+}
+
+/* ---- Windows ---- */
+
+constexpr size_t REACH = 4096, WINDOWS = 2, NUMBERS = 5;
+
+/* Along one dimension: how many places a window has, and x, and how many windows there are. */
+struct Axis {
+  int64_t places, step, dilation, before, length, count;
+
+  int64_t span(int64_t windows) const { return (windows - 1) * step + (places - 1) * dilation + 1; }
+};
+
+/* x as `images`, each of `size` elements; windows lie in strips along the last dimension. */
+struct Sliding {
+  const float *x;
+  size_t count, images = 0, size = 1, rank = 0, tasks = 1;
+  int64_t windows = 1, rows = 1, strip = 1; /* in an image; but along the last dimension; in a strip */
+  Axis axes[MOST_DIMENSIONS];
+  Probing told[WINDOWS];
+
+  /* Where x has no such windows, there is no image. */
+  void read(Context *context) {
+    int64_t dimensions[MOST_DIMENSIONS];
+    size_t known = 0, numbers = 0;
+    x = input<float>(context, 0, &count, dimensions, MOST_DIMENSIONS, &known);
+    const int64_t *form = input<int64_t>(context, 1, &numbers);
+    rank = numbers / NUMBERS;
+    if (!rank || rank > known || known > MOST_DIMENSIONS) return;
+    for (size_t i = 0; i < rank; i++) {
+      const int64_t *given = form + NUMBERS * i, length = dimensions[known - rank + i];
+      axes[i] = {given[0], given[1], given[2], given[3], length, 0};
+      int64_t room = length + given[3] + given[4] - axes[i].span(1);
+      axes[i].count = room < 0 ? 0 : room / given[1] + 1;
+      size *= size_t(length), windows *= axes[i].count;
+      if (i + 1 < rank) rows *= axes[i].count;
+    }
+    const Axis &last = axes[rank - 1];
+    if (!windows || !size || last.span(1) > int64_t(REACH)) return;
+    strip = (int64_t(REACH) - last.span(1)) / last.step + 1;
+    images = count / size;
+    tasks = count / TASK + 1 < MOST_TASKS ? count / TASK + 1 : MOST_TASKS;
+    if (tasks > images) tasks = images;
+  }
+};
+
+/* The sums of the last windows, to be looked at when there are many. */
+struct Added {
+  float sums[WINDOWS][BLOCK];
+  size_t count = 0;
+  Statistics found[WINDOWS];
+
+  __attribute__((always_inline)) void look_at_all() {
+    for (size_t k = 0; k < WINDOWS; k++) look_at<false>(found[k], sums[k], count, WHOLE);
+    count = 0;
+  }
+};
+
+/* Adds up, of the rows of x that a row of windows reaches, the columns from `first` on, and their magnitudes. */
+__attribute__((always_inline)) inline void add_rows(const Sliding &s, const float *image, int64_t row, int64_t first,
+                                                    int64_t span, float (*columns)[REACH]) {
+  int64_t starts[MOST_DIMENSIONS], place[MOST_DIMENSIONS] = {}, length = s.axes[s.rank - 1].length;
+  int64_t begin = first < 0 ? -first : 0, end = length - first < span ? length - first : span;
+  size_t outer = s.rank - 1;
+  for (size_t i = outer; i--; row /= s.axes[i].count)
+    starts[i] = row % s.axes[i].count * s.axes[i].step - s.axes[i].before;
+  for (size_t k = 0; k < WINDOWS; k++) memset(columns[k], 0, size_t(span) * sizeof(float));
+  while (true) {
+    int64_t found = 0;
+    bool is_inside = true;
+    for (size_t i = 0; i < outer; i++) {
+      int64_t at = starts[i] + place[i] * s.axes[i].dilation;
+      is_inside &= at >= 0 && at < s.axes[i].length, found = found * s.axes[i].length + at;
+    }
+    const float *x = image + found * length + first;
+    for (int64_t j = begin; is_inside && j < end; j++) columns[0][j] += x[j], columns[1][j] += fabsf(x[j]);
+    size_t i = outer;
+    while (i && ++place[i - 1] == s.axes[i - 1].places) place[--i] = 0;
+    if (!i) return;
+  }
+}
+
+FOR_EACH_CPU void add_windows(const Sliding &s, const float *image, Added &added) {
+  const Axis &last = s.axes[s.rank - 1];
+  float columns[WINDOWS][REACH];
+  for (int64_t row = 0; row < s.rows; row++)
+    for (int64_t done = 0; done < last.count;) {
+      int64_t n = last.count - done < s.strip ? last.count - done : s.strip;
+      if (size_t(n) > BLOCK - added.count) added.look_at_all();
+      add_rows(s, image, row, done * last.step - last.before, last.span(n), columns);
+      for (size_t k = 0; k < WINDOWS; k++) {
+        float *to = added.sums[k] + added.count;
+        memset(to, 0, size_t(n) * sizeof(float));
+        for (int64_t i = 0; i < last.places; i++) {
+          const float *from = columns[k] + i * last.dilation;
+          if (last.step == 1)
+            for (int64_t j = 0; j < n; j++) to[j] += from[j];
+          else
+            for (int64_t j = 0; j < n; j++) to[j] += from[j * last.step];
+        }
+      }
+      added.count += size_t(n), done += n;
+    }
+}
+
+FOR_EACH_CPU void look_at_added(Added &added) { added.look_at_all(); }
+
+void add_up_windows(void *state, size_t task) {
+  Sliding &s = *static_cast<Sliding *>(state);
+  Added added;
+  for (size_t i = s.images * task / s.tasks; i < s.images * (task + 1) / s.tasks; i++)
+    add_windows(s, s.x + i * s.size, added);
+  look_at_added(added);
+  for (size_t k = 0; k < WINDOWS; k++) s.told[k].found[task] = added.found[k];
+}
+
+void compute_windows(void *state, Context *context) {
+  Kept *kept = static_cast<Kept *>(state);
+  if (kept && kept->when == kept->now()) return kept->give(context, WINDOWS);
+  Sliding s;
+  s.read(context);
+  if (s.images) in_parallel(context, add_up_windows, s.tasks, &s);
+  double *told = output<double>(context, WINDOWS, (WINDOWS + 1) * STATISTICS);
+  float *nothing[WINDOWS];
+  for (size_t k = 0; k < WINDOWS; k++) {
+    s.told[k].tasks = s.images ? s.tasks : 0, nothing[k] = output<float>(context, k, 0);
+    tell(merge(s.told[k]), s.images * size_t(s.windows), told + k * STATISTICS);
+  }
+  tell(Statistics{}, 0, told + WINDOWS * STATISTICS);
+  if (kept && kept->is_lasting) kept->keep(nothing, WINDOWS, 0, told);
 }
 
 /* ---- Watch and WatchPair ---- */
@@ -803,15 +969,29 @@ Description describe_block_probe() {
   return found;
 }
 
-template <size_t OUTPUTS, typename Cut, void (*ADD_UP_PART)(void *, size_t)>
-Description describe_rows(const char *(*name)(const Description *)) {
+void *create_kept(const Description *, Api, const void *info) {
+  Kept *found = static_cast<Kept *>(calloc(1, sizeof(Kept)));
+  if (!found) return nullptr;
+  Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "address", &found->address);
+  found->is_lasting = !status, found->when = NAN;
+  if (status) call<void>(api, RELEASE_STATUS, status), found->address = 0;
+  return found;
+}
+
+void destroy_kept(void *state) {
+  if (state) free(static_cast<Kept *>(state)->values);
+  free(state);
+}
+
+template <size_t OUTPUTS>
+Description describe_rows(const char *(*name)(const Description *), void (*compute)(void *, Context *)) {
   Description rows = PROBE;
   rows.name = name;
   rows.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
   rows.input_count = [](const Description *) { return size_t{2}; };
   rows.output_type = [](const Description *, size_t index) { return index < OUTPUTS ? FLOAT : DOUBLE; };
   rows.output_count = [](const Description *) { return OUTPUTS + 1; };
-  rows.compute = compute_rows<OUTPUTS, Cut, ADD_UP_PART>;
+  rows.compute = compute, rows.create = create_kept, rows.destroy = destroy_kept;
   return rows;
 }
 
@@ -852,10 +1032,11 @@ Description describe_tally(const char *(*name)(const Description *), ElementType
 
 const Description SMALL_PROBE = describe_small_probe();
 const Description BLOCK_PROBE = describe_block_probe();
-const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS, Adding, add_up_part<tell_moments>>([](const Description *) { return "Moments"; });
-const Description SUMS_OF_ROWS = describe_rows<SUMS, Adding, add_up_part<tell_sums>>([](const Description *) { return "Sums"; });
-const Description EXPONENTIALS = describe_rows<1, LongRows, add_up_part<tell_exponentials>>([](const Description *) { return "Exponentials"; });
-const Description SUMS_APART = describe_rows<SUMS, AddingApart, add_up_apart>([](const Description *) { return "SumsApart"; });
+const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS>([](const Description *) { return "Moments"; }, compute_rows<MOMENTS, Adding, add_up_part<tell_moments>>);
+const Description SUMS_OF_ROWS = describe_rows<SUMS>([](const Description *) { return "Sums"; }, compute_rows<SUMS, Adding, add_up_part<tell_sums>>);
+const Description EXPONENTIALS = describe_rows<1>([](const Description *) { return "Exponentials"; }, compute_rows<1, LongRows, add_up_part<tell_exponentials>>);
+const Description SUMS_APART = describe_rows<SUMS>([](const Description *) { return "SumsApart"; }, compute_rows<SUMS, AddingApart, add_up_apart>);
+const Description WINDOWS_OF_X = describe_rows<WINDOWS>([](const Description *) { return "Windows"; }, compute_windows);
 const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
 const Description TALLY = describe_tally([](const Description *) { return "Tally"; }, [](const Description *, size_t) { return DOUBLE; }, compute_tally);
@@ -864,7 +1045,7 @@ const Description LASTING_PROBE = describe_tally([](const Description *) { retur
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
+       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WINDOWS_OF_X, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

@@ -21,6 +21,7 @@ from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
 from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.gathering import Gathering
+from overflow_fixer.ranges.lasting import keep_lasting
 from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
@@ -131,7 +132,7 @@ def add_probes(
     counts = np.array([how.count(name) for name in quick], np.float64)
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
-    added = Added([*shared, *ends], behind, last, instead)
+    added = Added([*shared, *ends], behind, last, {**dict(keep_lasting(graph, how.lasting)), **instead})
     return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places)
 
 

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+
+from onnx import AttributeProto, NodeProto
+
 from overflow_fixer.graph import Graph
+from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.repeatability import is_repeatable_node
 
 
-def find_lasting(graph: Graph) -> frozenset[str]:
-    """Those that standard operators compute, of constants that no batch can replace."""
-    held = graph.constants.keys() - graph.defaults
+def find_lasting(graph: Graph, given: Collection[str] = ()) -> frozenset[str]:
+    """Those that standard and native operators compute, of constants that no batch can replace, and of what is `given`."""
+    held = (graph.constants.keys() - graph.defaults).union(given)
     fixed = set(held)
     for node in graph.nodes:
-        if fixed.issuperset(node.reads) and node.is_standard and is_repeatable_node(graph, node):
+        if not fixed.issuperset(node.reads):
+            continue
+        if node.domain == DOMAIN or (node.is_standard and is_repeatable_node(graph, node)):
             fixed.update(node.writes)
     return frozenset(fixed - held)
+
+
+def keep_lasting(graph: Graph, lasting: Mapping[str, int]) -> Iterator[tuple[str, NodeProto]]:
+    """By its label each native node of the graph that writes `lasting` tensors, as one that computes them once.
+
+    They stay the same as long as the number at that address does: see probing.Probing.
+    """
+    for node in graph.nodes:
+        if node.domain == DOMAIN and node.outputs[0] in lasting:
+            kept = NodeProto()
+            kept.CopyFrom(node.proto)
+            kept.attribute.add(name="address", type=AttributeProto.INT, i=lasting[node.outputs[0]])
+            yield node.label, kept

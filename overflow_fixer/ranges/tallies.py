@@ -45,7 +45,8 @@ class Tally:
         room = len(held.tensors) + sum(len(node.outputs) for node in native)
         self._totals, self._listed = _make_room(room, sum(len(look.held) for look in wanted.looks.values()))
         address, epoch = self._totals.ctypes.data, self._totals[0, _EPOCH:].ctypes.data
-        told = {**dict.fromkeys(lasting, epoch), **dict.fromkeys(find_lasting(graph), 0)}
+        in_each = dict.fromkeys(find_lasting(graph, lasting).union(lasting), epoch)
+        told = {**in_each, **dict.fromkeys(find_lasting(graph), 0)}
         watched = {held.sources[name] for watch in wanted.watches for name in watch.reads}
         how = Probing(
             frozenset(held.tensors),

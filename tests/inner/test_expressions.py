@@ -20,7 +20,7 @@ from ways_to_observe import scan_each_way
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
 from overflow_fixer.inner.quantities import DIVIDED_BY
-from overflow_fixer.native import LIBRARY
+from overflow_fixer.native import DOMAIN, LIBRARY
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, InnerRange, RangeTable
 from overflow_fixer.rules.inner_value import find_large_inner_values
@@ -162,8 +162,8 @@ def _layer_norm(opset: int, shape: tuple[int, ...], axis: int, **kwargs: Any) ->
 
 def _reduction(op: str, opset: int, axes: Axes, keepdims: int = 1, **kwargs: Any) -> Case:
     """With its axes where the opset has them."""
-    inside = sums if op == "ReduceMean" else magnitudes
-    is_input = opset >= (18 if op == "ReduceMean" else 13)
+    inside = {"ReduceMean": sums, "ReduceSum": magnitudes, "ReduceL2": squares}[op]
+    is_input = opset >= (13 if op == "ReduceSum" else 18)
     attributes: dict[str, Any] = {"keepdims": keepdims}
     if axes is not None and not is_input:
         attributes["axes"] = list(axes)
@@ -266,6 +266,19 @@ CASES = [
             (13, (3, 1), 0),
             (18, (-1,), 0),
             (18, (0, 1, 2, 3), 0),
+        )
+    ),
+    *(
+        _reduction(op, 18, axes, shape=shape)
+        for op in ("ReduceMean", "ReduceSum", "ReduceL2")
+        for shape, axes in (
+            ((1, 5, 600), (0, 2)),  # axes of one element beside others, before, between and behind them
+            ((5, 1, 600), (1, 2)),
+            ((5, 600, 1), (0, 2)),
+            ((3, 4, 1, 7), (1, 3)),
+            ((3, 4, 2, 7), (1, 3)),
+            ((3, 4, 1, 7, 1), (1, 2, 4)),
+            ((1, 1, 1), (0, 2)),
         )
     ),
     *(_reduction(op, opset, None, shape=()) for op in ("ReduceMean", "ReduceSum") for opset in (13, 18)),
@@ -770,6 +783,47 @@ def test_native_operators_need_no_shapes(tmp_path: Path, monkeypatch: pytest.Mon
     ranges = collect_ranges(graph, InMemoryCalibration((feeds,)))
     expected = {"LayerNormalization_a": 3, "Softmax_c": 1, "ReduceL2_d": 1, "MatMul_b": 0}
     assert {label: len(measured(ranges, label)) for label in ranges.inner_of} == expected
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+@pytest.mark.parametrize(
+    ("dims", "axes", "expected"),
+    [
+        ([1, 5, 6], (0, 2), "Sums"),
+        ([5, 6, 1, 7], (1, 3), "Sums"),
+        ([5, 6, 1, 7, 8], (1, 3), "SumsApart"),
+        ([5, 6, 7, 1], (1, 3), "SumsApart"),
+        (["n", 6, 7], (0, 2), ""),
+        ([5, 6, 7], (0, 2), ""),
+    ],
+)
+def test_axes_of_one_element_are_no_obstacle_to_native_sums(
+    dims: list[int | str], axes: tuple[int, ...], expected: str, tmp_path: Path
+) -> None:
+    at = node("ReduceSum", "x axes", "y")
+    graph = save(make_model([at], {"x": dims}, "y", {"axes": ints(*axes)}, 18), tmp_path)
+    added = look_inside(graph, is_native=True).graph.nodes
+    assert [node.op_type for node in added if node.domain == DOMAIN] == [expected] * bool(expected)
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+@pytest.mark.parametrize(
+    ("attributes", "is_native"),
+    [
+        ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "ceil_mode": 1, "strides": [2, 2]}, True),
+        ({"kernel_shape": [3, 3], "auto_pad": "VALID"}, True),
+        ({"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}, False),
+        ({"kernel_shape": [16, 496]}, True),
+        ({"kernel_shape": [17, 496]}, False),  # more than 512 numbers one after the other
+    ],
+)
+def test_windows_are_added_up_natively_where_that_is_right(
+    attributes: dict[str, Any], is_native: bool, tmp_path: Path
+) -> None:
+    at = node("AveragePool", "x", "y", **attributes)
+    graph = save(make_model([at], {"x": [1, 2, "h", "w"]}, "y", opset=17), tmp_path)
+    added = {node.op_type for node in look_inside(graph, is_native=True).graph.nodes} - {"Constant"}
+    assert (added == {"AveragePool", "Windows"}) == is_native
 
 
 def test_an_empty_list_of_axes_means_all(tmp_path: Path) -> None:

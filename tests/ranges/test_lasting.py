@@ -13,7 +13,8 @@ from scan_cases import MemoryBatches
 from overflow_fixer.graph import load_graph
 from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import collect_ranges, observers
-from overflow_fixer.ranges.lasting import find_lasting
+from overflow_fixer.ranges.lasting import find_lasting, keep_lasting
+from overflow_fixer.ranges.levels import find_level
 
 TEXT = """
 g (float[N] x, float[2] d) => (float[N] y, float[2] e, float[2] r) <float[2] w = {3.0, -4.0}, float[2] d = {1.0, 2.0}> {
@@ -91,3 +92,75 @@ def test_they_are_looked_at_anew_in_a_session_that_is_opened_again(
     found = table.by_tensor["a"]
     np.testing.assert_allclose((found.min, found.max), np.exp([-4.0, 3.0]), rtol=1e-6)
     assert found.element_count == 6
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_what_is_inside_nodes_that_compute_with_constants_is_added_up_once(tmp_path: Path) -> None:
+    """And counts in each batch; what a batch can feed is added up in each."""
+    text = """
+    g (float[N] x, float[2, 3] d) => (float[2, 3] y, float[2] e)
+    <float[2, 3] w = {1.0, -2.0, 4.0, 8.0, -16.0, 32.0}, float[2, 3] d = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}> {
+        v = Neg (w)
+        m = ReduceMean <axes = [-1]> (v)
+        c = ReduceMean <axes = [-1]> (w)
+        e = ReduceMean <axes = [1], keepdims = 0> (d)
+        k = Add (m, c)
+        f = Mul (k, v)
+        s = ReduceMax (x)
+        y = Add (f, s)
+    }"""
+    graph = parse(tmp_path, text)
+    level = find_level(graph, is_native=True)
+    lasting = dict.fromkeys(find_lasting(level.inside.graph), 0)
+    kept = dict(keep_lasting(level.inside.graph, lasting))
+    assert [node.op_type for node in kept.values()] == ["Sums", "Sums"]
+    assert {node.input[0] for node in kept.values()} == {"v", "w"}
+    feeds = [{"x": floats(1)}, {"x": floats(2), "d": np.full((2, 3), 7, np.float32)}, {"x": floats(3)}]
+    table = scan_runs(graph, feeds)
+    inner = {
+        label: {one.quantity: one.seen for one in found.values()} for label, found in table.inner_of.items()
+    }
+    for label in ("node_of_m", "node_of_c"):
+        assert inner[label]["sum of magnitudes"].max == 56
+        assert inner[label]["sum of magnitudes"].element_count == 6
+    assert inner["node_of_e"]["sum"].max == 21
+    assert inner["node_of_e"]["sum"].worst_batch == 1
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_what_a_body_computes_of_what_it_captures_is_added_up_once_in_each_run_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+    g (float[2, 3] x, int64 trips) => (float[2, 3] y) {
+        [l] y = Loop (trips, , x) <
+            body = b (int64 i, bool c, float[2, 3] s) => (bool d, float[2, 3] t) {
+                d = Identity (c)
+                a = Neg (x)
+                m = ReduceMean <axes = [-1]> (a)
+                n = ReduceMean <axes = [-1]> (s)
+                k = Mul (m, n)
+                t = Add (s, k)
+            }
+        >
+    }"""
+    built = []
+    open_session = observers.open_session
+    monkeypatch.setattr(
+        observers, "open_session", lambda *given, **how: built.append(given[0]) or open_session(*given, **how)
+    )
+    graph = parse(tmp_path, text)
+    feeds = [
+        {"x": np.full((2, 3), number, np.float32), "trips": np.array(trips)}
+        for number, trips in ((1, 3), (-4, 2), (2, 0), (3, 4))
+    ]
+    table = collect_ranges(graph, MemoryBatches(feeds))
+    (body,) = (node.attribute[0].g for node in built[0].graph.node if node.op_type == "Loop")
+    sums = {node.input[0]: node for node in body.node if node.op_type == "Sums"}
+    addresses = {name: [one.i for one in node.attribute] for name, node in sums.items()}
+    assert addresses["s"] == []
+    assert len(addresses["a"]) == 1
+    assert addresses["a"] != [0]
+    seen = {one.quantity: one.seen for one in table.inner_of["l/body/node_of_m"].values()}
+    assert (seen["sum"].max, seen["sum"].min, seen["sum"].element_count) == (12, -9, 2 * (3 + 2 + 4))
+    scan_runs(graph, feeds)
