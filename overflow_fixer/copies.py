@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -12,26 +12,39 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.weights import bring_in
 
-_COPIED_FIELDS = ("input", "sparse_initializer", "value_info", "quantization_annotation", "initializer")
+_COPIED_FIELDS = ("input", "sparse_initializer", "quantization_annotation", "initializer")
 
 
 def copy_model(graph: Graph) -> onnx.ModelProto:
     """The model as it runs. Raises ModelError when its file changed since it was loaded."""
     model = copy_shell(graph)
-    model.graph.node.extend(graph.model.graph.node)
-    model.graph.output.extend(graph.model.graph.output)
+    del model.graph.value_info[:]
+    for field in ("node", "value_info", "output"):
+        getattr(model.graph, field).extend(getattr(graph.model.graph, field))
     return model
 
 
 def copy_shell(graph: Graph) -> onnx.ModelProto:
-    """The same without nodes and outputs."""
+    """The same for a session: without nodes, outputs, and what the model records of tensors whose types follow anyway."""
     graph.check_unchanged()
     source = graph.model
     model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
     model.graph.name = source.graph.name or "graph"
     for field in _COPIED_FIELDS:
         getattr(model.graph, field).extend(getattr(source.graph, field))
+    foreign = {name for node in graph.nodes if not node.is_standard for name in node.writes}
+    if foreign:
+        model.graph.value_info.extend(info for info in source.graph.value_info if info.name in foreign)
     return model
+
+
+def add_nodes(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Copies of these, without what exporters note about them, which is often more than the nodes."""
+    behind = len(model.graph.node)
+    model.graph.node.extend(nodes)
+    for node in model.graph.node[behind:]:
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
 
 
 def insert_nodes(
@@ -48,7 +61,7 @@ def insert_nodes(
         nodes.append(node.at(len(nodes)))
         for proto in behind.get(node.label, ()):
             nodes.append(Node.of(len(nodes), proto.output[0], proto))
-    model.graph.node.extend(node.proto for node in nodes)
+    add_nodes(model, (node.proto for node in nodes))
     return replace(graph, model=model, nodes=tuple(nodes), dtypes={**graph.dtypes, **dtypes})
 
 

@@ -104,17 +104,6 @@ def _loads(library: Path) -> bool:
     return False
 
 
-def warm_up() -> None:
-    """Let ONNX Runtime set itself up, which takes some 10 ms of the first session of a process; for a thread beside others."""
-    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    graph = onnx.helper.make_graph([], "g", [info], [info])
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list_providers("cpu"))
-
-
 def open_session(
     model: onnx.ModelProto | Path,
     folder: Path,

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.copies import copy_model, embed_weights
+from overflow_fixer.copies import add_nodes, copy_model, copy_shell, embed_weights
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.records import Batch
@@ -107,3 +107,42 @@ def test_an_inlined_model_keeps_its_weights_in_the_file(tmp_path: Path) -> None:
     assert copied.ByteSize() < LARGE.nbytes / 4
     found = SessionRunner(open_session(copied, graph.folder)).run(X)
     np.testing.assert_array_equal(found["z"], found["y"] * 2)
+
+
+def _write_noted(path: Path) -> Path:
+    """Two nodes, one of them of another domain, with what exporters note about each and its output."""
+    made = [
+        helper.make_node("Neg", ["x"], ["a"], name="first", doc_string="line 7"),
+        helper.make_node("Own", ["a"], ["b"], name="second", domain="own", doc_string="line 8"),
+    ]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "abx"]
+    graph = helper.make_graph(made, "g", infos[2:], infos[1:2], value_info=infos[:2])
+    for node in graph.node:
+        node.metadata_props.add(key="trace", value="forward")
+    model = helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    )
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_shell_records_only_the_types_that_nobody_could_tell(tmp_path: Path) -> None:
+    graph = load_graph(_write_noted(tmp_path / "m.onnx"))
+    shell = copy_shell(graph)
+    assert [info.name for info in shell.graph.value_info] == ["b"]
+    assert not shell.graph.node
+    assert not shell.graph.output
+    whole = copy_model(graph).graph
+    assert whole.value_info == graph.model.graph.value_info
+    assert whole.node == graph.model.graph.node
+    assert whole.output == graph.model.graph.output
+
+
+def test_added_nodes_are_copies_without_notes(tmp_path: Path) -> None:
+    graph = load_graph(_write_noted(tmp_path / "m.onnx"))
+    shell = copy_shell(graph)
+    add_nodes(shell, (node.proto for node in graph.nodes))
+    add_nodes(shell, [helper.make_node("Abs", ["b"], ["c"])])
+    assert [node.name for node in shell.graph.node] == ["first", "second", ""]
+    assert not any(node.doc_string or node.metadata_props for node in shell.graph.node)
+    assert all(node.proto.doc_string and node.proto.metadata_props for node in graph.nodes)

@@ -26,7 +26,6 @@ from overflow_fixer.sessions import (
     open_session,
     run_session,
     use_threads,
-    warm_up,
 )
 
 SAVING_SCRIPT = """
@@ -51,21 +50,6 @@ def _model(elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
     x, y = (helper.make_tensor_value_info(name, elem_type, [None]) for name in "xy")
     graph = helper.make_graph(nodes, "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def test_what_onnx_runtime_is_warmed_up_with_is_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a scan does so beside others, nobody would hear of an error."""
-    opened = []
-    open_one = onnxruntime.InferenceSession
-    monkeypatch.setattr(
-        onnxruntime,
-        "InferenceSession",
-        lambda *args, **settings: opened.append(open_one(*args, **settings)),
-    )
-    warm_up()
-    (session,) = opened
-    assert session.run(None, {"x": np.float32([2])})[0].tolist() == [2]
-    assert session.get_session_options().intra_op_num_threads == 1
 
 
 def test_marked_tensors_come_out(tmp_path: Path) -> None:

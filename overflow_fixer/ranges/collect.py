@@ -26,7 +26,7 @@ from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
-from overflow_fixer.sessions import hash_custom_ops, warm_up
+from overflow_fixer.sessions import hash_custom_ops
 
 OnProgress = Callable[[int, int], None]
 
@@ -73,7 +73,6 @@ def collect_ranges(
     `store` cannot be written, PlanError when another file is in the way there.
     """
     with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
-        beside.submit(warm_up)
         observe = choose_observe(graph, observe, provider)
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.copies import copy_shell
+from overflow_fixer.copies import add_nodes, copy_shell
 from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
 from overflow_fixer.nodes import Node
@@ -78,7 +78,7 @@ class Probed:
         """The model with the probes in it."""
         model = copy_shell(self.graph)
         self.declare(model)
-        model.graph.node.extend(self.nodes())
+        add_nodes(model, self.nodes())
         self.set_outputs(model)
         return model
 

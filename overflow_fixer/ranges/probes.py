@@ -66,7 +66,7 @@ class Probe:
     is_empty: bool = False
     lasting: int | None = None
 
-    @property
+    @cached_property
     def statistics(self) -> str:
         """What a native one writes."""
         return self.prefix + "all"
@@ -89,7 +89,7 @@ class Probe:
             return DETAILED if self.is_native else DETAILED[:-1]
         return tuple(word for word in QUICK if word in self.takes)
 
-    @property
+    @cached_property
     def vectors(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
         """What is to be fetched, in the order of `words`: its name, its kind and the lengths of what it holds.
 

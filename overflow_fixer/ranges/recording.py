@@ -150,9 +150,7 @@ class Recording:
         columns = {name: self.totals[name][rows].tolist() for name in SUMMARY_FIELDS}
         columns |= {"tensor": [self.names[row] for row in indices]}
         columns |= {"worst_batch": self.worst_batch[rows].tolist()}
-        return tuple(
-            Range(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
-        )
+        return tuple(map(Range, *(columns[field.name] for field in fields(Range))))
 
     def table(self) -> RangeTable:
         """The same as what the stages behind the scan take. A batch's name is unique where parts are merged."""
