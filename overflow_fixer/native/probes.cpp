@@ -47,6 +47,8 @@
  *   LastingProbe(x: float) -> statistics: double[8]
  *     what SmallProbe tells, of an x that stays the same as long as the number at its `address` does, and for ever where that
  *     is 0: it is looked at once.
+ *   All but a Tally tell their statistics in memory where they have a `target`, two numbers: its address, and 1 where the
+ *   output tells them as well. Else the output may be left out.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -161,6 +163,37 @@ Element *output(Context *context, size_t index, int64_t length) {
   return data_of<Element>(value);
 }
 
+/* Where a node tells its statistics. */
+struct Target {
+  int64_t address, is_output;
+
+  void read(const void *info) {
+    int64_t numbers[2];
+    size_t count = 2;
+    Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTES_INT64, info, "target", &numbers[0], &count);
+    if (status) call<void>(api, RELEASE_STATUS, status), numbers[0] = 0, numbers[1] = 1;
+    address = numbers[0], is_output = numbers[1];
+  }
+
+  double *open(Context *context, size_t index, size_t length) const {
+    return address ? reinterpret_cast<double *>(address) : output<double>(context, index, int64_t(length));
+  }
+
+  void close(Context *context, size_t index, size_t length, const double *told) const {
+    if (address && is_output) memcpy(output<double>(context, index, int64_t(length)), told, length * sizeof *told);
+  }
+};
+
+/* Whether there is such an attribute; 0 where there is none. */
+bool read_address(const void *info, int64_t *address) {
+  Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "address", address);
+  if (status) call<void>(api, RELEASE_STATUS, status), *address = 0;
+  return !status;
+}
+
+/* Of a node with a state that begins with its target, and of one for which there was no memory. */
+Target target_of(const void *state) { return state ? *static_cast<const Target *>(state) : Target{0, 1}; }
+
 void in_parallel(Context *context, void (*task)(void *, size_t), size_t count, void *state) {
   if (count == 1)
     task(state, 0);
@@ -170,7 +203,7 @@ void in_parallel(Context *context, void (*task)(void *, size_t), size_t count, v
 
 /* ---- Probe ---- */
 
-constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, LOOK_TASK = 1 << 17, MOST_TASKS = 256, STATISTICS = 8;
+constexpr size_t LANES = 32, BLOCK = 4096, TASK = 1 << 15, LOOK_TASK = 1 << 16, MOST_TASKS = 256, STATISTICS = 8;
 constexpr uint32_t MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000, LIMIT = 0x477ff000; /* 65520 */
 constexpr double HELD = 65504; /* the largest number of FP16 */
 
@@ -316,8 +349,11 @@ void probe(Context *context, double *to) {
 }
 
 template <void (*LOOK)(Statistics &, const float *, size_t)>
-void compute_probe(void *, Context *context) {
-  probe<LOOK>(context, output<double>(context, 0, STATISTICS));
+void compute_probe(void *state, Context *context) {
+  const Target target = target_of(state);
+  double *told = target.open(context, 0, STATISTICS);
+  probe<LOOK>(context, told);
+  target.close(context, 0, STATISTICS, told);
 }
 
 /* ---- BlockProbe ---- */
@@ -356,7 +392,8 @@ void probe_blocks(void *state, size_t task) {
   p.found[task] = s;
 }
 
-void compute_block_probe(void *, Context *context) {
+void compute_block_probe(void *state, Context *context) {
+  const Target target = target_of(state);
   BlockProbing p;
   int64_t dimensions[2] = {};
   size_t two;
@@ -365,7 +402,9 @@ void compute_block_probe(void *, Context *context) {
   const int64_t none[2] = {};
   p.lay_out(dimensions, two == 2 ? layout : none);
   in_parallel(context, probe_blocks, p.tasks, &p);
-  tell(merge(p), p.count / p.padded * p.channels, output<double>(context, 0, STATISTICS));
+  double *told = target.open(context, 0, STATISTICS);
+  tell(merge(p), p.count / p.padded * p.channels, told);
+  target.close(context, 0, STATISTICS, told);
 }
 
 /* ---- Moments and Sums ---- */
@@ -512,12 +551,18 @@ void add_up_part(void *state, size_t task) {
 
 /* What a node gave of an x that stays the same as long as the number at an address does, and for ever where that is 0. */
 struct Kept {
+  Target target;
   int64_t address;
   bool is_lasting;
   double when;
   size_t rows;
   float *values;
   double told[(MOMENTS + 1) * STATISTICS];
+
+  void read(const void *info) {
+    target.read(info), when = NAN;
+    is_lasting = read_address(info, &address);
+  }
 
   double now() const { return address ? *reinterpret_cast<const double *>(address) : 0; }
 
@@ -534,7 +579,8 @@ struct Kept {
     for (size_t k = 0; k < outputs; k++)
       memcpy(output<float>(context, k, int64_t(rows)), values + k * rows, rows * sizeof(float));
     size_t length = (outputs + 1) * STATISTICS;
-    memcpy(output<double>(context, outputs, int64_t(length)), told, length * sizeof(double));
+    memcpy(target.open(context, outputs, length), told, length * sizeof(double));
+    target.close(context, outputs, length, told);
   }
 };
 
@@ -547,13 +593,15 @@ void compute_rows(void *state, Context *context) {
   a.cut(context);
   for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
   if (a.rows) in_parallel(context, ADD_UP_PART, a.tasks, &a);
-  double *told = output<double>(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
+  const Target target = target_of(state);
+  double *told = target.open(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
   for (size_t k = 0; k < OUTPUTS; k++) {
     Statistics s;
     look(s, a.to[k], a.rows);
     tell(s, a.rows, told + k * STATISTICS);
   }
   tell(merge(a), a.count, told + OUTPUTS * STATISTICS);
+  target.close(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS, told);
   if (kept && kept->is_lasting) kept->keep(a.to, OUTPUTS, a.rows, told);
 }
 
@@ -751,13 +799,15 @@ void compute_windows(void *state, Context *context) {
   Sliding s;
   s.read(context);
   if (s.images) in_parallel(context, add_up_windows, s.tasks, &s);
-  double *told = output<double>(context, WINDOWS, (WINDOWS + 1) * STATISTICS);
+  const Target target = target_of(state);
+  double *told = target.open(context, WINDOWS, (WINDOWS + 1) * STATISTICS);
   float *nothing[WINDOWS];
   for (size_t k = 0; k < WINDOWS; k++) {
     s.told[k].tasks = s.images ? s.tasks : 0, nothing[k] = output<float>(context, k, 0);
     tell(merge(s.told[k]), s.images * size_t(s.windows), told + k * STATISTICS);
   }
   tell(Statistics{}, 0, told + WINDOWS * STATISTICS);
+  target.close(context, WINDOWS, (WINDOWS + 1) * STATISTICS, told);
   if (kept && kept->is_lasting) kept->keep(nothing, WINDOWS, 0, told);
 }
 
@@ -850,11 +900,14 @@ struct Told {
 };
 
 struct Watch {
+  Target target;
   int64_t is_small, function, number, allowance, axis, groups, scale, axis_y, scale_y, is_kernel;
 
-  Status *read(const void *info) {
-    size_t count = sizeof *this / sizeof is_small;
-    return call(api, KERNEL_INFO_GET_ATTRIBUTES_INT64, info, "numbers", &is_small, &count);
+  void read(const void *info) {
+    size_t count = (sizeof *this - sizeof target) / sizeof is_small;
+    target.read(info);
+    Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTES_INT64, info, "numbers", &is_small, &count);
+    if (status) call<void>(api, RELEASE_STATUS, status), function = 0;
   }
 
   void ask() const { reinterpret_cast<Look>(function)(number, nullptr, nullptr, 0, nullptr, nullptr, 0); }
@@ -867,10 +920,11 @@ struct Watch {
 template <bool IS_PAIR>
 void compute_watch(void *state, Context *context) {
   size_t count;
-  const Watch none{}, &watch = state ? *static_cast<const Watch *>(state) : none;
+  const Watch none{{0, 1}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, &watch = state ? *static_cast<const Watch *>(state) : none;
   const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch.allowance);
-  double *written = output<double>(context, 0, STATISTICS);
+  double *written = watch.target.open(context, 0, STATISTICS);
   watch.is_small ? probe<look_for_small>(context, written) : probe<look>(context, written);
+  watch.target.close(context, 0, STATISTICS, written);
   const Told told(input<double>(context, 1, &count), watch.scale);
   const Told told_y(IS_PAIR ? input<double>(context, 3, &count) : nullptr, watch.scale_y);
   if (!watch.function) return;
@@ -892,9 +946,15 @@ void compute_watch(void *state, Context *context) {
 /* ---- Tally ---- */
 
 struct Tally {
+  Target target;
   int64_t address;
   double when; /* a LastingProbe looked last */
   double told[STATISTICS];
+
+  void read(const void *info) {
+    target.read(info), when = NAN;
+    read_address(info, &address);
+  }
 };
 
 constexpr size_t CONDITIONS = 4;
@@ -930,17 +990,25 @@ void compute_tally(void *state, Context *context) {
 }
 
 void compute_lasting_probe(void *state, Context *context) {
-  Tally none{0, NAN, {}}, &known = state ? *static_cast<Tally *>(state) : none;
+  Tally none{{0, 1}, 0, NAN, {}}, &known = state ? *static_cast<Tally *>(state) : none;
   double now = known.address ? *reinterpret_cast<const double *>(known.address) : 0;
   if (known.when != now) probe<look_for_small>(context, known.told), known.when = now;
-  memcpy(output<double>(context, 0, STATISTICS), known.told, sizeof known.told);
+  memcpy(known.target.open(context, 0, STATISTICS), known.told, sizeof known.told);
+  known.target.close(context, 0, STATISTICS, known.told);
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
 
+template <typename State>
+void *create_state(const Description *, Api, const void *info) {
+  State *found = static_cast<State *>(calloc(1, sizeof(State)));
+  if (found) found->read(info);
+  return found;
+}
+
 const Description PROBE = {
     DESCRIPTION_VERSION,
-    [](const Description *, Api, const void *) -> void * { return &api; },
+    create_state<Target>,
     [](const Description *) { return "Probe"; },
     [](const Description *) -> const char * { return nullptr; },
     [](const Description *, size_t) { return FLOAT; },
@@ -948,9 +1016,9 @@ const Description PROBE = {
     [](const Description *, size_t) { return DOUBLE; },
     [](const Description *) { return size_t{1}; },
     compute_probe<look>,
-    [](void *) {},
+    [](void *state) { free(state); },
     [](const Description *, size_t) { return 0; },
-    [](const Description *, size_t) { return 0; },
+    [](const Description *, size_t) { return 1; },
 };
 
 Description describe_small_probe() {
@@ -969,15 +1037,6 @@ Description describe_block_probe() {
   return found;
 }
 
-void *create_kept(const Description *, Api, const void *info) {
-  Kept *found = static_cast<Kept *>(calloc(1, sizeof(Kept)));
-  if (!found) return nullptr;
-  Status *status = call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "address", &found->address);
-  found->is_lasting = !status, found->when = NAN;
-  if (status) call<void>(api, RELEASE_STATUS, status), found->address = 0;
-  return found;
-}
-
 void destroy_kept(void *state) {
   if (state) free(static_cast<Kept *>(state)->values);
   free(state);
@@ -991,7 +1050,8 @@ Description describe_rows(const char *(*name)(const Description *), void (*compu
   rows.input_count = [](const Description *) { return size_t{2}; };
   rows.output_type = [](const Description *, size_t index) { return index < OUTPUTS ? FLOAT : DOUBLE; };
   rows.output_count = [](const Description *) { return OUTPUTS + 1; };
-  rows.compute = compute, rows.create = create_kept, rows.destroy = destroy_kept;
+  rows.output_characteristic = [](const Description *, size_t index) { return int(index == OUTPUTS); };
+  rows.compute = compute, rows.create = create_state<Kept>, rows.destroy = destroy_kept;
   return rows;
 }
 
@@ -999,13 +1059,7 @@ template <bool IS_PAIR>
 Description describe_watch(const char *(*name)(const Description *)) {
   Description watch = PROBE;
   watch.name = name;
-  watch.create = [](const Description *, Api, const void *info) -> void * {
-    Watch *found = static_cast<Watch *>(calloc(1, sizeof(Watch)));
-    Status *status = found ? found->read(info) : nullptr;
-    if (status) call<void>(api, RELEASE_STATUS, status), found->function = 0;
-    return found;
-  };
-  watch.destroy = [](void *state) { free(state); };
+  watch.create = create_state<Watch>;
   watch.input_type = [](const Description *, size_t index) {
     return index == 1 || (IS_PAIR && index == 3) ? DOUBLE : FLOAT;
   };
@@ -1019,14 +1073,7 @@ Description describe_tally(const char *(*name)(const Description *), ElementType
                            void (*compute)(void *, Context *)) {
   Description tally = PROBE;
   tally.name = name, tally.input_type = type, tally.compute = compute;
-  tally.create = [](const Description *, Api, const void *info) -> void * {
-    Tally *found = static_cast<Tally *>(calloc(1, sizeof(Tally)));
-    Status *status = found ? call(api, KERNEL_INFO_GET_ATTRIBUTE_INT64, info, "address", &found->address) : nullptr;
-    if (status) call<void>(api, RELEASE_STATUS, status), found->address = 0;
-    if (found) found->when = NAN;
-    return found;
-  };
-  tally.destroy = [](void *state) { free(state); };
+  tally.create = create_state<Tally>;
   return tally;
 }
 

@@ -21,8 +21,9 @@ from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
 from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.gathering import Gathering
-from overflow_fixer.ranges.lasting import keep_lasting
-from overflow_fixer.ranges.probes import DETAILED, QUICK, Probe, Statistics, shared_constants, widen
+from overflow_fixer.ranges.lasting import copy_native
+from overflow_fixer.ranges.memory import Memory
+from overflow_fixer.ranges.probes import ALL, DETAILED, QUICK, Probe, Statistics, shared_constants, widen
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
 from overflow_fixer.sessions import mark_outputs
@@ -34,6 +35,7 @@ _EACH_A_QUICK_ONE = Probing()
 _Look = Probe | Statistics
 Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
+Gatherings = Mapping[str, Gathering | Memory]
 Instead = Mapping[str, NodeProto]
 """Nodes that stand for those of the graph, by the labels of these."""
 
@@ -56,9 +58,10 @@ class Probed:
     """The probes of a model, the vectors to fetch from it, and where in them each number is.
 
     `prefix` begins the name of every tensor that a probe writes, and of no other. `carried` are to be fetched behind the
-    vectors: tensors themselves.
+    vectors: tensors themselves. What native nodes tell may stand in `memory` instead, [number]; then one of them is a `token`
+    that can be fetched, for a run has to give something.
 
-    The vectors fetched, one behind the other, fall into segments: `starts` [segment] is where each
+    What is in memory and the vectors fetched, one behind the other, fall into segments: `starts` [segment] is where each
     begins. `quick` [tensor, QUICK] and `detailed` [tensor, DETAILED] are numbers of segments, each in the
     order of the tensors given; -1 for what a probe does not take. `counts` [tensor with a quick probe] are
     the numbers of elements, NaN where the probe tells them.
@@ -73,6 +76,13 @@ class Probed:
     counts: npt.NDArray[np.float64]
     quick: npt.NDArray[np.int64]
     detailed: npt.NDArray[np.int64]
+    memory: npt.NDArray[np.float64]
+    token: str = ""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All that is to be fetched; nothing where the model's own outputs will do."""
+        return (*self.fetches, *self.carried) or tuple(filter(None, (self.token,)))
 
     def build_model(self) -> onnx.ModelProto:
         """The model with the probes in it."""
@@ -98,7 +108,7 @@ class Probed:
         kept = [info for info in self.graph.model.graph.output if info.name not in self.added.behind]
         del model.graph.output[:]
         model.graph.output.extend(kept)
-        mark_outputs(model, [*_updates(self.graph), *self.fetches, *self.carried])
+        mark_outputs(model, [*_updates(self.graph), *self.wanted])
 
 
 def add_probes(
@@ -115,7 +125,8 @@ def add_probes(
     """
     prefix = free_prefix(graph, "range_probe_")
     looks = list(_find_looks(graph, tensors, how, prefix))
-    gatherings = _open_gatherings(looks, prefix)
+    memory = Memory()
+    gatherings = _open_gatherings(looks, prefix, memory if how.in_memory else None)
     told, ends = _find_told(how, looks, watches, f"{prefix}ends_")
     made = dict(_make_watches(looks, watches, told, f"{prefix}watch_"))
     behind = {look.tensor: [*_take_nodes(look, made), *_gather(look, gatherings)] for look in looks}
@@ -132,8 +143,12 @@ def add_probes(
     counts = np.array([how.count(name) for name in quick], np.float64)
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
-    added = Added([*shared, *ends], behind, last, {**dict(keep_lasting(graph, how.lasting)), **instead})
-    return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places)
+    copies = dict(copy_native(graph, how.lasting))
+    native = [node for node in (*copies.values(), *chain(*behind.values())) if node.domain == DOMAIN]
+    token = native[-1].output[-1] if memory.lengths else ""
+    numbers = memory.tell_here(native, {token, *(name for node in native for name in node.input)})
+    added = Added([*shared, *ends], behind, last, {**copies, **instead})
+    return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places, numbers, token)
 
 
 def _find_told(
@@ -204,7 +219,7 @@ def _stack(
     return np.array([place_of[name] for name in tensors], np.int64).reshape(-1, len(words))
 
 
-def _finish(gatherings: Iterable[Gathering]) -> tuple[list[NodeProto], tuple[str, ...]]:
+def _finish(gatherings: Iterable[Gathering | Memory]) -> tuple[list[NodeProto], tuple[str, ...]]:
     """The nodes that join what is left, and the outputs that hold everything."""
     finished = [gathering.finish() for gathering in gatherings]
     nodes = [node for found, _ in finished for node in found]
@@ -236,19 +251,22 @@ def _name_fetches(tensors: Sequence[str], wide: Behind) -> tuple[str, ...]:
     return tuple(wide[name][-1].output[0] if name in wide else name for name in tensors)
 
 
-def _open_gatherings(looks: Iterable[_Look], prefix: str) -> dict[str, Gathering]:
-    """What joins the vectors, by kind."""
-    kinds = dict.fromkeys(kind for look in looks for _, kind, _ in look.vectors)
-    return {kind: Gathering(f"{prefix}all_{kind}_") for kind in kinds}
+def _open_gatherings(looks: Iterable[_Look], prefix: str, memory: Memory | None) -> Gatherings:
+    """What joins the vectors, by kind; those of native nodes come first, in `memory` where there is one."""
+    kinds = {kind for look in looks for _, kind, _ in look.vectors}
+    found: dict[str, Gathering | Memory] = {kind: Gathering(f"{prefix}all_{kind}_") for kind in sorted(kinds)}
+    if memory is not None and ALL in kinds:
+        found[ALL] = memory
+    return found
 
 
-def _gather(look: _Look, gatherings: Mapping[str, Gathering]) -> Iterator[NodeProto]:
+def _gather(look: _Look, gatherings: Gatherings) -> Iterator[NodeProto]:
     for vector, kind, lengths in look.vectors:
         yield from gatherings[kind].add(vector, lengths)
 
 
 def _locate(
-    looks: Iterable[_Look], gatherings: Mapping[str, Gathering]
+    looks: Iterable[_Look], gatherings: Gatherings
 ) -> tuple[npt.NDArray[np.int64], dict[str, list[int]]]:
     """Probed.starts, and the segments of each tensor: vectors come in turn, kind by kind."""
     lengths = [length for gathering in gatherings.values() for length in gathering.lengths]

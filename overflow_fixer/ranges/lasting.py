@@ -23,14 +23,16 @@ def find_lasting(graph: Graph, given: Collection[str] = ()) -> frozenset[str]:
     return frozenset(fixed - held)
 
 
-def keep_lasting(graph: Graph, lasting: Mapping[str, int]) -> Iterator[tuple[str, NodeProto]]:
-    """By its label each native node of the graph that writes `lasting` tensors, as one that computes them once.
+def copy_native(graph: Graph, lasting: Mapping[str, int]) -> Iterator[tuple[str, NodeProto]]:
+    """By its label a copy of each native node of the graph; one that writes `lasting` tensors computes them once.
 
     They stay the same as long as the number at that address does: see probing.Probing.
     """
     for node in graph.nodes:
-        if node.domain == DOMAIN and node.outputs[0] in lasting:
-            kept = NodeProto()
-            kept.CopyFrom(node.proto)
-            kept.attribute.add(name="address", type=AttributeProto.INT, i=lasting[node.outputs[0]])
-            yield node.label, kept
+        if node.domain == DOMAIN:
+            copy = NodeProto()
+            copy.CopyFrom(node.proto)
+            address = lasting.get(node.outputs[0])
+            if address is not None:
+                copy.attribute.add(name="address", type=AttributeProto.INT, i=address)
+            yield node.label, copy

@@ -177,6 +177,8 @@ class ReductionObserver:
     relied on; what the model itself records is not.
     """
 
+    _tells_in_memory = True
+
     def __init__(
         self,
         graph: Graph,
@@ -253,7 +255,15 @@ class ReductionObserver:
         covers = self._find_covers(frozenset(probed) - detailed)
         places = self._shapes, self._sources, self._in_rows, self._is_native, self._lasting
         follows = {one.tensor: one for one in derived}
-        how = Probing(detailed, self._small, covers, self._words, *places, derivations=follows)
+        how = Probing(
+            detailed,
+            self._small,
+            covers,
+            self._words,
+            *places,
+            derivations=follows,
+            in_memory=self._is_native and self._tells_in_memory,
+        )
         self._probed = add_probes(self._graph, probed, how, self._carried, self._watches, self._instead)
         self._covers = [(self._row_of[name], self._row_of[cover]) for name, cover in reversed(covers.items())]
         self._session = self._open_probed(self._probed)
@@ -274,11 +284,12 @@ class ReductionObserver:
         )
 
     def _run(self, batch: Batch) -> tuple[Sequence[Array], Sequence[Any]]:
-        """The vectors of the probes, and what is carried."""
-        fetches, carried = self._probed.fetches, self._probed.carried
+        """What the probes tell, and what is carried."""
+        probed = self._probed
         with self._midst.run(batch):
-            found = run_session(self._session, (*fetches, *carried) or None, batch, self._midst.options)
-        return found[: len(fetches)], found[len(fetches) :][: len(carried)]
+            found = run_session(self._session, probed.wanted or None, batch, self._midst.options)
+        vectors, behind = found[: len(probed.fetches)], found[len(probed.fetches) :]
+        return [probed.memory, *vectors], behind[: len(probed.carried)]
 
     def _read(self, vectors: Sequence[Array]) -> tuple[Summaries, Flags]:
         """The summaries [tensor with values of its own], and which of them tell everything."""
@@ -316,6 +327,8 @@ class ReductionObserver:
 
 class OptimizedObserver(ReductionObserver):
     """The same in a model that ONNX Runtime has optimised: as fast as inference, values off by rounding."""
+
+    _tells_in_memory = False
 
     def _open_probed(self, probed: Probed) -> Any:
         try:

@@ -27,6 +27,8 @@ QUICK = ("max", "min", "sum", "size", "min_nonzero_abs")
 DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite", "high")
 """All but the last, which only a native probe takes: how many elements are over FP16's range above 0."""
 
+ALL = "all"
+"""The kind of vectors that native nodes tell everything in; no other is sorted before it."""
 _EACH_ONE = (1,) * len(DETAILED)
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
 _AXES_ARE_INPUTS = {"ReduceMax": 18, "ReduceMin": 18, "ReduceSum": 13}
@@ -98,7 +100,7 @@ class Probe:
         word.
         """
         if self.is_native:
-            return ((self.statistics, "all", _EACH_ONE),)
+            return ((self.statistics, ALL, _EACH_ONE),)
         return [self._vector(word) for word in self.words]
 
     def _vector(self, word: str) -> tuple[str, str, tuple[int, ...]]:
@@ -219,7 +221,7 @@ class Statistics:
 
     @property
     def vectors(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
-        return ((self.tensor, "all", _EACH_ONE * len(self.tensors)),)
+        return ((self.tensor, ALL, _EACH_ONE * len(self.tensors)),)
 
     def share(self, places: list[int]) -> Iterable[tuple[str, list[int]]]:
         for i, told in enumerate(self.tensors):

@@ -27,7 +27,7 @@ class Probing:
     of others the probe tells the size. `sources` are those of sources.find_sources. `in_rows`: reduce large tensors in rows.
     Those that are `lasting` stay the same as long as the number at that address does: in each run, where it is 0. Those
     `alone` have a probe of their own, whatever native nodes of the graph tell. `derivations` say, by the tensor,
-    how one without a probe follows.
+    how one without a probe follows. `in_memory`: native nodes tell what they see there, and not by vectors that leave the run.
     """
 
     detailed: Collection[str] = ()
@@ -41,6 +41,7 @@ class Probing:
     lasting: Mapping[str, int] = field(default_factory=dict)
     alone: Collection[str] = ()
     derivations: Mapping[str, Derivation] = field(default_factory=dict)
+    in_memory: bool = False
 
     def count(self, tensor: str) -> float:
         """How many elements it has; NaN where the probe tells that."""

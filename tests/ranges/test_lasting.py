@@ -13,7 +13,7 @@ from scan_cases import MemoryBatches
 from overflow_fixer.graph import load_graph
 from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import collect_ranges, observers
-from overflow_fixer.ranges.lasting import find_lasting, keep_lasting
+from overflow_fixer.ranges.lasting import copy_native, find_lasting
 from overflow_fixer.ranges.levels import find_level
 
 TEXT = """
@@ -112,9 +112,9 @@ def test_what_is_inside_nodes_that_compute_with_constants_is_added_up_once(tmp_p
     graph = parse(tmp_path, text)
     level = find_level(graph, is_native=True)
     lasting = dict.fromkeys(find_lasting(level.inside.graph), 0)
-    kept = dict(keep_lasting(level.inside.graph, lasting))
-    assert [node.op_type for node in kept.values()] == ["Sums", "Sums"]
-    assert {node.input[0] for node in kept.values()} == {"v", "w"}
+    copies = dict(copy_native(level.inside.graph, lasting)).values()
+    assert [node.op_type for node in copies] == ["Sums"] * 3
+    assert {node.input[0]: len(node.attribute) for node in copies} == {"v": 1, "w": 1, "d": 0}
     feeds = [{"x": floats(1)}, {"x": floats(2), "d": np.full((2, 3), 7, np.float32)}, {"x": floats(3)}]
     table = scan_runs(graph, feeds)
     inner = {
