@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from overflow_fixer import allotment
 from overflow_fixer.allotment import count_cores, count_threads, find_memory_bytes
 
 CORES, MEMORY = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
@@ -67,9 +68,31 @@ def _write(root: Path, name: str, job: str | None, step: str | None) -> None:
             (folder / name).write_text(f"{text}\n")
 
 
-@pytest.mark.parametrize(("physical", "threads"), [(1, 1), (None, count_cores()), (4096, count_cores())])
+@pytest.mark.parametrize(("whole", "threads"), [(1, 1), (None, count_cores()), (4096, count_cores())])
 def test_a_thread_is_one_of_a_core_that_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, physical: int | None, threads: int
+    monkeypatch: pytest.MonkeyPatch, whole: int | None, threads: int
 ) -> None:
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.setattr(allotment, "_count_whole_cores", lambda: whole)
     assert count_threads.__wrapped__() == threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "whole"),
+    [("0-1 0-1 2-3 2-3", {0, 1, 2, 3}, 2), ("0-1 0-1 2-3 2-3", {0, 1}, 1), ("0 1 2", {0, 2}, 2)],
+)
+def test_threads_of_one_core_count_once_and_others_cores_do_not(
+    cores: str, allowed: set[int], whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, threads in enumerate(cores.split()):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "core_cpus_list").write_text(threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
+    assert allotment._count_whole_cores(tmp_path) == whole
+
+
+def test_where_linux_does_not_tell_a_library_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 7)
+    assert allotment._count_whole_cores(tmp_path) == 7
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert allotment._count_whole_cores() == 7
