@@ -1,7 +1,8 @@
 """The model as a scan runs it: with probes behind its tensors, or with its tensors marked as outputs.
 
 A probe stands directly behind its tensor's producer. With ONNX Runtime's priority-based order it
-then runs there too, so that a tensor lives no longer than in a plain run; only short vectors leave, and what is carried.
+then runs there too, so that a tensor lives no longer than in a plain run; only short vectors leave, of what native probes do not
+tell in memory, and what is carried.
 """
 
 from __future__ import annotations
