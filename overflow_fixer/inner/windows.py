@@ -12,6 +12,8 @@ from onnx import numpy_helper
 from overflow_fixer.inner.expression import FEW, Expression
 from overflow_fixer.inner.quantities import Found
 
+_REACH = 4096
+"""Over how many places along the last axis a window may reach for the native operator. As probes.cpp has it."""
 _DILATED_SINCE = 19
 """The opset from which on an average pool may be dilated, and an Lp pool have windows like its own."""
 
@@ -35,7 +37,9 @@ def _find_form(expression: Expression) -> list[int]:
     """The pool's windows as the native operator is told of them; nothing of those that it cannot add up, or not to 1e-5."""
     found = _find_windows(expression)
     kernel = found["kernel_shape"]
-    if _is_same(expression) or math.prod(kernel[:-1]) + kernel[-1] > FEW:
+    apart = found.get("dilations") or [1] * len(kernel)
+    is_far = (kernel[-1] - 1) * apart[-1] >= _REACH
+    if is_far or _is_same(expression) or math.prod(kernel[:-1]) + kernel[-1] > FEW:
         return []
     rank, is_valid = len(kernel), found.get("auto_pad") == b"VALID"
     pads = [0] * (2 * rank) if is_valid else found.get("pads") or [0] * (2 * rank)
@@ -43,7 +47,7 @@ def _find_form(expression: Expression) -> list[int]:
     of_axes = zip(
         kernel,
         found.get("strides") or ones,
-        found.get("dilations") or ones,
+        apart,
         pads[:rank],
         pads[rank:],
         strict=True,

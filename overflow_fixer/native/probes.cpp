@@ -710,7 +710,7 @@ struct Sliding {
       const int64_t *given = form + NUMBERS * i, length = dimensions[known - rank + i];
       axes[i] = {given[0], given[1], given[2], given[3], length, 0};
       int64_t room = length + given[3] + given[4] - axes[i].span(1);
-      axes[i].count = room < 0 ? 0 : room / given[1] + 1;
+      axes[i].count = room <= -given[1] ? 0 : room / given[1] + 1; /* one that reaches over both edges is one */
       size *= size_t(length), windows *= axes[i].count;
       if (i + 1 < rank) rows *= axes[i].count;
     }

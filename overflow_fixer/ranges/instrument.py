@@ -236,7 +236,7 @@ def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto,
     behind = _widen_bf16(graph, tensors, free_prefix(graph, "range_probe_")) if is_narrow else {}
     fetches = _name_fetches(tensors, behind)
     model = copy_shell(graph)
-    model.graph.node.extend(_interleave(graph, behind, {}))
+    add_nodes(model, _interleave(graph, behind, {}))
     model.graph.output.extend(graph.model.graph.output)
     mark_outputs(model, list(dict.fromkeys((*tensors, *fetches))))
     return model, fetches

@@ -418,6 +418,8 @@ CASES += [
         ),
         (19, (2, 4, 9, 8), False, {"kernel_shape": [3, 2], "dilations": [2, 3]}),
         (17, (2, 4, 30), True, {"kernel_shape": [7], "pads": [3, 3]}),
+        (19, (1, 2, 5000), True, {"kernel_shape": [3], "dilations": [2048], "ceil_mode": 1}),
+        (19, (1, 2, 5000), True, {"kernel_shape": [2], "dilations": [4095], "ceil_mode": 1}),
         (17, (1, 2, 6, 5, 4), True, {"kernel_shape": [2, 3, 2], "pads": [1, 1, 1, 1, 1, 1]}),
     )
     for dims in (None, ("n", "c", *(f"d{axis}" for axis in range(len(shape) - 2))))
@@ -815,13 +817,15 @@ def test_axes_of_one_element_are_no_obstacle_to_native_sums(
         ({"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}, False),
         ({"kernel_shape": [16, 496]}, True),
         ({"kernel_shape": [17, 496]}, False),  # more than 512 numbers one after the other
+        ({"kernel_shape": [2, 2], "dilations": [5000, 4095]}, True),
+        ({"kernel_shape": [2, 2], "dilations": [1, 4096]}, False),  # farther than 4096 places
     ],
 )
 def test_windows_are_added_up_natively_where_that_is_right(
     attributes: dict[str, Any], is_native: bool, tmp_path: Path
 ) -> None:
     at = node("AveragePool", "x", "y", **attributes)
-    graph = save(make_model([at], {"x": [1, 2, "h", "w"]}, "y", opset=17), tmp_path)
+    graph = save(make_model([at], {"x": [1, 2, "h", "w"]}, "y", opset=19), tmp_path)
     added = {node.op_type for node in look_inside(graph, is_native=True).graph.nodes} - {"Constant"}
     assert (added == {"AveragePool", "Windows"}) == is_native
 
