@@ -17,24 +17,25 @@ _COPIED_FIELDS = ("input", "sparse_initializer", "quantization_annotation", "ini
 
 def copy_model(graph: Graph) -> onnx.ModelProto:
     """The model as it runs. Raises ModelError when its file changed since it was loaded."""
-    model = copy_shell(graph)
-    del model.graph.value_info[:]
-    for field in ("node", "value_info", "output"):
-        getattr(model.graph, field).extend(getattr(graph.model.graph, field))
-    return model
+    return _copy_fields(graph, (*_COPIED_FIELDS, "node", "value_info", "output"))
 
 
 def copy_shell(graph: Graph) -> onnx.ModelProto:
     """The same for a session: without nodes, outputs, and what the model records of tensors whose types follow anyway."""
+    model, source = _copy_fields(graph, _COPIED_FIELDS), graph.model
+    foreign = {name for node in graph.nodes if not node.is_standard for name in node.writes}
+    if foreign:
+        model.graph.value_info.extend(info for info in source.graph.value_info if info.name in foreign)
+    return model
+
+
+def _copy_fields(graph: Graph, fields: Sequence[str]) -> onnx.ModelProto:
     graph.check_unchanged()
     source = graph.model
     model = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
     model.graph.name = source.graph.name or "graph"
-    for field in _COPIED_FIELDS:
+    for field in fields:
         getattr(model.graph, field).extend(getattr(source.graph, field))
-    foreign = {name for node in graph.nodes if not node.is_standard for name in node.writes}
-    if foreign:
-        model.graph.value_info.extend(info for info in source.graph.value_info if info.name in foreign)
     return model
 
 

@@ -145,11 +145,16 @@ def add_probes(
     places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
     leaving = _name_fetches(carried, wide)
     copies = dict(copy_native(graph, how.lasting))
-    native = [node for node in (*copies.values(), *chain(*behind.values())) if node.domain == DOMAIN]
-    token = native[-1].output[-1] if memory.lengths else ""
-    numbers = memory.tell_here(native, {token, *(name for node in native for name in node.input)})
+    told_here = _tell_in(memory, [*copies.values(), *chain(*behind.values())])
     added = Added([*shared, *ends], behind, last, {**copies, **instead})
-    return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places, numbers, token)
+    return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places, *told_here)
+
+
+def _tell_in(memory: Memory, nodes: Iterable[NodeProto]) -> tuple[npt.NDArray[np.float64], str]:
+    """Probed.memory and its token, where native ones of the nodes tell there; else nothing."""
+    native = [node for node in nodes if node.domain == DOMAIN]
+    token = native[-1].output[-1] if memory.lengths else ""
+    return memory.tell_here(native, {token, *(name for node in native for name in node.input)}), token
 
 
 def _find_told(
