@@ -36,22 +36,15 @@ def find_in_average_pool(expression: Expression) -> Iterator[Found]:
 def _find_form(expression: Expression) -> list[int]:
     """The pool's windows as the native operator is told of them; nothing of those that it cannot add up, or not to 1e-5."""
     found = _find_windows(expression)
-    kernel = found["kernel_shape"]
-    apart = found.get("dilations") or [1] * len(kernel)
+    kernel, rank = found["kernel_shape"], len(found["kernel_shape"])
+    ones, nothing = [1] * rank, [0] * (2 * rank)
+    apart = found.get("dilations") or ones
     is_far = (kernel[-1] - 1) * apart[-1] >= _REACH
     if is_far or _is_same(expression) or math.prod(kernel[:-1]) + kernel[-1] > FEW:
         return []
-    rank, is_valid = len(kernel), found.get("auto_pad") == b"VALID"
-    pads = [0] * (2 * rank) if is_valid else found.get("pads") or [0] * (2 * rank)
-    ones = [1] * rank
-    of_axes = zip(
-        kernel,
-        found.get("strides") or ones,
-        apart,
-        pads[:rank],
-        pads[rank:],
-        strict=True,
-    )
+    is_valid = found.get("auto_pad") == b"VALID"
+    pads = nothing if is_valid else found.get("pads") or nothing
+    of_axes = zip(kernel, found.get("strides") or ones, apart, pads[:rank], pads[rank:], strict=True)
     return [number for axis in of_axes for number in axis]
 
 

@@ -259,11 +259,9 @@ def _name_fetches(tensors: Sequence[str], wide: Behind) -> tuple[str, ...]:
 
 def _open_gatherings(looks: Iterable[_Look], prefix: str, memory: Memory | None) -> Gatherings:
     """What joins the vectors, by kind; those of native nodes come first, in `memory` where there is one."""
-    kinds = {kind for look in looks for _, kind, _ in look.vectors}
-    found: dict[str, Gathering | Memory] = {kind: Gathering(f"{prefix}all_{kind}_") for kind in sorted(kinds)}
-    if memory is not None and ALL in kinds:
-        found[ALL] = memory
-    return found
+    kinds = dict.fromkeys(kind for look in looks for _, kind, _ in look.vectors)
+    others = {kind: Gathering(f"{prefix}all_{kind}_") for kind in kinds if memory is None or kind != ALL}
+    return others if memory is None or ALL not in kinds else {ALL: memory, **others}
 
 
 def _gather(look: _Look, gatherings: Gatherings) -> Iterator[NodeProto]:

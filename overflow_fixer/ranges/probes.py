@@ -28,7 +28,7 @@ DETAILED = ("max", "min", "min_nonzero_abs", "size", "nan", "below", "finite", "
 """All but the last, which only a native probe takes: how many elements are over FP16's range above 0."""
 
 ALL = "all"
-"""The kind of vectors that native nodes tell everything in; no other is sorted before it."""
+"""The kind of vectors that native nodes tell everything in."""
 _EACH_ONE = (1,) * len(DETAILED)
 _COUNTS = frozenset({"size", "nan", "below", "finite"})
 _AXES_ARE_INPUTS = {"ReduceMax": 18, "ReduceMin": 18, "ReduceSum": 13}
