@@ -57,6 +57,8 @@ def insert_nodes(
     """
     model = copy_shell(graph)
     model.graph.output.extend(graph.model.graph.output)
+    model.graph.ClearField("value_info")
+    model.graph.value_info.extend(graph.model.graph.value_info)
     nodes: list[Node] = []
     for node in graph.nodes:
         nodes.append(node.at(len(nodes)))

@@ -93,6 +93,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
     ("run", "probes"),
     [
         (_scan, "native"),
+        (_scan, "shared"),
         (_scan, "operators"),
         (_simulate, "native"),
         (_lose, "native"),

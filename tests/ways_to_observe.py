@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.native import SWITCH
-from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.ranges import collect_ranges, instrument
 from overflow_fixer.records import CalibrationSet, InnerRange, RangeTable
 
-Probes = Literal["native", "operators"]
-PROBES: tuple[Probes, ...] = ("native", "operators")
+Probes = Literal["native", "shared", "operators"]
+PROBES: tuple[Probes, ...] = ("native", "shared", "operators")
 _SAME = 1e-5
 """Sums of values inside nodes depend on the order in which they are added."""
 _NOTHING = 1e-6
@@ -25,22 +25,29 @@ _NOTHING = 1e-6
 
 @contextmanager
 def use_probes(kind: Probes) -> Iterator[None]:
-    """With the native operators, where they were built, or without."""
-    with patch.dict(os.environ, {SWITCH: "1" if kind == "native" else "0"}):
+    """With the native operators, where they were built, or without. "shared": all tensors are noted to be small ones."""
+    with patch.dict(os.environ, {SWITCH: "0" if kind == "operators" else "1"}), ExitStack() as noted:
+        if kind == "shared":
+            noted.enter_context(patch.object(instrument, "find_small", _take_all_for_small))
         yield
+
+
+def _take_all_for_small(graph: Graph, tensors: Collection[str]) -> dict[str, int]:
+    return dict.fromkeys(tensors, 1)
 
 
 def scan_each_way(graph: Graph, data: CalibrationSet, **settings: Any) -> RangeTable:
     """The ranges, which are the same in all ways, bit for bit; of values inside nodes, natively, to 1e-5."""
     marked = collect_ranges(graph, data, observe="outputs", **settings)
-    found = {}
+    found: dict[str, RangeTable] = {}
     for kind in PROBES:
         with use_probes(kind):
             found[kind] = collect_ranges(graph, data, **settings)
         assert_same_table(found[kind], marked)
     assert list(map(repr, found["operators"].inner)) == list(map(repr, marked.inner))
-    for one, other in zip(found["native"].inner, marked.inner, strict=True):
-        assert_same_inner(one, other)
+    for kind in ("native", "shared"):
+        for one, other in zip(found[kind].inner, marked.inner, strict=True):
+            assert_same_inner(one, other)
     return found["native"]
 
 

@@ -116,7 +116,9 @@ class Inside:
 def look_inside(graph: Graph, is_native: bool = False) -> Inside:
     """The expressions of all nodes that compute FP32; `is_native`: with the operators of overflow_fixer.native too."""
     nodes = [node for node in graph.nodes if node.op_type in EXPRESSIONS and _computes_float(graph, node)]
-    prefix, shapes = free_prefix(graph, _PREFIX), graph.sure_shapes if nodes else {}
+    if not nodes:
+        return Inside((), graph, {}, find_products(graph))
+    prefix, shapes = free_prefix(graph, _PREFIX), graph.sure_shapes
     values: list[InnerValue] = []
     behind: dict[str, list[NodeProto]] = {}
     extremes: dict[str, tuple[str, str, str]] = {}

@@ -6,6 +6,8 @@
  *     The extremes leave NaN out; of nothing they are -inf, inf and inf.
  *   Probe(x: float) -> statistics: double[8]
  *     the same, but for the least magnitude, which is inf: it costs as much as all the rest.
+ *   SharedProbe(x: float, any number) -> statistics: double[8 n]
+ *     what SmallProbe tells of each of them: of many small tensors, less time goes into one node than into one for each.
  *   BlockProbe(x: float, layout: int64[2]) -> statistics: double[8]
  *     what Probe tells of the first layout[0] channels of x [images, channels, ...], which lies in memory in blocks of
  *     layout[1] channels, [images, blocks, ..., layout[1]]; what else is in the last block is padding. An x that cannot lie
@@ -27,14 +29,15 @@
  *     windows are and places are, and how many places of nothing stand before x and behind it. What Probe tells of the sums
  *     of x and of |x| in a window, of which there are no tensors; what is told of x means nothing.
  *   Moments, Sums, SumsApart, Exponentials and Windows of an x that stays the same have an `address` as LastingProbe has.
- *   Watch(written: float, told: double[8], x: float, constant: float, optional) -> statistics: double[8]
+ *   Watch(written: float, told: double[8], optional, x: float, constant: float, optional) -> statistics: double[8]
  *     what Probe tells of what a node has `written` that adds up products of x and a constant; and what it tells of x is
- *     `told`, or of what reaches as high and has no smaller magnitudes. Where a sum of |x| |constant| may be over FP16's limit
- *     while x and the output are not, it calls a function, which may look at x and at the constant. An attribute, `numbers`:
- *     1 for what SmallProbe tells, the address of that function, the number it is called with, the address of the allowance,
- *     the axis of x that is summed (from the end, where it is negative), in how many groups, and, as a double's bits, by what
- *     is to be multiplied what is told.
- *   WatchPair(written: float, told: double[8], x: float, told_y: double[8], y: float) -> statistics: double[8]
+ *     `told`, or of what reaches as high and has no smaller magnitudes; where nobody tells, it looks at x. Where a sum of
+ *     |x| |constant| may be over FP16's limit while x and the output are not, it calls a function, which may look at x and at
+ *     the constant. An attribute, `numbers`: 1 for what SmallProbe tells, the address of that function, the number it is called
+ *     with, the address of the allowance, the axis of x that is summed (from the end, where it is negative), in how many groups,
+ *     and, as a double's bits, by what is to be multiplied what is told.
+ *   WatchPair(written: float, told: double[8], optional, x: float, told_y: double[8], optional, y: float)
+ *       -> statistics: double[8]
  *     the same for the products of x and y. Its `numbers` go on with the axis of y that is summed, by what is to be
  *     multiplied what is told of y, and 1 where y is a kernel: the axes behind that are summed as well, of x as many
  *     elements near one another.
@@ -80,8 +83,9 @@ struct ApiBase {
   const char *(*get_version)();
 };
 
-constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 8;
+constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 14;
 enum ElementType { FLOAT = 1, INT64 = 7, DOUBLE = 11 };
+enum Characteristic { REQUIRED = 0, OPTIONAL = 1, VARIADIC = 2 };
 enum Place {
   CREATE_STATUS = 0,
   CREATE_CUSTOM_OP_DOMAIN = 26,
@@ -93,6 +97,7 @@ enum Place {
   GET_TENSOR_SHAPE_ELEMENT_COUNT = 64,
   GET_TENSOR_TYPE_AND_SHAPE = 65,
   KERNEL_INFO_GET_ATTRIBUTE_INT64 = 86,
+  KERNEL_CONTEXT_GET_INPUT_COUNT = 88,
   KERNEL_CONTEXT_GET_INPUT = 90,
   KERNEL_CONTEXT_GET_OUTPUT = 91,
   RELEASE_STATUS = 93,
@@ -112,8 +117,11 @@ struct Description {
   size_t (*output_count)(const Description *);
   void (*compute)(void *, Context *);
   void (*destroy)(void *);
-  int (*input_characteristic)(const Description *, size_t);
-  int (*output_characteristic)(const Description *, size_t);
+  Characteristic (*input_characteristic)(const Description *, size_t);
+  Characteristic (*output_characteristic)(const Description *, size_t);
+  int (*input_memory)(const Description *, size_t);
+  int (*least_variadic_inputs)(const Description *);
+  int (*have_variadic_inputs_one_type)(const Description *);
 };
 
 Api api;
@@ -306,8 +314,9 @@ struct Probing {
   Statistics *found = reinterpret_cast<Statistics *>(room);
 
   /* In tasks of about `task` elements: handing over a smaller one takes longer than looking at it. */
-  void read(Context *context, size_t task, int64_t *dimensions = nullptr, size_t room = 0, size_t *rank = nullptr) {
-    x = input<float>(context, 0, &count, dimensions, room, rank);
+  void read(Context *context, size_t task, int64_t *dimensions = nullptr, size_t room = 0, size_t *rank = nullptr,
+            size_t index = 0) {
+    x = input<float>(context, index, &count, dimensions, room, rank);
     tasks = count / task + 1 < MOST_TASKS ? count / task + 1 : MOST_TASKS;
   }
 };
@@ -339,11 +348,11 @@ Statistics merge(const Probing &p) {
   return all;
 }
 
-/* What is told of the first input. */
+/* What is told of an input. */
 template <void (*LOOK)(Statistics &, const float *, size_t)>
-void probe(Context *context, double *to) {
+void probe(Context *context, double *to, size_t index = 0) {
   Probing p;
-  p.read(context, LOOK_TASK);
+  p.read(context, LOOK_TASK, nullptr, 0, nullptr, index);
   in_parallel(context, probe_part<LOOK>, p.tasks, &p);
   tell(merge(p), p.count, to);
 }
@@ -354,6 +363,15 @@ void compute_probe(void *state, Context *context) {
   double *told = target.open(context, 0, STATISTICS);
   probe<LOOK>(context, told);
   target.close(context, 0, STATISTICS, told);
+}
+
+void compute_shared_probe(void *state, Context *context) {
+  const Target target = target_of(state);
+  size_t inputs = 0;
+  call(api, KERNEL_CONTEXT_GET_INPUT_COUNT, context, &inputs);
+  double *told = target.open(context, 0, inputs * STATISTICS);
+  for (size_t i = 0; i < inputs; i++) probe<look_for_small>(context, told + i * STATISTICS, i);
+  target.close(context, 0, inputs * STATISTICS, told);
 }
 
 /* ---- BlockProbe ---- */
@@ -888,10 +906,14 @@ double magnitude_in(const double *told) { return told[0] > -told[1] ? told[0] : 
 
 /* Of a tensor: what Probe tells of it, or of one whose elements, times the scale, reach as high. */
 struct Told {
-  const double *told;
-  double scale = 1, slack = 0;
+  const double *told = nullptr;
+  double scale = 1, slack = 0, own[STATISTICS];
 
-  Told(const double *given, int64_t bits) : told(given) {
+  /* At `index`; of the input behind that where it is left out. */
+  void read(Context *context, size_t index, int64_t bits) {
+    size_t count;
+    if (!is_given(context, index)) return probe<look>(context, own, index + 1), void(told = own);
+    told = input<double>(context, index, &count);
     memcpy(&scale, &bits, sizeof scale);
     if (scale != 1) slack = 1e-6; /* more than is lost to rounding */
   }
@@ -925,9 +947,10 @@ void compute_watch(void *state, Context *context) {
   double *written = watch.target.open(context, 0, STATISTICS);
   watch.is_small ? probe<look_for_small>(context, written) : probe<look>(context, written);
   watch.target.close(context, 0, STATISTICS, written);
-  const Told told(input<double>(context, 1, &count), watch.scale);
-  const Told told_y(IS_PAIR ? input<double>(context, 3, &count) : nullptr, watch.scale_y);
   if (!watch.function) return;
+  Told told, told_y;
+  told.read(context, 1, watch.scale);
+  if (IS_PAIR) told_y.read(context, 3, watch.scale_y);
   if (magnitude_in(written) > HELD || told.is_over() || (IS_PAIR && told_y.is_over())) return;
   Lengths x, y;
   x.read(context, 2, watch.axis, size_t(watch.groups));
@@ -1017,9 +1040,20 @@ const Description PROBE = {
     [](const Description *) { return size_t{1}; },
     compute_probe<look>,
     [](void *state) { free(state); },
+    [](const Description *, size_t) { return REQUIRED; },
+    [](const Description *, size_t) { return OPTIONAL; },
     [](const Description *, size_t) { return 0; },
-    [](const Description *, size_t) { return 1; },
+    [](const Description *) { return 1; },
+    [](const Description *) { return 1; },
 };
+
+Description describe_shared_probe() {
+  Description found = PROBE;
+  found.name = [](const Description *) { return "SharedProbe"; };
+  found.input_characteristic = [](const Description *, size_t) { return VARIADIC; };
+  found.compute = compute_shared_probe;
+  return found;
+}
 
 Description describe_small_probe() {
   Description found = PROBE;
@@ -1050,7 +1084,7 @@ Description describe_rows(const char *(*name)(const Description *), void (*compu
   rows.input_count = [](const Description *) { return size_t{2}; };
   rows.output_type = [](const Description *, size_t index) { return index < OUTPUTS ? FLOAT : DOUBLE; };
   rows.output_count = [](const Description *) { return OUTPUTS + 1; };
-  rows.output_characteristic = [](const Description *, size_t index) { return int(index == OUTPUTS); };
+  rows.output_characteristic = [](const Description *, size_t index) { return index == OUTPUTS ? OPTIONAL : REQUIRED; };
   rows.compute = compute, rows.create = create_state<Kept>, rows.destroy = destroy_kept;
   return rows;
 }
@@ -1064,7 +1098,9 @@ Description describe_watch(const char *(*name)(const Description *)) {
     return index == 1 || (IS_PAIR && index == 3) ? DOUBLE : FLOAT;
   };
   watch.input_count = [](const Description *) { return size_t{IS_PAIR ? 5 : 4}; };
-  watch.input_characteristic = [](const Description *, size_t index) { return int(!IS_PAIR && index == 3); };
+  watch.input_characteristic = [](const Description *, size_t index) {
+    return index == 1 || index == 3 ? OPTIONAL : REQUIRED;
+  };
   watch.compute = compute_watch<IS_PAIR>;
   return watch;
 }
@@ -1078,6 +1114,7 @@ Description describe_tally(const char *(*name)(const Description *), ElementType
 }
 
 const Description SMALL_PROBE = describe_small_probe();
+const Description SHARED_PROBE = describe_shared_probe();
 const Description BLOCK_PROBE = describe_block_probe();
 const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS>([](const Description *) { return "Moments"; }, compute_rows<MOMENTS, Adding, add_up_part<tell_moments>>);
 const Description SUMS_OF_ROWS = describe_rows<SUMS>([](const Description *) { return "Sums"; }, compute_rows<SUMS, Adding, add_up_part<tell_sums>>);
@@ -1092,7 +1129,7 @@ const Description LASTING_PROBE = describe_tally([](const Description *) { retur
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WINDOWS_OF_X, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
+       {&PROBE, &SMALL_PROBE, &SHARED_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WINDOWS_OF_X, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

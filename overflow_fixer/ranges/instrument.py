@@ -7,7 +7,7 @@ tell in memory, and what is carried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from types import MappingProxyType
@@ -24,8 +24,18 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.lasting import copy_native
 from overflow_fixer.ranges.memory import Memory
-from overflow_fixer.ranges.probes import ALL, DETAILED, QUICK, Probe, Statistics, shared_constants, widen
+from overflow_fixer.ranges.probes import (
+    ALL,
+    DETAILED,
+    QUICK,
+    Probe,
+    SharedProbe,
+    Statistics,
+    shared_constants,
+    widen,
+)
 from overflow_fixer.ranges.probing import Probing
+from overflow_fixer.ranges.sharing import find_small, group_small
 from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
 from overflow_fixer.sessions import mark_outputs
 
@@ -33,7 +43,7 @@ _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"
 _EACH_A_QUICK_ONE = Probing()
 
-_Look = Probe | Statistics
+_Look = Probe | SharedProbe | Statistics
 Behind = Mapping[str, Sequence[NodeProto]]
 """The nodes that stand directly behind a tensor's producer."""
 Gatherings = Mapping[str, Gathering | Memory]
@@ -125,10 +135,16 @@ def add_probes(
     `watches` stand in place of the probes of what they watch, other nodes `instead` of those of these labels.
     """
     prefix = free_prefix(graph, "range_probe_")
-    looks = list(_find_looks(graph, tensors, how, prefix))
+    statistics = dict(_find_statistics(graph, how)) if how.is_native else {}
+    small = _find_small(graph, tensors, how, statistics)
+    joint: dict[str, SharedProbe | Statistics] = {
+        **statistics,
+        **dict(_share_probes(graph, small, watches, f"{prefix}group_")),
+    }
+    looks = list(_find_looks(graph, tensors, how, joint, prefix))
     memory = Memory()
     gatherings = _open_gatherings(looks, prefix, memory if how.in_memory else None)
-    told, ends = _find_told(how, looks, watches, f"{prefix}ends_")
+    told, ends = _find_told(how, looks, small, watches, f"{prefix}ends_")
     made = dict(_make_watches(looks, watches, told, f"{prefix}watch_"))
     behind = {look.tensor: [*_take_nodes(look, made), *_gather(look, gatherings)] for look in looks}
     for name, node in made.items():
@@ -136,7 +152,8 @@ def add_probes(
     wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
-    shared = shared_constants(prefix, sorted({look.rows for look in looks}))
+    rows = {look.rows for look in looks if isinstance(look, Probe) and look.reads_constants}
+    shared = shared_constants(prefix, sorted(rows)) if rows else ()
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
     quick = [name for name in tensors if name not in how.detailed]
@@ -158,10 +175,14 @@ def _tell_in(memory: Memory, nodes: Iterable[NodeProto]) -> tuple[npt.NDArray[np
 
 
 def _find_told(
-    how: Probing, looks: Iterable[_Look], watches: Iterable[Watch], prefix: str
+    how: Probing, looks: Iterable[_Look], small: Iterable[str], watches: Iterable[Watch], prefix: str
 ) -> tuple[dict[str, Told], list[NodeProto]]:
-    """The statistics of what is watched, and the constants that are some where native probes tell none."""
+    """The statistics of what is watched, and the constants that are some where native probes tell none.
+
+    None of what is `small`, or has the values of what is: there the watch itself looks.
+    """
     probed = {look.tensor: look.statistics for look in looks if isinstance(look, Probe) and look.is_native}
+    probed |= dict.fromkeys(small, "")
     names = dict.fromkeys(name for watch in watches for name in watch.reads)
     found = {name: find_told(how.sources, how.derivations, probed, name) for name in names}
     ends = dict.fromkeys(by for by, _ in found.values() if not isinstance(by, str))
@@ -190,13 +211,35 @@ def _take_nodes(look: _Look, made: dict[str, NodeProto]) -> Iterable[NodeProto]:
     return look.nodes()
 
 
-def _find_looks(graph: Graph, tensors: Sequence[str], how: Probing, prefix: str) -> Iterator[_Look]:
-    """The probes, and what native nodes of the graph tell already."""
-    told = dict(_find_statistics(graph, how)) if how.is_native else {}
+def _find_small(graph: Graph, tensors: Iterable[str], how: Probing, told: Collection[str]) -> dict[str, int]:
+    """Those that may share a probe, with their numbers of elements; of what is `told` already none does."""
+    alike = {name for name in tensors if name not in told and how.may_share(graph, name)}
+    return find_small(graph, alike) if alike else {}
+
+
+def _share_probes(
+    graph: Graph, small: Mapping[str, int], watches: Iterable[Watch], prefix: str
+) -> Iterator[tuple[str, SharedProbe]]:
+    """The small tensors with the probe that each shares, but those of which a watch tells."""
+    watched = {watch.output for watch in watches}
+    counts = {name: count for name, count in small.items() if name not in watched}
+    for i, group in enumerate(group_small(graph, counts)):
+        probe = SharedProbe(group, f"{prefix}{i}")
+        yield from ((name, probe) for name in group)
+
+
+def _find_looks(
+    graph: Graph,
+    tensors: Sequence[str],
+    how: Probing,
+    joint: Mapping[str, SharedProbe | Statistics],
+    prefix: str,
+) -> Iterator[_Look]:
+    """A probe for each tensor, behind those what is `joint`: native nodes that tell of several."""
     for i, name in enumerate(tensors):
-        if name not in told:
+        if name not in joint:
             yield how.make_probe(graph, name, f"{prefix}{i}_", prefix)
-    yield from dict.fromkeys(told[name] for name in tensors if name in told)
+    yield from dict.fromkeys(joint[name] for name in tensors if name in joint)
 
 
 def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statistics]]:

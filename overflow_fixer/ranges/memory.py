@@ -30,11 +30,12 @@ class Memory:
         The session must not outlive it. Only statistics that are `read` stay outputs.
         """
         numbers = np.zeros(len(self.lengths))
+        address = numbers.ctypes.data
         for node in nodes:
             start = self._start_of.get(node.output[-1])
             if start is not None:
                 is_read = node.output[-1] in read
-                target = [numbers[start:].ctypes.data, int(is_read)]
+                target = [address + start * numbers.itemsize, int(is_read)]
                 node.attribute.add(name="target", type=AttributeProto.INTS, ints=target)
                 node.output[-1] = node.output[-1] if is_read else ""
         return numbers

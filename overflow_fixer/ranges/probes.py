@@ -84,6 +84,11 @@ class Probe:
         is_itself = self.dtype == TensorProto.FLOAT and not self.is_empty
         return self.is_native and is_itself and self.lasting is None
 
+    @property
+    def reads_constants(self) -> bool:
+        """Whether its nodes need what shared_constants gives."""
+        return not self.is_native or self.is_empty
+
     @cached_property
     def words(self) -> tuple[str, ...]:
         """What it takes, in order."""
@@ -217,18 +222,48 @@ class Statistics:
 
     tensor: str
     tensors: tuple[str, ...]
-    rows: int = 1
 
     @property
     def vectors(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
         return ((self.tensor, ALL, _EACH_ONE * len(self.tensors)),)
 
     def share(self, places: list[int]) -> Iterable[tuple[str, list[int]]]:
-        for i, told in enumerate(self.tensors):
-            yield told, places[i * len(DETAILED) : (i + 1) * len(DETAILED)]
+        return _share_out(self.tensors, places)
 
     def nodes(self) -> Iterator[NodeProto]:
         yield from ()
+
+
+@dataclass(frozen=True)
+class SharedProbe:
+    """One native node that looks at several float `tensors`, small ones, when the last of them is there.
+
+    It tells of each, in `statistics`, what a native probe that takes the smallest magnitude would. It is used as a Probe is.
+    """
+
+    tensors: tuple[str, ...]
+    statistics: str
+
+    @property
+    def tensor(self) -> str:
+        """Behind whose producer it stands."""
+        return self.tensors[-1]
+
+    @property
+    def vectors(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
+        return ((self.statistics, ALL, _EACH_ONE * len(self.tensors)),)
+
+    def share(self, places: list[int]) -> Iterable[tuple[str, list[int]]]:
+        return _share_out(self.tensors, places)
+
+    def nodes(self) -> Iterator[NodeProto]:
+        yield NodeProto(op_type="SharedProbe", domain=DOMAIN, input=self.tensors, output=[self.statistics])
+
+
+def _share_out(tensors: Iterable[str], places: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """To each as many as native probes tell numbers."""
+    for i, name in enumerate(tensors):
+        yield name, places[i * len(DETAILED) : (i + 1) * len(DETAILED)]
 
 
 def shared_constants(shared: str, rows: Sequence[int]) -> Iterator[NodeProto]:

@@ -48,6 +48,11 @@ class Probing:
         found = count_elements(self.shapes.get(tensor))
         return math.nan if found is None else found
 
+    def may_share(self, graph: Graph, tensor: str) -> bool:
+        """Whether its probe may be one with others': in memory alone, a node's many numbers cost no more than few."""
+        is_looked_at = tensor in self.detailed and tensor not in self.lasting
+        return self.in_memory and is_looked_at and graph.dtypes[tensor] == TensorProto.FLOAT
+
     def make_probe(self, graph: Graph, tensor: str, prefix: str, shared: str) -> Probe:
         """`prefix` is the probe's own, `shared` that of all."""
         is_detailed = tensor in self.detailed

@@ -24,7 +24,10 @@ _MOST_SCALE = 2.0**30
 
 
 class Told(NamedTuple):
-    """The `statistics` of a tensor, or of one whose values times `scale` reach as high and are no smaller in magnitude."""
+    """The `statistics` of a tensor, or of one whose values times `scale` reach as high and are no smaller in magnitude.
+
+    Where those are "", the watch looks at the tensor itself.
+    """
 
     statistics: str
     scale: float
@@ -97,7 +100,7 @@ def find_told(
 ) -> tuple[str | Ends, float]:
     """The statistics of a tensor, or its ends where native probes tell nothing, and the scale of these: see Told.
 
-    `probed` are the statistics of those with one, `derivations` say how others follow, `sources` are those of
+    `probed` are the statistics of those with one, or what stands for it, `derivations` say how others follow, `sources` are those of
     sources.find_sources.
     """
     name, scale = sources.get(tensor, tensor), 1.0

@@ -35,7 +35,12 @@ def test_the_sum_of_magnitudes_is_right_where_it_is_over_the_limit(case: Case, t
     exact = case.exact()
     assert exact > 65504
     graph, fed = case.build(tmp_path)
-    for way, probes in (("reductions", "native"), ("reductions", "operators"), ("outputs", "operators")):
+    for way, probes in (
+        ("reductions", "native"),
+        ("reductions", "shared"),
+        ("reductions", "operators"),
+        ("outputs", "operators"),
+    ):
         with use_probes(probes):  # type: ignore[arg-type]
             ranges = collect_ranges(graph, InMemoryCalibration((fed,)), observe=way)  # type: ignore[arg-type]
         assert ranges.by_tensor["y"].max_abs <= 65504

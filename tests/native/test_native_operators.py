@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,37 @@ _SHAPES = hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=90)
 def test_a_probe_tells_each_number(x: Array) -> None:
     assert probe(x) == reckon(x)
     assert probe(x, "Probe") == leave_out_small(reckon(x))
+
+
+def _probe_together(arrays: Sequence[Array]) -> list[list[float]]:
+    """What one SharedProbe tells of each."""
+    feeds = {f"x{i}": array for i, array in enumerate(arrays)}
+    graph = helper.make_graph(
+        [helper.make_node("SharedProbe", list(feeds), ["statistics"], domain=DOMAIN)],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in feeds],
+        [helper.make_tensor_value_info("statistics", TensorProto.DOUBLE, None)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    session = open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
+    (found,) = run_session(session, None, Batch("b", feeds))
+    return [list(told) for told in np.asarray(found).reshape(-1, 8)]
+
+
+@needs_library
+@settings(max_examples=50, deadline=None)
+@given(st.lists(hnp.arrays(np.float32, _SHAPES, elements=st.floats(width=32)), min_size=1, max_size=5))
+def test_a_shared_probe_tells_of_each_in_turn(arrays: list[Array]) -> None:
+    assert _probe_together(arrays) == [reckon(array) for array in arrays]
+
+
+@needs_library
+def test_a_shared_probe_may_look_at_many_and_at_large_ones() -> None:
+    """The notes of sizes by which it is chosen may be untrue."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(size).astype(np.float32) for size in (*range(63), 300_000)]
+    arrays[63][123_456] = 70_000
+    assert _probe_together(arrays) == [reckon(array) for array in arrays]
 
 
 @needs_library

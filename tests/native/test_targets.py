@@ -19,6 +19,7 @@ _WATCHED = [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]  # of no function
 _OPERATORS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
     "Probe": (["x"], 0, {}),
     "SmallProbe": (["x"], 0, {}),
+    "SharedProbe": (["x", "x", "x"], 0, {}),
     "LastingProbe": (["x"], 0, {"address": 0}),
     "BlockProbe": (["x", "layout"], 0, {}),
     "Watch": (["x", "told", "x"], 0, {"numbers": _WATCHED}),
@@ -30,6 +31,8 @@ _OPERATORS: dict[str, tuple[list[str], int, dict[str, Any]]] = {
     "Windows": (["x", "form"], 2, {}),
 }
 """Of each operator what it reads, how many outputs there are before the statistics, and its attributes."""
+_TENSORS_TOLD = {"SharedProbe": 3}
+"""Of others, all outputs and what they read."""
 _X = np.random.default_rng(0).standard_normal((2, 16, 3, 5)).astype(np.float32)
 _FIXED = {"layout": [16, 8], "length": [-1], "axes": [1, 1], "form": [2, 1, 1, 0, 0]}
 
@@ -63,7 +66,7 @@ def _run(op_type: str, output: str, **target: Any) -> Array | None:
 def test_the_same_is_told_in_memory(op_type: str) -> None:
     expected = _run(op_type, "told_here")
     assert expected is not None
-    assert len(expected) == 8 * (_OPERATORS[op_type][1] + 1)
+    assert len(expected) == 8 * _TENSORS_TOLD.get(op_type, _OPERATORS[op_type][1] + 1)
     for output, is_output in (("", 0), ("told_here", 1)):
         memory = np.full(len(expected) + 2, 7.0)
         found = _run(op_type, output, target=[memory[1:].ctypes.data, is_output])

@@ -59,7 +59,9 @@ def _sums(ranges: RangeTable) -> list[float]:
     return [one.seen.max_abs for one in ranges.inner if one.quantity == "products"]
 
 
-@pytest.mark.parametrize(("probes", "sessions", "runs"), [("native", 1, 4), ("operators", 2, 5)])
+@pytest.mark.parametrize(
+    ("probes", "sessions", "runs"), [("native", 1, 4), ("shared", 1, 4), ("operators", 2, 5)]
+)
 def test_the_first_suspect_opens_the_model_anew_where_nothing_watches_from_within(
     probes: Probes, sessions: int, runs: int, counts: dict[str, int], tmp_path: Path
 ) -> None:
@@ -157,7 +159,7 @@ def test_products_in_a_body_are_measured_over_all_its_runs(
         )
     (found,) = (one.seen for one in ranges.inner if one.quantity == "products")
     assert found.max_abs == 80000
-    once = (1, 1) if probes == "native" else (1 + 1 + 1, 1 + 3 + 1)
+    once = (1, 1) if probes != "operators" else (1 + 1 + 1, 1 + 3 + 1)
     assert (counts["open_session"], counts["run_session"]) == once
 
 

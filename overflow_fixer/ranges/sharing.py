@@ -1,0 +1,52 @@
+"""Small tensors that share a probe: a node takes longer than a look at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.ranges.probing import count_elements
+from overflow_fixer.tensor_types import dims_of
+
+_SMALL_ELEMENTS = 1 << 12
+_MOST_ELEMENTS = 1 << 16
+"""Of a group, and so of what stays in memory behind its last reader."""
+_MOST_TENSORS = 64
+"""ONNX Runtime opens a session in time quadratic in the number of a node's inputs."""
+
+
+def find_small(graph: Graph, tensors: Collection[str]) -> dict[str, int]:
+    """Those of the tensors that the model says to be small, with their numbers of elements.
+
+    What a model says of sizes need not be true; nothing but time and memory may hang on it.
+    """
+    found: dict[str, int] = {}
+    known: dict[bytes, int | None] = {}  # many are of one type
+    for info in (*graph.model.graph.input, *graph.model.graph.value_info):
+        if info.name not in tensors:
+            continue
+        told = info.type.SerializeToString()
+        if told not in known:
+            known[told] = count_elements(dims_of(info.type))
+        count = known[told]
+        if count is not None and count <= _SMALL_ELEMENTS:
+            found[info.name] = count
+    return found
+
+
+def group_small(graph: Graph, counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Small tensors, of so many elements, in groups, each in the order in which a run writes them."""
+    group, held = list[str](), 0
+    for name in _in_run_order(graph, counts):
+        if len(group) == _MOST_TENSORS or held + counts[name] > _MOST_ELEMENTS:
+            yield tuple(group)
+            group, held = [], 0
+        group.append(name)
+        held += counts[name]
+    if group:
+        yield tuple(group)
+
+
+def _in_run_order(graph: Graph, tensors: Collection[str]) -> Iterator[str]:
+    yield from (spec.name for spec in graph.inputs if spec.name in tensors)
+    yield from (name for node in graph.run_order for name in node.writes if name in tensors)
