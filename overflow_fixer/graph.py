@@ -16,6 +16,7 @@ from onnx import TensorProto
 from overflow_fixer.errors import ModelError
 from overflow_fixer.external_data import check_external_data, external_tensors, read_referring
 from overflow_fixer.files import FileStamp, sha256_of
+from overflow_fixer.garbage import no_search_for_garbage
 from overflow_fixer.nodes import Node, delay_fixed, number_nodes, sort_nodes
 from overflow_fixer.records import Array, Dim, InputSpec
 from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, all_nodes, bodies
@@ -202,6 +203,7 @@ class Graph:
         return any(item.key == "location" and item.value == self.home.name for item in tensor.external_data)
 
 
+@no_search_for_garbage()
 def load_graph(path: Path | str) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
     path = Path(path)

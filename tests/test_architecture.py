@@ -12,6 +12,7 @@ FLOORS = [
         "bf16_values",
         "errors",
         "formats",
+        "garbage",
         "lazy_names",
         "native",
         "processes",

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from overflow_fixer.errors import FixError, ModelError
+from overflow_fixer.garbage import no_search_for_garbage
 from overflow_fixer.graph import Graph
 from overflow_fixer.providers import Provider
 from overflow_fixer.ranges.bodies import ModelWalk
@@ -76,10 +77,11 @@ def collect_ranges(
         observe = choose_observe(graph, observe, provider)
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)
-        level = find_level(graph, is_native(observe, provider))
-        settings = Settings(observe, provider, small_values, beside)
-        batches = None if is_there else _read_ahead(iter(calibration), beside)
-        walk = None if is_there else ModelWalk(level, settings)
+        with no_search_for_garbage():
+            level = find_level(graph, is_native(observe, provider))
+            settings = Settings(observe, provider, small_values, beside)
+            batches = None if is_there else _read_ahead(iter(calibration), beside)
+            walk = None if is_there else ModelWalk(level, settings)
         key = hashing.result()
         begun = None if store is None else find_begun(store, key, existing)
         scan = Scan(_begin(level, calibration, key, begun))
