@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -19,7 +19,7 @@ from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.garbage import no_search_for_garbage
 from overflow_fixer.nodes import Node, delay_fixed, number_nodes, sort_nodes
 from overflow_fixer.records import Array, Dim, InputSpec
-from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, all_nodes, bodies
+from overflow_fixer.subgraphs import STANDARD_DOMAINS, all_names, all_nodes, bodies, may_have_bodies
 from overflow_fixer.tensor_types import (
     LateShapes,
     dims_of,
@@ -324,12 +324,19 @@ def _write_sparse(graph: onnx.GraphProto) -> None:
 def free_prefix(graph: Graph, wanted: str) -> str:
     """`wanted` in the graph's place, with underscores before it until no name in the model begins with it, bodies included."""
     wanted = graph.place + wanted
-    if wanted.encode() not in graph.model.graph.SerializeToString():
+    if wanted not in "\n".join(_names_to_avoid(graph)):
         return wanted
     taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(wanted.lstrip("_"))]
     while any(name.startswith(wanted) for name in taken):
         wanted = "_" + wanted
     return wanted
+
+
+def _names_to_avoid(graph: Graph) -> Iterable[str]:
+    """All of tensors; where there are bodies, of nodes as well."""
+    if any(may_have_bodies(node.op_type, node.domain) for node in graph.nodes):
+        return all_names(graph.model.graph)
+    return chain(graph.tensors, (info.name for info in graph.model.graph.value_info))
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:
