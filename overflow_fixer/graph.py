@@ -186,7 +186,7 @@ class Graph:
         """The value of a constant in whose place no batch can feed another; None for another tensor."""
         return None if tensor in self.defaults else self.read_constant(tensor)
 
-    def read_constant_pieces(self, tensor: str, buffer: bytearray) -> Iterator[Array]:
+    def read_constant_pieces(self, tensor: str, buffer: memoryview) -> Iterator[Array]:
         """The same of a float constant piece by piece, flat; see weights.read_pieces."""
         return read_pieces(self.constants[tensor], self.folder, buffer)
 

@@ -63,7 +63,7 @@ def bring_in(tensor: TensorProto, folder: Path) -> None:
     tensor.ClearField("data_location")
 
 
-def read_pieces(tensor: TensorProto, folder: Path, buffer: bytearray) -> Iterator[Array]:
+def read_pieces(tensor: TensorProto, folder: Path, buffer: memoryview) -> Iterator[Array]:
     """The elements of a float constant in order, as arrays [n]; from a file as much at a time as fits `buffer`.
 
     An array is overwritten by the next. Raises ModelError where the file ends early.
@@ -76,7 +76,7 @@ def read_pieces(tensor: TensorProto, folder: Path, buffer: bytearray) -> Iterato
     with path.open("rb") as file:
         file.seek(start)
         while left:
-            count = file.readinto(memoryview(buffer)[:left])
+            count = file.readinto(buffer[:left])
             if not count or count % dtype.itemsize:
                 raise _too_short(path, tensor)
             yield np.frombuffer(buffer, dtype, count // dtype.itemsize)

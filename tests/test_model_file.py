@@ -40,7 +40,7 @@ def test_a_large_weight_becomes_a_reference_into_the_file(tmp_path: Path, form: 
     assert (small.data_location, large.data_location) == (TensorProto.DEFAULT, TensorProto.EXTERNAL)
     expected = numpy_helper.to_array(FORMS[form])
     np.testing.assert_array_equal(read_values(large, tmp_path), expected, strict=True)
-    pieces = [piece.copy() for piece in read_pieces(large, tmp_path, bytearray(512))]
+    pieces = [piece.copy() for piece in read_pieces(large, tmp_path, memoryview(bytearray(512)))]
     np.testing.assert_array_equal(np.concatenate(pieces), expected.ravel(), strict=True)
 
 
@@ -124,7 +124,7 @@ def test_pieces_of_a_weight_larger_than_one(tmp_path: Path) -> None:
     values = np.arange(2 * (1 << 16) + 17, dtype=np.float32)
     onnx.save(model_of([numpy_helper.from_array(values, "w")]), tmp_path / "m.onnx")
     (tensor,) = read_model(tmp_path / "m.onnx").graph.initializer
-    pieces = [piece.copy() for piece in read_pieces(tensor, tmp_path, bytearray(1 << 18))]
+    pieces = [piece.copy() for piece in read_pieces(tensor, tmp_path, memoryview(bytearray(1 << 18)))]
     assert [piece.nbytes for piece in pieces] == [1 << 18, 1 << 18, 68]
     np.testing.assert_array_equal(np.concatenate(pieces), values)
 
@@ -135,7 +135,7 @@ def test_a_file_that_ends_within_a_weight_is_told(tmp_path: Path) -> None:
     (tensor,) = read_model(path).graph.initializer
     path.write_bytes(path.read_bytes()[: COUNT * 2])
     with pytest.raises(ModelError, match="ends within the data of tensor 'w'"):
-        list(read_pieces(tensor, tmp_path, bytearray(4096)))
+        list(read_pieces(tensor, tmp_path, memoryview(bytearray(4096))))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def summarize_constants(constants: Sequence[tuple[Graph, str]]) -> Summaries:
 
 def _summarize_pieces(constants: Iterable[tuple[Graph, str]]) -> Iterator[tuple[int, Array | Summaries]]:
     """The constant's number, and what is found in a piece of it: what a native probe tells, or a summary."""
-    is_native, buffer = has_native_probes(), bytearray(_PIECE_BYTES)
+    is_native, buffer = has_native_probes(), np.empty(_PIECE_BYTES, np.uint8).data
     for row, (graph, name) in enumerate(constants):
         for values in graph.read_constant_pieces(name, buffer):
             is_probed = is_native and values.dtype == np.float32 and values.flags.c_contiguous

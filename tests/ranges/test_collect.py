@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
-from overflow_fixer.records import Array, RangeTable
+from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.sessions import has_native_probes
 
 
@@ -361,6 +362,41 @@ def test_data_that_changes_its_length_is_an_error(tmp_path: Path, count: int) ->
     data.__class__ = type("Changing", (MemoryBatches,), {"__iter__": lambda self: walk()})
     with pytest.raises(CalibrationError, match=r"memory gave .* Expected the 2"):
         collect_ranges(graph, data)
+
+
+class ReadBatches(MemoryBatches):
+    """Tells in which thread each batch is read, and behind how many others that a scan is done with."""
+
+    def __init__(self, feeds: Sequence[dict[str, Array]]) -> None:
+        super().__init__(feeds)
+        self.done = 0
+        self.readings: list[tuple[bool, int]] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            self.readings.append((threading.current_thread() is threading.main_thread(), self.done))
+            yield batch
+
+
+@pytest.mark.parametrize("columns", [1 << 12, 1 << 14])
+def test_a_large_batch_is_followed_by_another_that_is_read_beside_the_run(
+    columns: int, tmp_path: Path
+) -> None:
+    """Behind a small one, of under 64 KiB, the next is read when its turn comes; the first is always read beside."""
+    graph = save_model(
+        tmp_path / "m.onnx", [helper.make_node("Sin", ["x"], ["y"])], [value_info("x")], [value_info("y")]
+    )
+    data = ReadBatches([{"x": np.ones((1, columns), np.float32)} for _ in range(4)])
+
+    def progress(done: int, total: int) -> None:
+        data.done = done
+
+    table = collect_ranges(graph, data, progress=progress)
+    assert table.batch_names == ("batch0", "batch1", "batch2", "batch3")
+    is_small = columns < 1 << 14
+    assert data.readings[0] == (False, 0)
+    assert [is_main for is_main, _ in data.readings[1:]] == [is_small] * 3
+    assert all(done == i if is_small else done <= i for i, (_, done) in enumerate(data.readings))
 
 
 def test_constants_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
