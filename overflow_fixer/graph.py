@@ -334,7 +334,7 @@ def free_prefix(graph: Graph, wanted: str) -> str:
 
 def _names_to_avoid(graph: Graph) -> Iterable[str]:
     """All of tensors; where there are bodies, of nodes as well."""
-    if any(may_have_bodies(node.op_type, node.domain) for node in graph.nodes):
+    if any(bodies(node.proto) for node in graph.nodes if may_have_bodies(node.op_type, node.domain)):
         return all_names(graph.model.graph)
     return chain(graph.tensors, (info.name for info in graph.model.graph.value_info))
 
