@@ -12,14 +12,17 @@ REDUCTIONS = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare"
 ).split()
-BROADCAST = "Add Div Max Mean Min Mod Mul PRelu Pow Sub Sum".split()
+BROADCAST = "Add BitShift BitwiseAnd BitwiseOr BitwiseXor Div Max Mean Min Mod Mul PRelu Pow Sub Sum".split()
 OF_ONE_RANK = (
-    "Abs AveragePool BatchNormalization Ceil Clip Concat Conv ConvTranspose Cos CumSum DepthToSpace Dropout Elu Erf Exp "
-    "Floor Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity InstanceNormalization "
-    "LayerNormalization LeakyRelu Log LogSoftmax LpNormalization MaxPool Mish Neg Pad Reciprocal Relu Resize Round "
-    "Selu Sigmoid Sign Sin Slice Softmax Softplus SpaceToDepth Split Sqrt Tan Tanh Tile TopK Transpose Trilu Upsample"
+    "Abs Acos Acosh Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BitwiseNot Ceil Celu CenterCropPad Clip "
+    "Concat Conv ConvTranspose Cos Cosh CumSum DeformConv DepthToSpace Dropout Elu Erf Exp Floor Gelu Gemm "
+    "GlobalAveragePool GlobalMaxPool GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity "
+    "InstanceNormalization LRN LayerNormalization LeakyRelu Log LogSoftmax LpNormalization LpPool MaxPool MaxUnpool "
+    "MeanVarianceNormalization Mish Neg Pad RMSNormalization Reciprocal Relu Resize ReverseSequence RoiAlign "
+    "RotaryEmbedding Round Selu Shrink Sigmoid Sign Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt "
+    "Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Upsample"
 ).split()
-_ALSO_OF_ONE_RANK = "Cast DequantizeLinear IsInf IsNaN Not QuantizeLinear".split()
+_ALSO_OF_ONE_RANK = "Cast ConvInteger DequantizeLinear IsInf IsNaN Not QLinearConv QuantizeLinear".split()
 
 RANKED_INPUTS: Mapping[str, int | None] = {
     **dict.fromkeys([*OF_ONE_RANK, *_ALSO_OF_ONE_RANK], 1),

@@ -6,7 +6,7 @@ which a small network's scan is better without. Models with other operators, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import TensorProto
 
@@ -14,24 +14,33 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.operator_ranks import BROADCAST, OF_ONE_RANK, REDUCTIONS, find_rank
 
 _OF_ONE_TYPE = (
-    "Einsum Expand Flatten Gather GatherElements GatherND MatMul Range Reshape ScatterElements ScatterND Squeeze "
-    "Unsqueeze"
+    "Col2Im Compress Det Einsum Expand Flatten GRU Gather GatherElements GatherND GlobalLpPool LSTM MatMul RNN Range Reshape "
+    "ScatterElements ScatterND Squeeze TensorScatter Unique Unsqueeze"
 ).split()
 
 TYPED_INPUT: Mapping[str, int] = {
     **dict.fromkeys([*REDUCTIONS, *BROADCAST, *OF_ONE_RANK, *_OF_ONE_TYPE], 0),
-    **dict.fromkeys(["LayerNormalization", "Where"], 1),
+    **dict.fromkeys(["LayerNormalization", "RMSNormalization", "Where"], 1),
+    "OneHot": 2,
+    **dict.fromkeys(["QLinearConv", "QLinearMatMul"], 7),
 }
 """Of operators whose first output has the type of one of their inputs: which. Below opset 17, where ONNX Runtime takes a
 LayerNormalization all the same, its output has the type of the scale."""
 FIXED_TYPES: Mapping[str, int] = {
-    **dict.fromkeys("ArgMax ArgMin NonZero Shape Size".split(), TensorProto.INT64),
+    **dict.fromkeys("ArgMax ArgMin NonMaxSuppression NonZero Shape Size".split(), TensorProto.INT64),
     **dict.fromkeys(
         "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split(), TensorProto.BOOL
     ),
+    **dict.fromkeys(["ConvInteger", "MatMulInteger"], TensorProto.INT32),
+    "DynamicQuantizeLinear": TensorProto.UINT8,
 }
-OTHER_OUTPUTS: Mapping[str, int] = {"Split": TensorProto.UNDEFINED, "TopK": TensorProto.INT64}
-"""The type of the outputs behind the first; undefined: that of the first. Of no other operator there may be any."""
+OTHER_OUTPUTS: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(["GRU", "LSTM", "RNN", "Split"], (TensorProto.UNDEFINED,)),
+    **dict.fromkeys(["TopK", "Unique"], (TensorProto.INT64,)),
+    "DynamicQuantizeLinear": (TensorProto.FLOAT, TensorProto.UINT8),
+}
+"""The types of the outputs behind the first, the last also of those behind it; undefined: that of the first. Of no other operator
+there may be any."""
 QUANTIZING: Mapping[str, int] = {"DequantizeLinear": 1, "QuantizeLinear": 2}
 """Of operators whose output has the type that an attribute names: the input that has it where there is none."""
 PARAMETERS: Mapping[str, tuple[int, ...]] = {
@@ -79,10 +88,12 @@ def _find_types(node: Node, dtypes: Mapping[str, int]) -> list[int] | None:
     """Of each output; None where not all can be told."""
     if node.op_type in BODY_OUTPUTS:
         return _find_body_types(node)
-    first = _find_type(node, dtypes)
-    if first is None or (any(node.outputs[1:]) and node.op_type not in OTHER_OUTPUTS):
+    first, others = _find_type(node, dtypes), OTHER_OUTPUTS.get(node.op_type, ())
+    if first is None or (any(node.outputs[1:]) and not others):
         return None
-    return [first, *[OTHER_OUTPUTS.get(node.op_type) or first] * (len(node.outputs) - 1)]
+    count = len(node.outputs) - 1
+    types = [one or first for one in others] or [first]
+    return [first, *types[:count], *types[-1:] * (count - len(types))]
 
 
 def _find_body_types(node: Node) -> list[int] | None:
