@@ -333,10 +333,11 @@ def free_prefix(graph: Graph, wanted: str) -> str:
 
 
 def _names_to_avoid(graph: Graph) -> Iterable[str]:
-    """All of tensors; where there are bodies, of nodes as well."""
+    """All of tensors, of nodes, and of what is in bodies."""
     if any(bodies(node.proto) for node in graph.nodes if may_have_bodies(node.op_type, node.domain)):
         return all_names(graph.model.graph)
-    return chain(graph.tensors, (info.name for info in graph.model.graph.value_info))
+    labels = (node.label for node in graph.nodes)
+    return chain(graph.tensors, labels, (info.name for info in graph.model.graph.value_info))
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:

@@ -329,7 +329,7 @@ def test_a_sparse_initializer_in_whose_place_a_batch_may_feed_stays(tmp_path: Pa
     assert [node.op_type for node in graph.nodes] == ["Add"]
 
 
-@pytest.mark.parametrize("place", ["input", "initializer", "output", "value_info", "in a body"])
+@pytest.mark.parametrize("place", ["input", "initializer", "output", "value_info", "node", "in a body"])
 def test_a_prefix_is_free_where_no_name_begins_with_it(place: str, tmp_path: Path) -> None:
     """Underscores are put before it until it is; a name that holds it further on does not matter."""
 
@@ -342,7 +342,9 @@ def test_a_prefix_is_free_where_no_name_begins_with_it(place: str, tmp_path: Pat
         [],
         [helper.make_tensor_value_info(name("in a body"), 1, None)],
     )
-    nodes = [helper.make_node("Add", [name("input"), name("initializer")], [name("output")])]
+    nodes = [
+        helper.make_node("Add", [name("input"), name("initializer")], [name("output")], name=name("node"))
+    ]
     if place == "in a body":
         nodes.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
     inputs = [

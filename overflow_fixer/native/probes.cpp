@@ -588,14 +588,16 @@ struct Kept {
     free(values);
     values = static_cast<float *>(malloc((outputs * count + 1) * sizeof(float)));
     if (!values) return void(when = NAN);
-    for (size_t k = 0; k < outputs; k++) memcpy(values + k * count, from[k], count * sizeof(float));
+    for (size_t k = 0; count && k < outputs; k++) memcpy(values + k * count, from[k], count * sizeof(float));
     memcpy(told, statistics, (outputs + 1) * STATISTICS * sizeof(double));
     rows = count, when = now();
   }
 
   void give(Context *context, size_t outputs) const {
-    for (size_t k = 0; k < outputs; k++)
-      memcpy(output<float>(context, k, int64_t(rows)), values + k * rows, rows * sizeof(float));
+    for (size_t k = 0; k < outputs; k++) {
+      float *to = output<float>(context, k, int64_t(rows));
+      if (rows) memcpy(to, values + k * rows, rows * sizeof(float));
+    }
     size_t length = (outputs + 1) * STATISTICS;
     memcpy(target.open(context, outputs, length), told, length * sizeof(double));
     target.close(context, outputs, length, told);

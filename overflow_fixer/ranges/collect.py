@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.garbage import no_search_for_garbage
 from overflow_fixer.graph import Graph
@@ -36,7 +34,6 @@ OnProgress = Callable[[int, int], None]
 CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 0.05
 """Of the time, what checkpoints may take: those of a large scan are rarer."""
-_SMALL_BYTES = 1 << 16
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -153,28 +150,14 @@ def _run(
 
 
 def _read_ahead(batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:
-    """The same, the first read from now on, each other while the one before it is used, unless that is small."""
+    """The same, the first read from now on, each other while the one before it is used."""
     return _hand_on(beside.submit(next, batches, None), batches, beside)
 
 
-def _hand_on(first: Future[Batch | None], batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:
-    batch = first.result()
-    while batch is not None:
-        if _is_small(batch):  # the next is read sooner than threads hand it over
-            yield batch
-            batch = next(batches, None)
-        else:
-            pending = beside.submit(next, batches, None)
-            yield batch
-            batch = pending.result()
-
-
-def _is_small(batch: Batch) -> bool:
-    arrays = batch.feeds.values()
-    return (
-        all(isinstance(one, np.ndarray) for one in arrays)
-        and sum(one.nbytes for one in arrays) < _SMALL_BYTES
-    )
+def _hand_on(pending: Future[Batch | None], batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:
+    while (batch := pending.result()) is not None:
+        pending = beside.submit(next, batches, None)
+        yield batch
 
 
 def _out_of_memory(scan: Scan) -> ModelError:

@@ -141,7 +141,7 @@ def add_probes(
         **statistics,
         **dict(_share_probes(graph, small, watches, f"{prefix}group_")),
     }
-    looks = list(_find_looks(graph, tensors, how, joint, prefix))
+    looks = _in_run_order(graph, _find_looks(graph, tensors, how, joint, prefix))
     memory = Memory()
     gatherings = _open_gatherings(looks, prefix, memory if how.in_memory else None)
     told, ends = _find_told(how, looks, small, watches, f"{prefix}ends_")
@@ -152,7 +152,7 @@ def add_probes(
     wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
-    rows = {look.rows for look in looks if isinstance(look, Probe) and look.reads_constants}
+    rows = {look.rows for look in looks if isinstance(look, Probe) and not look.is_native}
     shared = shared_constants(prefix, sorted(rows)) if rows else ()
     last, fetches = _finish(gatherings.values())
     starts, place_of = _locate(looks, gatherings)
@@ -240,6 +240,13 @@ def _find_looks(
         if name not in joint:
             yield how.make_probe(graph, name, f"{prefix}{i}_", prefix)
     yield from dict.fromkeys(joint[name] for name in tensors if name in joint)
+
+
+def _in_run_order(graph: Graph, looks: Iterable[_Look]) -> list[_Look]:
+    """As what they tell of is written, inputs first: of a number of vectors, the last is joined when all are there."""
+    written = chain.from_iterable(node.writes for node in graph.run_order)
+    place_of = {name: place for place, name in enumerate(written)}
+    return sorted(looks, key=lambda look: place_of.get(look.tensor, -1))
 
 
 def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statistics]]:

@@ -84,11 +84,6 @@ class Probe:
         is_itself = self.dtype == TensorProto.FLOAT and not self.is_empty
         return self.is_native and is_itself and self.lasting is None
 
-    @property
-    def reads_constants(self) -> bool:
-        """Whether its nodes need what shared_constants gives."""
-        return not self.is_native or self.is_empty
-
     @cached_property
     def words(self) -> tuple[str, ...]:
         """What it takes, in order."""

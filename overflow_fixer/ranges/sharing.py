@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from onnx import TypeProto
+
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges.probing import count_elements
 from overflow_fixer.tensor_types import dims_of
@@ -27,11 +29,19 @@ def find_small(graph: Graph, tensors: Collection[str]) -> dict[str, int]:
             continue
         told = info.type.SerializeToString()
         if told not in known:
-            known[told] = count_elements(dims_of(info.type))
+            known[told] = _count_noted(info.type)
         count = known[told]
         if count is not None and count <= _SMALL_ELEMENTS:
             found[info.name] = count
     return found
+
+
+def _count_noted(told: TypeProto) -> int | None:
+    """The number of elements; None where a dimension is open, which some exporters note as 0 or -1."""
+    dims = dims_of(told)
+    if dims is None or not all(isinstance(dim, int) and dim > 0 for dim in dims):
+        return None
+    return count_elements(dims)
 
 
 def group_small(graph: Graph, counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:

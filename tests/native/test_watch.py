@@ -291,3 +291,15 @@ def test_nothing_is_called_for_an_empty_tensor(shape: tuple[int, ...]) -> None:
     assert watch(np.zeros(shape, np.float32), -1) == []
     for allowed in ((0, 0, 0), (-1, -1, 1), (math.nan, math.nan, 0)):
         assert watch(np.zeros(shape, np.float32), -1, told=tell(math.nan), allowed=allowed) == []
+
+
+def test_no_scale_counts_where_nothing_is_told() -> None:
+    of_x, of_y = [-1, 1, _bits_of(1000)], [-2, _bits_of(1000), 0]
+    feeds = {"written": np.zeros(1, np.float32), "x": X}
+    largest = float(np.abs(X).max())
+    assert _call(feeds, (largest, 0, 0), (0, 0, 0), [*of_x, *of_y]) == []
+    assert len(_call(feeds, (largest * 0.999, 0, 0), (0, 0, 0), [*of_x, *of_y])) == 1
+    pair = {**feeds, "y": Y}
+    most = largest * float(np.abs(Y).max()) * X.shape[-1]
+    assert _call(pair, (most * 1.0001, 0, 0), (0, 0, 0), [*of_x, *of_y]) == []
+    assert len(_call(pair, (most * 0.999, 0, 0), (0, 0, 0), [*of_x, *of_y])) == 1

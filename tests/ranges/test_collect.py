@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -24,9 +25,10 @@ from scan_cases import (
 )
 from ways_to_observe import assert_same_inner, scan_each_way
 
+from overflow_fixer import graph as graph_module
 from overflow_fixer.errors import CalibrationError, ModelError
 from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.ranges import collect_ranges, observers
+from overflow_fixer.ranges import collect, collect_ranges, observers
 from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
@@ -365,38 +367,52 @@ def test_data_that_changes_its_length_is_an_error(tmp_path: Path, count: int) ->
 
 
 class ReadBatches(MemoryBatches):
-    """Tells in which thread each batch is read, and behind how many others that a scan is done with."""
+    """Tells in which thread each batch is read."""
 
     def __init__(self, feeds: Sequence[dict[str, Array]]) -> None:
         super().__init__(feeds)
-        self.done = 0
-        self.readings: list[tuple[bool, int]] = []
+        self.threads: list[int] = []
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in super().__iter__():
-            self.readings.append((threading.current_thread() is threading.main_thread(), self.done))
+            self.threads.append(threading.get_ident())
             yield batch
 
 
-@pytest.mark.parametrize("columns", [1 << 12, 1 << 14])
-def test_a_large_batch_is_followed_by_another_that_is_read_beside_the_run(
-    columns: int, tmp_path: Path
+def test_all_batches_are_read_in_one_thread_beside_the_run(tmp_path: Path) -> None:
+    """Of small ones and large ones: what data are read by may belong to a thread."""
+    nodes = [helper.make_node("Sin", ["x"], ["y"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x")], [value_info("y")])
+    data = ReadBatches([{"x": np.ones(size, np.float32)} for size in (1, 1 << 20, 2, 3)])
+    collect_ranges(graph, data)
+    assert len(data.threads) == 4
+    assert len(set(data.threads)) == 1
+    assert data.threads[0] != threading.get_ident()
+
+
+def test_no_garbage_is_looked_for_while_a_model_is_read_and_a_scan_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a small one, of under 64 KiB, the next is read when its turn comes; the first is always read beside."""
-    graph = save_model(
-        tmp_path / "m.onnx", [helper.make_node("Sin", ["x"], ["y"])], [value_info("x")], [value_info("y")]
-    )
-    data = ReadBatches([{"x": np.ones((1, columns), np.float32)} for _ in range(4)])
+    """And it is while batches are run."""
+    seen: dict[str, bool] = {}
 
-    def progress(done: int, total: int) -> None:
-        data.done = done
+    def spy(module: Any, name: str) -> None:
+        function = getattr(module, name)
 
-    table = collect_ranges(graph, data, progress=progress)
-    assert table.batch_names == ("batch0", "batch1", "batch2", "batch3")
-    is_small = columns < 1 << 14
-    assert data.readings[0] == (False, 0)
-    assert [is_main for is_main, _ in data.readings[1:]] == [is_small] * 3
-    assert all(done == i if is_small else done <= i for i, (_, done) in enumerate(data.readings))
+        def call(*arguments: Any, **options: Any) -> Any:
+            seen[name] = gc.isenabled()
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    spy(graph_module, "number_nodes")
+    spy(collect, "ModelWalk")
+    spy(collect, "find_level")
+    spy(observers, "run_session")
+    nodes = [helper.make_node("Sin", ["x"], ["y"])]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x")], [value_info("y")])
+    collect_ranges(graph, MemoryBatches([{"x": np.ones(2, np.float32)}]))
+    assert seen == {"number_nodes": False, "find_level": False, "ModelWalk": False, "run_session": True}
 
 
 def test_constants_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

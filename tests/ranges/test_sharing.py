@@ -39,7 +39,9 @@ def save_chain(path: Path, noted: Sequence[object] = (), count: int = COUNT) -> 
     ("dims", "count"),
     [
         ([], 1),
-        ([0], 0),
+        ([0], None),
+        ([-1, 2], None),
+        ([0, 5000], None),
         ([4096], 4096),
         ([64, 64], 4096),
         ([4097], None),
@@ -54,6 +56,13 @@ def test_small_is_what_is_noted_to_have_at_most_4096_elements(
     graph = save_chain(tmp_path / "m.onnx", [dims, [3, 2]])
     assert find_small(graph, {"x", "t0", "t1"}) == {**({} if count is None else {"t0": count}), "t1": 6}
     assert find_small(graph, {"t2"}) == find_small(graph, ()) == {}
+
+
+def test_as_many_as_are_held_at_most_are_one_group(tmp_path: Path) -> None:
+    graph = save_chain(tmp_path / "m.onnx")
+    sixteen = {f"t{i}": 4096 for i in range(16)}
+    assert [len(group) for group in group_small(graph, sixteen)] == [16]
+    assert [len(group) for group in group_small(graph, {**sixteen, "t16": 1})] == [16, 1]
 
 
 def test_an_input_is_small_where_its_dimensions_are_fixed(tmp_path: Path) -> None:
@@ -125,3 +134,75 @@ def test_of_notes_that_are_untrue_ranges_are_right(tmp_path: Path, monkeypatch: 
     assert shared[:3] == [0, 3, 3]  # outputs, native probes, those with all noted
     assert not any(shared[3:])  # operators
     assert kinds[1].count("SmallProbe") + kinds[1].count("Probe") == 2  # the input, and the last
+
+
+def _open_noted(
+    path: Path, nodes: Sequence[onnx.NodeProto], monkeypatch: pytest.MonkeyPatch
+) -> list[onnx.NodeProto]:
+    """What a scan runs of a model that notes all its tensors to be [2, 8]; the ranges are right."""
+    names = [name for node in nodes for name in node.output]
+    weights = [helper.make_tensor("w", TensorProto.FLOAT, [8, 8], np.resize([30.0, -30.0], 64))]
+    save_model(path, nodes, [value_info("x", dims=[2, 8])], [value_info(names[-1])], weights)
+    model = onnx.load(path)
+    model.graph.value_info.extend(value_info(name, dims=[2, 8]) for name in names)
+    onnx.save(model, path)
+    opened: list[onnx.ModelProto] = []
+    open_session = observers.open_session
+
+    def spy(model: onnx.ModelProto, *rest: object, **options: object) -> object:
+        opened.append(model)
+        return open_session(model, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(observers, "open_session", spy)
+    table = scan_each_way(load_graph(path), MemoryBatches([{"x": np.full((2, 8), 1.5, np.float32)}] * 2))
+    assert all(one.seen.nan_count == 0 for one in table.inner)
+    return list(opened[1].graph.node)
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_a_watch_looks_at_small_factors_itself_and_tells_of_what_it_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is another's values times 1000, of which no scale is told then."""
+    nodes = [
+        helper.make_node("Sin", ["x"], ["s"]),
+        helper.make_node("Constant", [], ["k"], value_float=1000.0),
+        helper.make_node("Mul", ["s", "k"], ["t"]),
+        helper.make_node("MatMul", ["t", "w"], ["y"]),
+    ]
+    found = _open_noted(tmp_path / "m.onnx", nodes, monkeypatch)
+    (watch,) = [node for node in found if node.op_type == "Watch"]
+    assert list(watch.input) == ["y", "", "t"]
+    shared = [name for node in found if node.op_type == "SharedProbe" for name in node.input]
+    assert "s" in shared
+    assert "y" not in shared
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_what_constants_alone_decide_is_looked_at_once_and_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        helper.make_node("Sin", ["w"], ["v"]),
+        helper.make_node("Sin", ["x"], ["s"]),
+        helper.make_node("MatMul", ["s", "v"], ["y"]),
+    ]
+    found = _open_noted(tmp_path / "m.onnx", nodes, monkeypatch)
+    probes = {node.op_type: list(node.input) for node in found if node.op_type.endswith("Probe")}
+    assert probes == {"LastingProbe": ["v"], "SharedProbe": ["x", "s"]}
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_small_tensors_share_a_probe_where_values_inside_nodes_are_measured_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notes are those of the model, which nodes are put into for those."""
+    nodes = [
+        helper.make_node("LogSoftmax", ["x"], ["a"]),
+        helper.make_node("Sin", ["a"], ["b"]),
+        helper.make_node("Cos", ["b"], ["y"]),
+    ]
+    found = _open_noted(tmp_path / "m.onnx", nodes, monkeypatch)
+    shared = [list(node.input) for node in found if node.op_type == "SharedProbe"]
+    assert len(shared) == 1
+    assert {"a", "b", "y"} <= set(shared[0])

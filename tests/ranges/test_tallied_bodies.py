@@ -209,6 +209,23 @@ def test_bodies_whose_tensors_have_the_same_names_and_those_of_probes(tmp_path: 
     assert table.by_tensor["i/else_branch/range_probe_1_all"].max == 7
 
 
+@pytest.mark.parametrize("count", [50, 54, 58, 64, 118])
+def test_what_is_told_of_64_tensors_is_joined_when_all_are_there(count: int, tmp_path: Path) -> None:
+    """Values inside nodes are told behind all tensors, and are there before most."""
+    softmaxes = [f"[f{i}] s{i + 1} = LogSoftmax (s{i})" for i in range(4)]
+    small = [f"[n{i}] t{i + 1} = Sin (t{i})" for i in range(count)]
+    lines = "\n".join(["s0 = Neg (x)", *softmaxes, "t0 = Neg (s4)", *small])
+    text = f"""
+    g (float[N] x, bool c) => (float[M] z) {{
+        [i] z = If (c) <
+            then_branch = t () => (float[A] t{count}) {{ {lines} }},
+            else_branch = e () => (float[B] q) {{ q = Neg (x) }}
+        >
+    }}"""
+    table = scan_runs(parse(tmp_path, text), [{"x": floats(1, -7), "c": np.array(True)}])
+    assert table.by_tensor["i/then_branch/s0"].max == 7
+
+
 def test_a_body_without_a_float_is_counted(not_interpreted: None, tmp_path: Path) -> None:
     text = """
     g (int64[N] x, bool c) => (int64[M] y) {
