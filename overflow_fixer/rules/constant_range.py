@@ -3,7 +3,8 @@
 Whatever the data showed: a padding mask of -3.4e38 may not have been used by any calibration sample,
 and turns into -inf, or NaN, with the first one that does. Where nothing depends on the data (a weight,
 a bias), every sample shows what the constant does, and the measured ranges say where its value ends.
-Constants inside the bodies of control flow are judged body by body: see control_flow.
+Nodes inside the bodies of control flow are judged body by body: see control_flow. What comes into a body, or out
+of it, is followed through it, whether it ran or not.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from functools import lru_cache
 import onnx
 from onnx import TensorProto
 
+from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.rules.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
 from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, shown_signs
 
 RULE = "constant_range"
@@ -81,17 +84,41 @@ def find_constants_out_of_range(
 
 @lru_cache(maxsize=1)
 def carriers(graph: Graph, ranges: RangeTable) -> Traces:
-    """Each tensor that can carry the value of a constant out of range, with those constants."""
+    """Each tensor that can carry the value of a constant out of range, with those constants.
+
+    Those of bodies too, by the names that ranges have for them; a body that is not read can show whatever it is given.
+    """
+    is_inlined = can_inline(graph) and bool(find_bodies(graph).read)
+    flat = inline_bodies(graph, ranges, unseen=True) if is_inlined else graph
     reached: dict[str, tuple[Trace, ...]] = {
-        origin.tensor: (Trace(origin, origin.signs),) for origin in origins(graph, ranges)
+        origin.tensor: (Trace(origin, origin.signs),) for origin in origins(flat, ranges)
     }
+    _spread(flat, ranges, reached)
+    carried = list(list_carried(graph)) if is_inlined else []
+    while _carry(carried, reached):
+        _spread(flat, ranges, reached)
+    return reached
+
+
+def _spread(graph: Graph, ranges: RangeTable, reached: dict[str, tuple[Trace, ...]]) -> None:
+    """From node to node, in place."""
     for node in graph.nodes:
         if any(name in reached for name in node.reads):
             for index, output in enumerate(node.outputs):
                 shown = tuple(_shown(node, index, reached, graph, ranges)) if output else ()
                 if shown:
                     reached[output] = _merge((*reached.get(output, ()), *shown))
-    return reached
+
+
+def _carry(carried: Iterable[tuple[str, str]], reached: dict[str, tuple[Trace, ...]]) -> bool:
+    """From each run of a body to the next, in place; whether that brings anything new."""
+    is_new = False
+    for source, target in carried:
+        before = reached.get(target, ())
+        merged = _merge((*before, *reached.get(source, ())))
+        if merged != before:
+            reached[target], is_new = merged, True
+    return is_new
 
 
 def origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
@@ -157,7 +184,7 @@ def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
 def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:
     """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it."""
     op = node.standard_op
-    if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan"):
+    if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan") or leaves_body(node):
         return True
     live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in graph.constants]
     if op in _PRODUCTS:

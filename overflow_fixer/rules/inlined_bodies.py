@@ -1,7 +1,7 @@
 """A graph with the bodies of its control flow in place of their nodes, to follow values that run into a body or out of it.
 
 For rules alone, and never run: of an If both branches stand there, and their outputs are joined; of a Loop or Scan one
-iteration, which is not fed by the one before it.
+iteration, which is not fed by the one before it; list_carried tells what would be.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ _FIRST_OUTPUT = {"If": 0, "Loop": 1, "Scan": 0}
 """The first output of a body that the node gives out."""
 _HANDS_ON = "hands on"
 """What nodes that are none of the model's say of themselves."""
+_OUT_OF = "out of "
 
 
-def inline_bodies(graph: Graph, ranges: RangeTable) -> Graph:
+def inline_bodies(graph: Graph, ranges: RangeTable, *, unseen: bool = False) -> Graph:
     """The graph so, its nodes by their labels, and those of bodies, and their tensors, by the names that ranges have for them.
 
-    A body that is not read stays closed, and so does one that never ran. What hands values in and out is an Identity, or a
-    Concat of two branches; no name in the ranges begins as its label does.
+    A body that is not read stays closed, and so does one that never ran. Not so where what is `unseen` is wanted too: then a Loop may
+    also give what it begins with. What hands values in and out is an Identity, or a Concat where there are several that it may
+    be; no name in the ranges begins as its label does.
     """
-    parts = _flatten(graph, ranges)
+    parts = _flatten(graph, ranges, unseen)
     source = graph.model
     model = ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
     model.graph.input.extend(source.graph.input)
@@ -43,6 +45,35 @@ def inline_bodies(graph: Graph, ranges: RangeTable) -> Graph:
     return replace(graph, model=model, nodes=nodes, dtypes=parts.dtypes, ranks={})
 
 
+def can_inline(graph: Graph) -> bool:
+    """Whether all bodies are read, at any depth."""
+    found = find_bodies(graph)
+    return not found.unread and all(can_inline(body.graph) for body in found.read)
+
+
+def leaves_body(node: Node) -> bool:
+    """Whether a node of a graph with its bodies inlined hands on what a body gives, in which that may not have run."""
+    return node.proto.doc_string == _HANDS_ON and node.label.startswith(_OUT_OF)
+
+
+def list_carried(graph: Graph, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """What each run of a Loop's or Scan's body writes for the next, and what that reads it as, by their names in the inlined graph."""
+    for body in find_bodies(graph).read:
+        own = prefix + body.prefix
+        if body.node.op_type != "If":
+            given, written = (of[first:] for of, first in _carried_from(body))
+            yield from ((own + source, own + target) for target, source in zip(given, written, strict=False))
+        yield from list_carried(body.graph, own)
+
+
+def _carried_from(body: Body) -> tuple[tuple[Sequence[str], int], tuple[Sequence[str], int]]:
+    """The body's inputs but those that a Scan cuts, and its outputs, each with the first that is carried."""
+    cut = body.node.attribute("num_scan_inputs")
+    given = body.inputs[: len(body.inputs) - (cut.i if cut is not None else 0)]
+    first = _FIRST_INPUT[body.node.op_type], _FIRST_OUTPUT[body.node.op_type]
+    return (given, first[0]), (body.outputs, first[1])
+
+
 @dataclass
 class _Parts:
     nodes: list[NodeProto] = field(default_factory=list)
@@ -50,11 +81,11 @@ class _Parts:
     dtypes: dict[str, int] = field(default_factory=dict)
 
 
-def _flatten(graph: Graph, ranges: RangeTable) -> _Parts:
+def _flatten(graph: Graph, ranges: RangeTable, unseen: bool) -> _Parts:
     inside: dict[str, list[tuple[Body, RangeTable]]] = {}
     read = find_bodies(graph).read
     for body, view in zip(read, look_into(read, ranges), strict=True):
-        if has_run(body, view):
+        if unseen or has_run(body, view):
             inside.setdefault(body.node.label, []).append((body, view))
     found = _Parts(constants=list(graph.initializers.values()), dtypes=dict(graph.dtypes))
     for node in graph.nodes:
@@ -63,13 +94,13 @@ def _flatten(graph: Graph, ranges: RangeTable) -> _Parts:
             found.nodes.append(_rename(node.proto, {}, node.label))
             continue
         for body, view in within:
-            _add_body(found, node, body, view)
-        found.nodes += _join_outputs(node, [body for body, _ in within])
+            _add_body(found, node, body, _flatten(body.graph, view, unseen))
+        begins = node.inputs[_FIRST_INPUT["Loop"] :] if unseen and node.op_type == "Loop" else ()
+        found.nodes += _join_outputs(node, [body for body, _ in within], begins)
     return found
 
 
-def _add_body(found: _Parts, node: Node, body: Body, view: RangeTable) -> None:
-    inner = _flatten(body.graph, view)
+def _add_body(found: _Parts, node: Node, body: Body, inner: _Parts) -> None:
     own = {tensor.name for tensor in inner.constants} - body.captured_constants
     written = {name for proto in inner.nodes for name in proto.output}
     given = {spec.name for spec in body.graph.inputs}
@@ -92,12 +123,14 @@ def _hand_in(node: Node, body: Body, names: Mapping[str, str]) -> Iterator[NodeP
             yield _hand_on(f"into {names[name]}", [source], names[name])
 
 
-def _join_outputs(node: Node, within: Sequence[Body]) -> Iterator[NodeProto]:
+def _join_outputs(node: Node, within: Sequence[Body], begins: Sequence[str]) -> Iterator[NodeProto]:
+    """`begins` are what may come out without a run, as the outputs of the same number."""
     for slot, output in enumerate(node.outputs):
         place = slot + _FIRST_OUTPUT[node.op_type]
         sources = [_name_outside(body, body.outputs[place]) for body in within if place < len(body.outputs)]
+        sources += filter(None, begins[slot : slot + 1])
         if output and sources:
-            yield _hand_on(f"out of {node.label}, {slot}", sources, output)
+            yield _hand_on(f"{_OUT_OF}{node.label}, {slot}", sources, output)
 
 
 def _hand_on(label: str, sources: Sequence[str], output: str) -> NodeProto:
