@@ -141,6 +141,23 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+@contextmanager
+def begin_folder(folder: Path) -> Iterator[None]:
+    """Create `folder` and its parents; where the block fails with nothing in it, those that are new are removed again.
+
+    Raises OutputError where it cannot be created.
+    """
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # what has something in it stays
+            for path in new:
+                path.rmdir()
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8, whole or not at all."""
     with replace_file(path) as temporary:

@@ -19,12 +19,12 @@ from overflow_fixer.calibration import open_calibration
 from overflow_fixer.confidence import judge_confidence
 from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.errors import BackendError
-from overflow_fixer.files import make_folder
+from overflow_fixer.files import begin_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.half_io import say_over_range
-from overflow_fixer.planning import check_plan, check_ranges, plan_precision
+from overflow_fixer.planning import check_plan, check_policy, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.providers import choose_provider
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
@@ -81,11 +81,12 @@ def fix(
             path = config.folder / "fused" / config.model.name
             fused = refuse_layernorm(graph, path, _tell("fuse", calibration, progress))
         config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
-    make_folder(config.folder)
-    with clock.time("scan"):
+    policy = make_policy(config, backend)
+    check_policy(graph, policy)
+    with begin_folder(config.folder), clock.time("scan"):
         ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
     with clock.time("plan"):
-        plan = plan_precision(graph, ranges, make_policy(config, backend))
+        plan = plan_precision(graph, ranges, policy)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench:
         result = _try_all(config, bench, plan, clock)
         best = replace(result.best, artifact=bench.ship(result.best.artifact))

@@ -37,7 +37,7 @@ def plan_precision(
     to another model, or a name or operator of the policy matches nothing.
     """
     check_ranges(graph, ranges)
-    _check_policy(graph, policy)
+    check_policy(graph, policy)
     verdicts = list(judge_masks(graph, ranges, policy))
     notes = {verdict.origin.tensor: verdict.reason for verdict in verdicts}
     clamps = tuple(verdict.clamp for verdict in verdicts if verdict.clamp is not None)
@@ -210,7 +210,8 @@ def check_ranges(graph: Graph, ranges: RangeTable) -> None:
         )
 
 
-def _check_policy(graph: Graph, policy: PlanPolicy) -> None:
+def check_policy(graph: Graph, policy: PlanPolicy) -> None:
+    """Raise PlanError for a pattern or an operator that names none of the graph's nodes, or that is both included and excluded."""
     both = [*set(policy.include_nodes).intersection(policy.exclude_nodes)]
     both += set(policy.include_ops).intersection(policy.exclude_ops)
     if both:

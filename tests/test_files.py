@@ -9,7 +9,15 @@ from threading import Barrier
 import pytest
 
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import hold_lock, make_folder, replace_file, replace_files, sha256_of, write_text
+from overflow_fixer.files import (
+    begin_folder,
+    hold_lock,
+    make_folder,
+    replace_file,
+    replace_files,
+    sha256_of,
+    write_text,
+)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -92,6 +100,32 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         make_folder(tmp_path / "file" / "folder")
     with pytest.raises(OutputError, match=r"a\.onnx could not be written"):
         _write_both(tmp_path / "file" / "a.onnx", "text")
+
+
+def test_a_folder_that_was_begun_in_vain_is_removed(tmp_path: Path) -> None:
+    """With its parents that are new; not where it was there before, nor with something in it."""
+
+    def begin(folder: Path, name: str) -> None:
+        with begin_folder(folder):
+            if name:
+                (folder / name).touch()
+            raise KeyboardInterrupt
+
+    def fail(folder: Path, name: str = "") -> None:
+        with pytest.raises(KeyboardInterrupt):
+            begin(folder, name)
+
+    fail(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    fail(tmp_path / "a" / "b", "ranges.h5")
+    assert (tmp_path / "a" / "b" / "ranges.h5").exists()
+    (tmp_path / "c").mkdir()
+    fail(tmp_path / "c")
+    fail(tmp_path / "c" / "d")
+    assert list((tmp_path / "c").iterdir()) == []
+    with begin_folder(tmp_path / "e"):
+        pass
+    assert (tmp_path / "e").is_dir()
 
 
 def test_sha256_is_that_of_the_bytes_in_turn(tmp_path: Path) -> None:

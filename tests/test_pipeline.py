@@ -13,8 +13,8 @@ from in_memory_calibration import InMemoryCalibration, ints, make_model, node, s
 from onnx import TensorProto
 
 from overflow_fixer import trials
-from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
-from overflow_fixer.errors import BackendError, ConfigError, ModelError
+from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
+from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, PlanError
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import _luck, _Result, _warn_of_quiet, fix
 from overflow_fixer.progress import silent
@@ -82,6 +82,36 @@ def test_a_tolerance_for_an_output_that_is_none_is_refused_before_the_scan(tmp_p
     with pytest.raises(ConfigError, match="names 'lgits'"):
         fix(config)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"include_nodes": ("(",)}, {"exclude_nodes": ("nothing",)}, {"exclude_ops": ("Convv",)}],
+    ids=str,
+)
+def test_a_choice_of_nodes_that_cannot_be_is_refused_before_the_scan(
+    options: dict[str, tuple[str, ...]], tmp_path: Path
+) -> None:
+    config = _config(tmp_path).model_copy(update={"plan": PlanOptions.model_validate(options)})
+    with pytest.raises(PlanError):
+        fix(config)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_first_batch_that_cannot_be_run_leaves_no_folder(tmp_path: Path) -> None:
+    """And one in which something lies stays."""
+    data = tmp_path / "data"
+    data.mkdir()
+    np.savez(data / "a.npz", nothing=np.zeros(1, np.float32))
+    config = _config(tmp_path).model_copy(update={"calib": data, "out": tmp_path / "deep" / "out"})
+    with pytest.raises(FixError):
+        fix(config)
+    assert not (tmp_path / "deep").exists()
+    config.folder.mkdir(parents=True)
+    (config.folder / "mine").touch()
+    with pytest.raises(FixError):
+        fix(config)
+    assert [path.name for path in config.folder.iterdir()] == ["mine"]
 
 
 def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_path: Path) -> None:

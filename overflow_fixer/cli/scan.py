@@ -13,7 +13,7 @@ from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.results import say
 from overflow_fixer.config import check_folders
-from overflow_fixer.files import make_folder
+from overflow_fixer.files import begin_folder
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import scan
 from overflow_fixer.ranges import Existing, merge_ranges
@@ -63,8 +63,7 @@ def _scan(
     check_folders(config.folder, config.calib)
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-    make_folder(config.folder)
-    with show_progress(quiet) as progress:
+    with begin_folder(config.folder), show_progress(quiet) as progress:
         ranges = scan(config, graph, calibration, progress, progress.over, existing)
     if ranges.provider_lack is not None:
         click.echo(ranges.provider_lack, err=True)
