@@ -133,6 +133,12 @@ class Graph:
         return delay_fixed(self.nodes, self.constants)
 
     @cached_property
+    def write_order(self) -> Mapping[str, int]:
+        """Of each tensor that a node writes, its place among them as a run in that order writes them."""
+        written = chain.from_iterable(node.writes for node in self.run_order)
+        return {name: place for place, name in enumerate(written)}
+
+    @cached_property
     def producers(self) -> Mapping[str, Node]:
         return {name: node for node in self.nodes for name in node.writes}
 

@@ -115,7 +115,7 @@ class Probed:
             declare_operators(model)
 
     def set_outputs(self, model: onnx.ModelProto) -> None:
-        """Make the vectors its outputs. One that has a probe is none any more: it would live to the end."""
+        """Make the vectors its outputs. One behind which a probe stands is none any more: it would live to the end."""
         kept = [info for info in self.graph.model.graph.output if info.name not in self.added.behind]
         del model.graph.output[:]
         model.graph.output.extend(kept)
@@ -141,7 +141,10 @@ def add_probes(
         **statistics,
         **dict(_share_probes(graph, small, watches, f"{prefix}group_")),
     }
-    looks = _in_run_order(graph, _find_looks(graph, tensors, how, joint, prefix))
+    looks = list(_find_looks(graph, tensors, how, joint, prefix))
+    looks.sort(
+        key=lambda look: graph.write_order.get(look.tensor, -1)
+    )  # a Concat stands behind all that it joins
     memory = Memory()
     gatherings = _open_gatherings(looks, prefix, memory if how.in_memory else None)
     told, ends = _find_told(how, looks, small, watches, f"{prefix}ends_")
@@ -240,13 +243,6 @@ def _find_looks(
         if name not in joint:
             yield how.make_probe(graph, name, f"{prefix}{i}_", prefix)
     yield from dict.fromkeys(joint[name] for name in tensors if name in joint)
-
-
-def _in_run_order(graph: Graph, looks: Iterable[_Look]) -> list[_Look]:
-    """As what they tell of is written, inputs first: of a number of vectors, the last is joined when all are there."""
-    written = chain.from_iterable(node.writes for node in graph.run_order)
-    place_of = {name: place for place, name in enumerate(written)}
-    return sorted(looks, key=lambda look: place_of.get(look.tensor, -1))
 
 
 def _find_statistics(graph: Graph, how: Probing) -> Iterator[tuple[str, Statistics]]:

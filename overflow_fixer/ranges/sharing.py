@@ -47,7 +47,7 @@ def _count_noted(told: TypeProto) -> int | None:
 def group_small(graph: Graph, counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     """Small tensors, of so many elements, in groups, each in the order in which a run writes them."""
     group, held = list[str](), 0
-    for name in _in_run_order(graph, counts):
+    for name in sorted(counts, key=lambda name: graph.write_order.get(name, -1)):
         if len(group) == _MOST_TENSORS or held + counts[name] > _MOST_ELEMENTS:
             yield tuple(group)
             group, held = [], 0
@@ -55,8 +55,3 @@ def group_small(graph: Graph, counts: Mapping[str, int]) -> Iterator[tuple[str, 
         held += counts[name]
     if group:
         yield tuple(group)
-
-
-def _in_run_order(graph: Graph, tensors: Collection[str]) -> Iterator[str]:
-    yield from (spec.name for spec in graph.inputs if spec.name in tensors)
-    yield from (name for node in graph.run_order for name in node.writes if name in tensors)

@@ -61,17 +61,15 @@ def list_carried(graph: Graph, prefix: str = "") -> Iterator[tuple[str, str]]:
     for body in find_bodies(graph).read:
         own = prefix + body.prefix
         if body.node.op_type != "If":
-            given, written = (of[first:] for of, first in _carried_from(body))
-            yield from ((own + source, own + target) for target, source in zip(given, written, strict=False))
+            yield from ((own + written, own + read) for written, read in _list_states(body))
         yield from list_carried(body.graph, own)
 
 
-def _carried_from(body: Body) -> tuple[tuple[Sequence[str], int], tuple[Sequence[str], int]]:
-    """The body's inputs but those that a Scan cuts, and its outputs, each with the first that is carried."""
+def _list_states(body: Body) -> Iterator[tuple[str, str]]:
+    """The outputs and inputs of a body that are states: not what a Scan cuts, nor what is put together of all runs."""
     cut = body.node.attribute("num_scan_inputs")
-    given = body.inputs[: len(body.inputs) - (cut.i if cut is not None else 0)]
-    first = _FIRST_INPUT[body.node.op_type], _FIRST_OUTPUT[body.node.op_type]
-    return (given, first[0]), (body.outputs, first[1])
+    end, op_type = len(body.inputs) - (0 if cut is None else cut.i), body.node.op_type
+    return zip(body.outputs[_FIRST_OUTPUT[op_type] :], body.inputs[_FIRST_INPUT[op_type] : end], strict=False)
 
 
 @dataclass
