@@ -137,11 +137,8 @@ def add_probes(
     prefix = free_prefix(graph, "range_probe_")
     statistics = dict(_find_statistics(graph, how)) if how.is_native else {}
     small = _find_small(graph, tensors, how, statistics)
-    joint: dict[str, SharedProbe | Statistics] = {
-        **statistics,
-        **dict(_share_probes(graph, small, watches, f"{prefix}group_")),
-    }
-    looks = list(_find_looks(graph, tensors, how, joint, prefix))
+    shared = dict(_share_probes(graph, small, watches, f"{prefix}group_"))
+    looks = list(_find_looks(graph, tensors, how, {**statistics, **shared}, prefix))
     looks.sort(
         key=lambda look: graph.write_order.get(look.tensor, -1)
     )  # a Concat stands behind all that it joins
@@ -149,25 +146,43 @@ def add_probes(
     gatherings = _open_gatherings(looks, prefix, memory if how.in_memory else None)
     told, ends = _find_told(how, looks, small, watches, f"{prefix}ends_")
     made = dict(_make_watches(looks, watches, told, f"{prefix}watch_"))
+    wide = _widen_bf16(graph, carried, f"{prefix}carried_")
+    behind = _put_behind(looks, made, wide, gatherings)
+    last, fetches = _finish(gatherings.values())
+    copies = dict(copy_native(graph, how.lasting))
+    told_here = _tell_in(memory, [*copies.values(), *chain(*behind.values())])
+    added = Added([*_find_constants(looks, prefix), *ends], behind, last, {**copies, **instead})
+    places = _find_places(tensors, how, looks, gatherings)
+    return Probed(graph, prefix, added, fetches, _name_fetches(carried, wide), *places, *told_here)
+
+
+def _put_behind(
+    looks: Iterable[_Look], made: dict[str, NodeProto], wide: Behind, gatherings: Gatherings
+) -> dict[str, list[NodeProto]]:
+    """What stands behind each tensor: its probe or out of `made` what is in place of one, what joins vectors, and what widens it."""
     behind = {look.tensor: [*_take_nodes(look, made), *_gather(look, gatherings)] for look in looks}
     for name, node in made.items():
         behind.setdefault(name, []).append(node)
-    wide = _widen_bf16(graph, carried, f"{prefix}carried_")
     for name, nodes in wide.items():
         behind.setdefault(name, []).extend(nodes)
+    return behind
+
+
+def _find_constants(looks: Iterable[_Look], prefix: str) -> Iterable[NodeProto]:
+    """Those that probes of ONNX's operators share."""
     rows = {look.rows for look in looks if isinstance(look, Probe) and not look.is_native}
-    shared = shared_constants(prefix, sorted(rows)) if rows else ()
-    last, fetches = _finish(gatherings.values())
+    return shared_constants(prefix, sorted(rows)) if rows else ()
+
+
+def _find_places(
+    tensors: Sequence[str], how: Probing, looks: Iterable[_Look], gatherings: Gatherings
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Probed.starts, counts, quick and detailed."""
     starts, place_of = _locate(looks, gatherings)
     quick = [name for name in tensors if name not in how.detailed]
     full = [name for name in tensors if name in how.detailed]
     counts = np.array([how.count(name) for name in quick], np.float64)
-    places = _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
-    leaving = _name_fetches(carried, wide)
-    copies = dict(copy_native(graph, how.lasting))
-    told_here = _tell_in(memory, [*copies.values(), *chain(*behind.values())])
-    added = Added([*shared, *ends], behind, last, {**copies, **instead})
-    return Probed(graph, prefix, added, fetches, leaving, starts, counts, *places, *told_here)
+    return starts, counts, _stack(place_of, quick, QUICK), _stack(place_of, full, DETAILED)
 
 
 def _tell_in(memory: Memory, nodes: Iterable[NodeProto]) -> tuple[npt.NDArray[np.float64], str]:

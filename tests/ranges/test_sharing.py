@@ -112,10 +112,8 @@ def test_what_is_computed_from_constants_stands_where_a_run_writes_it(tmp_path: 
     ]
 
 
-@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
-def test_of_notes_that_are_untrue_ranges_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noted to be small, they have 12,000 elements in one batch, none in another; and one is not noted."""
-    graph = save_chain(tmp_path / "m.onnx", [[3, 2]] * (COUNT - 1))
+def _spy_on_sessions(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
+    """The models that are opened from now on."""
     opened: list[onnx.ModelProto] = []
     open_session = observers.open_session
 
@@ -124,6 +122,14 @@ def test_of_notes_that_are_untrue_ranges_are_right(tmp_path: Path, monkeypatch: 
         return open_session(model, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(observers, "open_session", spy)
+    return opened
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+def test_of_notes_that_are_untrue_ranges_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noted to be small, they have 12,000 elements in one batch, none in another; and one is not noted."""
+    graph = save_chain(tmp_path / "m.onnx", [[3, 2]] * (COUNT - 1))
+    opened = _spy_on_sessions(monkeypatch)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((n, 2)).astype(np.float32)} for n in (3, 6000, 0)]
     feeds[1]["x"][5000] = [np.nan, np.inf]
@@ -146,14 +152,7 @@ def _open_noted(
     model = onnx.load(path)
     model.graph.value_info.extend(value_info(name, dims=[2, 8]) for name in names)
     onnx.save(model, path)
-    opened: list[onnx.ModelProto] = []
-    open_session = observers.open_session
-
-    def spy(model: onnx.ModelProto, *rest: object, **options: object) -> object:
-        opened.append(model)
-        return open_session(model, *rest, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(observers, "open_session", spy)
+    opened = _spy_on_sessions(monkeypatch)
     table = scan_each_way(load_graph(path), MemoryBatches([{"x": np.full((2, 8), 1.5, np.float32)}] * 2))
     assert all(one.seen.nan_count == 0 for one in table.inner)
     return list(opened[1].graph.node)
