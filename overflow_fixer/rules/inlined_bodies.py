@@ -53,7 +53,9 @@ def can_inline(graph: Graph) -> bool:
 
 def leaves_body(node: Node) -> bool:
     """Whether a node of a graph with its bodies inlined hands on what a body gives, in which that may not have run."""
-    return node.proto.doc_string == _HANDS_ON and node.label.startswith(_OUT_OF)
+    return node.proto.doc_string == _HANDS_ON and node.proto.name.startswith(
+        _OUT_OF
+    )  # labels are made unique
 
 
 def list_carried(graph: Graph, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -91,6 +91,23 @@ CASES = {
         + " zero = Constant <value_ints = [0]> () a = ReduceSum <keepdims = 0> (all, zero)",
         [],
     ),
+    "branches in both branches that have one name": (
+        """[node] a = If (on) <
+            then_branch = t () => (float[A, B] p) {
+                [inner] p = If (on) <
+                    then_branch = t1 () => (float[A, B] p1) { p1 = Abs (x) },
+                    else_branch = e1 () => (float[A, B] q1) { q1 = Neg (x) }
+                >
+            },
+            else_branch = e () => (float[A, B] q) {
+                [inner] q = If (on) <
+                    then_branch = t2 () => (float[A, B] p2) { held = Constant <value_float = -1e9> () p2 = Mul (x, held) },
+                    else_branch = e2 () => (float[A, B] q2) { q2 = Neg (x) }
+                >
+            }
+        >""",
+        ["behind"],
+    ),
     "a body that is not read, beside one that is": (
         "[other] z = If (on) < then_branch = t () => (float[A, B] p) { p = Abs (x) }, else_branch = e () => (float[A, B] q) "
         """{ q = Neg (x) }> s = SequenceConstruct (x, z)
