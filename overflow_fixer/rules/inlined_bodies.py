@@ -53,9 +53,8 @@ def can_inline(graph: Graph) -> bool:
 
 def leaves_body(node: Node) -> bool:
     """Whether a node of a graph with its bodies inlined hands on what a body gives, in which that may not have run."""
-    return node.proto.doc_string == _HANDS_ON and node.proto.name.startswith(
-        _OUT_OF
-    )  # labels are made unique
+    proto = node.proto  # by its own name: labels are made unique
+    return proto.doc_string == _HANDS_ON and proto.name.startswith(_OUT_OF)
 
 
 def list_carried(graph: Graph, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -101,7 +101,7 @@ CASES = {
             },
             else_branch = e () => (float[A, B] q) {
                 [inner] q = If (on) <
-                    then_branch = t2 () => (float[A, B] p2) { held = Constant <value_float = -1e9> () p2 = Mul (x, held) },
+                    then_branch = t2 () => (float[A, B] p2) { held = Constant <value_float = -1e9> () p2 = Add (x, held) },
                     else_branch = e2 () => (float[A, B] q2) { q2 = Neg (x) }
                 >
             }
