@@ -13,11 +13,9 @@ from overflow_fixer.patterns import Region, find_regions
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.inner_value import is_about_a_masked_row
-from overflow_fixer.rules.masks import MaskVerdict, judge_masks
+from overflow_fixer.rules.masks import MAGNITUDE_RULES, MaskVerdict, judge_masks
 from overflow_fixer.rules.settling import settle
 
-_ABOUT_MAGNITUDE = frozenset({"threshold", "non_finite", "constant_range"})
-"""Rules whose findings about a tensor a clamp answers."""
 REGION = "region"
 """The rule by whose name a pin goes on to the other nodes of its pattern."""
 
@@ -87,8 +85,8 @@ def _note(finding: Finding, notes: Mapping[str, str]) -> Finding:
 
 def _leave(finding: Finding, held: Mapping[str, MaskVerdict]) -> Finding:
     """The finding with what was made of the mask that FP16 holds; for the record alone where the mask is left as it is."""
-    verdict = held.get(finding.tensor) if finding.rule == "threshold" else None
-    if verdict is None:
+    verdict = held.get(finding.tensor)
+    if verdict is None or finding.rule not in verdict.answered:
         return finding
     said = finding.reason if verdict.reason in finding.reason else f"{finding.reason}; {verdict.reason}"
     return replace(finding, action="none" if verdict.is_left else finding.action, reason=said)
@@ -122,7 +120,7 @@ def _settle(
 def _settle_one(finding: Finding, graph: Graph, policy: PlanPolicy, clamped: Mapping[str, Clamp]) -> Finding:
     """The finding with the action that is left to it, and why."""
     node = graph.by_label[finding.node]
-    is_answered = finding.rule in _ABOUT_MAGNITUDE or is_about_a_masked_row(finding)
+    is_answered = finding.rule in MAGNITUDE_RULES or is_about_a_masked_row(finding)
     if finding.action == "pin" and finding.tensor in clamped and is_answered:
         reason = clamped[finding.tensor].reason
         said = finding.reason if reason in finding.reason else f"{finding.reason}; {reason}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -89,11 +89,11 @@ class MaskWalk:
         self._folder = Folder(self.graph)
         self._carriers = carriers(self.graph, self.ranges)
 
-    def follow(self, constants: Iterable[str]) -> None:
-        """Walk the graph once, from `constants` to every Softmax they reach."""
-        for name in constants:
+    def follow(self, constants: Mapping[str, float]) -> None:
+        """Walk the graph once, from `constants`, of which the element of largest magnitude is given, to every Softmax they reach."""
+        for name, value in constants.items():
             with self.refusing((name,)):
-                self.masks[name] = self._start(name)
+                self.masks[name] = self._start(name, value)
         for node in self.graph.nodes:
             held = [origin for name in node.reads for origin in self._origins(name)]
             with self.refusing(held):
@@ -122,6 +122,13 @@ class MaskWalk:
         """Which elements of a constant mask."""
         return np.asarray(value <= -self.floor)
 
+    def amounts(self, origin: str) -> set[float]:
+        """The different values by which a constant masks, or a ConstantOfShape of -inf."""
+        value = self.graph.read_constant(origin)
+        if value is None:
+            return {-np.inf} if origin in self.masks else set()
+        return set(np.unique(value[self.is_masked(value)]).tolist())
+
     def _is_held(self, name: str) -> bool:
         return name in self.masks or name in self.scores
 
@@ -129,9 +136,12 @@ class MaskWalk:
         held = self.masks.get(name) or self.scores.get(name)
         return held.origins if held is not None else ()
 
-    def _start(self, name: str) -> Mask:
+    def _start(self, name: str, largest: float) -> Mask:
+        is_float = self.graph.dtypes.get(name) == TensorProto.FLOAT
         value = self.graph.read_constant(name)
-        if value is None or self.graph.dtypes.get(name) != TensorProto.FLOAT:
+        if value is None and is_float and np.isneginf(largest):
+            return Mask((name,), 0.0)
+        if value is None or not is_float:
             raise NotProvedError("it is no FP32 initializer or Constant")
         plain = np.abs(value[~self.is_masked(value)])
         if not (plain <= SCORE_LIMIT).all():

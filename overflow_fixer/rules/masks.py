@@ -14,6 +14,9 @@ masked ones (the constant in place of a score, or added to it, at most twice). W
    the masks must be made of constants and leave an element of every row unmasked.
    Where FP16 holds every c, only data can bring a tensor over the threshold, and so it is enough there that the
    same data have no such row: no row's maximum was less than -B.
+   Where every c is -inf and constants do not show that a row keeps an element, they are left as they are: FP16 holds
+   -inf, which swallows a score there too, and such a row is NaN before and after. A backend that makes -65504 of
+   it hides as well what 1. says.
 Nothing else may read the mask, or what carries it, since clamping shows everywhere but behind Softmax.
 """
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -33,6 +37,9 @@ from overflow_fixer.rules.constant_range import Origin, origins
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use
 from overflow_fixer.rules.semantics import NEGATIVE
 
+Ground = Literal["constants", "asked", "data", "infinity"]
+"""What shows that rows under a mask stay as they are; of two that hold for one mask, the later counts."""
+_GROUNDS: tuple[Ground, ...] = get_args(Ground)
 MASK_MAGNITUDE = 25000.0
 _LEAST_FLOOR = 1000.0
 """A user's threshold may be lower; what is not far below zero is a score or a bias."""
@@ -40,11 +47,18 @@ _VANISHED = 746.0
 """exp(-746) is 0 in float64, whose least number is 2^-1074 = exp(-744.4)."""
 
 
+MAGNITUDE_RULES = frozenset({"threshold", "non_finite", "constant_range"})
+"""Rules whose findings about a tensor a clamp answers, and a mask of -inf that is left as it is."""
+LEFT_RULES = frozenset({"threshold"})
+"""Those that another mask answers that is left as it is."""
+
+
 @dataclass(frozen=True)
 class MaskVerdict:
     """Whether FP16 computes a mask as FP32 does, clamped or as it is, and why or why not.
 
-    Of a mask that FP16 holds and that is not clamped, `held` are the tensors that hold it, or scores under it.
+    Of a mask that FP16 holds and that is not clamped, `held` are the tensors that hold it, or scores under it, and
+    `answered` the rules whose findings about them the verdict is on.
     """
 
     origin: Origin
@@ -52,6 +66,7 @@ class MaskVerdict:
     reason: str
     is_left: bool = False
     held: tuple[str, ...] = ()
+    answered: frozenset[str] = LEFT_RULES
 
 
 def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[MaskVerdict]:
@@ -65,8 +80,9 @@ def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterato
     floor = min(max(policy.threshold, _LEAST_FLOOR), FP16_OVERFLOW)
     found = list(_find_masks(graph, ranges, floor))
     walk = MaskWalk(graph, ranges, floor)
-    walk.follow(origin.tensor for origin in found)
-    by_data = _check_every_softmax(walk, policy)
+    walk.follow({origin.tensor: origin.value for origin in found})
+    grounds = _check_every_softmax(walk, policy)
+    _leave_partners(walk, grounds)
     _refuse_outputs(walk)
     _refuse_partners(walk)
     uses: dict[str, list[Use]] = {}
@@ -75,8 +91,8 @@ def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterato
             uses.setdefault(name, []).append(use)
     for origin in found:
         if origin.tensor in uses or not _fits(origin):
-            rows = policy.masks if origin.tensor not in by_data else "data"
-            yield _verdict(walk, origin, uses.get(origin.tensor, []), rows)
+            ground = grounds.get(origin.tensor, "asked" if policy.masks == "clamp" else "constants")
+            yield _verdict(walk, origin, uses.get(origin.tensor, []), ground)
 
 
 def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Origin]:
@@ -95,50 +111,61 @@ def _fits(origin: Origin) -> bool:
     return origin.value > -FP16_OVERFLOW
 
 
-def _check_every_softmax(walk: MaskWalk, policy: PlanPolicy) -> set[str]:
-    """Refuse what is not proved at a Softmax. Returns the masks of which the data alone show that they leave every row an element."""
-    by_data: set[str] = set()
+def _check_every_softmax(walk: MaskWalk, policy: PlanPolicy) -> dict[str, Ground]:
+    """Refuse what is not proved at a Softmax. Returns what shows of each other mask that rows stay as they are."""
+    grounds: dict[str, Ground] = {}
     for node, scores in walk.groups:
         with walk.refusing(scores.origins):
-            _check_bound(walk, scores, policy.threshold)
-            if policy.masks == "auto" and not _keeps_rows(walk, node, scores.uses):
-                _check_measured_rows(walk, node, scores)
-                by_data.update(scores.origins)
-    return by_data
+            _check_bound(walk, scores)
+            ground = _judge_rows(walk, node, scores, policy)
+            _check_threshold(walk, scores, ground, policy.threshold)
+            for name in scores.origins:
+                grounds[name] = max(grounds.get(name, ground), ground, key=_GROUNDS.index)
+    return grounds
 
 
-def _check_bound(walk: MaskWalk, scores: Scores, threshold: float) -> None:
+def _check_bound(walk: MaskWalk, scores: Scores) -> None:
     """Raise unless what is masked is 0 behind Softmax, before and after (1. of the proof)."""
-    amounts = [amount for name in scores.origins for amount in _amounts(walk, name)]
-    least = min(-max(amounts), MASK_MAGNITUDE)
+    least = min(-max(_all_amounts(walk, scores)), MASK_MAGNITUDE)
     if least - 2 * scores.bound < _VANISHED:
         raise NotProvedError(
             f"the scores may reach {scores.bound:.6g}, so near to a mask of -{least:g} that it may not vanish in Softmax"
         )
-    if scores.bound > threshold and -max(amounts) < FP16_OVERFLOW:
+
+
+def _check_threshold(walk: MaskWalk, scores: Scores, ground: Ground, threshold: float) -> None:
+    """Raise where masks are left as they are and the scores are over the threshold, which their verdict would hide."""
+    is_left = ground == "infinity" or -max(_all_amounts(walk, scores)) < FP16_OVERFLOW
+    if is_left and scores.bound > threshold:
         raise NotProvedError(f"the scores may reach {scores.bound:.6g}, over the threshold by themselves")
 
 
-def _keeps_rows(walk: MaskWalk, softmax: Node, uses: tuple[Use, ...]) -> bool:
-    """Whether a row that is masked as a whole keeps its softmax, or there is none (3. of the proof); False where the data decide.
+def _judge_rows(walk: MaskWalk, softmax: Node, scores: Scores, policy: PlanPolicy) -> Ground:
+    """What shows that a row that is masked as a whole keeps its softmax, or that there is none (3. of the proof).
 
-    Raises NotProvedError where constants mask one, or where the data decide and FP16 cannot hold a mask.
+    Raises NotProvedError where nothing does.
     """
-    constants = {name for use in uses for name in use.origins}
-    amounts = {amount for name in constants for amount in _amounts(walk, name)}
-    if all(use.replaces for use in uses) and len(amounts) == 1 and np.isfinite(list(amounts)).all():
-        return True
-    pattern = _union(uses)
-    if pattern is None:
-        if min(amounts) <= -FP16_OVERFLOW:
-            raise NotProvedError(_doubt(uses, amounts))
-        return False
-    axis = _axis_from_end(walk.graph, softmax)
-    if not all(use.is_aligned for use in uses) and axis != 1:
-        axis = None
-    if _masks_whole_row(pattern, axis):
+    amounts = _all_amounts(walk, scores)
+    is_infinite = amounts == {-np.inf}
+    made = [name for name in scores.origins if name not in walk.graph.constants]
+    if made and not is_infinite:
+        raise NotProvedError(f"{made[0]}, which a ConstantOfShape makes, masks with it and is not clamped")
+    if policy.masks == "clamp" and not made:
+        return "asked"
+    if all(use.replaces for use in scores.uses) and len(amounts) == 1 and not is_infinite:
+        return "constants"
+    pattern = _union(scores.uses)
+    masks_row = pattern is not None and _masks_whole_row(pattern, _row_axis(walk, softmax, scores))
+    if is_infinite and (made or pattern is None or masks_row):
+        return "infinity"
+    if masks_row:
         raise NotProvedError("it masks a row as a whole, whose softmax would change")
-    return True
+    if pattern is not None:
+        return "constants"
+    if min(amounts) <= -FP16_OVERFLOW:
+        raise NotProvedError(_doubt(scores.uses))
+    _check_measured_rows(walk, softmax, scores)
+    return "data"
 
 
 def _check_measured_rows(walk: MaskWalk, softmax: Node, scores: Scores) -> None:
@@ -165,6 +192,12 @@ def _placed(use: Use, is_alone: bool) -> Array:
     return np.asarray(use.pattern.any(axis=tuple(range(use.pattern.ndim - 1))))
 
 
+def _row_axis(walk: MaskWalk, softmax: Node, scores: Scores) -> int | None:
+    """The axis, counted from the end, along which the patterns have whole rows; None where it is not known."""
+    axis = _axis_from_end(walk.graph, softmax)
+    return axis if axis == 1 or all(use.is_aligned for use in scores.uses) else None
+
+
 def _axis_from_end(graph: Graph, softmax: Node) -> int | None:
     """Softmax's axis as 1 for the last one, 2 for the one before; None where the rank is not known.
 
@@ -186,21 +219,34 @@ def _masks_whole_row(pattern: Array, axis_from_end: int | None) -> bool:
     return bool(pattern.all(axis=-axis_from_end).any())
 
 
-def _doubt(uses: tuple[Use, ...], amounts: set[float]) -> str:
+def _doubt(uses: tuple[Use, ...]) -> str:
     """Why a row that is masked as a whole, which the data may bring, would change."""
     if any(not use.replaces for use in uses):
         return "it is added to the scores, and the data may mask a row as a whole, whose softmax would change"
-    if any(np.isinf(amount) for amount in amounts):
-        return "the data may mask a row as a whole: -inf makes it NaN in FP32, a finite mask would not"
     return (
         "masks of different values meet, and the data may mask a row as a whole, whose softmax would change"
     )
 
 
-def _amounts(walk: MaskWalk, constant: str) -> set[float]:
-    """The different values by which a constant masks."""
-    value = walk.graph.read_constant(constant)
-    return set() if value is None else set(np.unique(value[walk.is_masked(value)]).tolist())
+def _all_amounts(walk: MaskWalk, scores: Scores) -> set[float]:
+    """The different values by which constants mask the scores."""
+    return {amount for name in scores.origins for amount in walk.amounts(name)}
+
+
+def _leave_partners(walk: MaskWalk, grounds: dict[str, Ground]) -> None:
+    """A mask of -inf that is left at one Softmax is left at all, and so are those that it meets, or neither is proved."""
+    groups = [set(scores.origins) for _, scores in walk.groups]
+    left = {name for name, ground in grounds.items() if ground == "infinity"}
+    before = -1
+    while before != len(left):
+        before = len(left)
+        for there in (group for group in groups if not left.isdisjoint(group)):
+            if all(walk.amounts(name) == {-np.inf} for name in there):
+                left |= there
+                continue
+            with walk.refusing(there):
+                raise NotProvedError("it meets a mask of -inf that is left as it is, and one that is clamped")
+    grounds.update(dict.fromkeys(left, "infinity"))
 
 
 def _refuse_outputs(walk: MaskWalk) -> None:
@@ -222,29 +268,34 @@ def _refuse_partners(walk: MaskWalk) -> None:
                     raise NotProvedError(f"{culprit} meets it at {node.label} and is not clamped")
 
 
-def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], rows: str) -> MaskVerdict:
-    is_clamped = origin.value < -MASK_MAGNITUDE
+def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], ground: Ground) -> MaskVerdict:
+    is_infinite = ground == "infinity"
+    is_clamped = origin.value < -MASK_MAGNITUDE and not is_infinite
     tensors = walk.tensors_with.get(origin.tensor, set())
-    held = tuple(sorted(tensors)) if _fits(origin) else ()
     refusal = walk.refused.get(origin.tensor) or (None if uses else "it reaches no Softmax")
+    held = tuple(sorted(tensors)) if _fits(origin) or (is_infinite and refusal is None) else ()
     if refusal is not None:
-        verb = "clamped" if is_clamped else "proved"
+        verb = "clamped" if origin.value < -MASK_MAGNITUDE else "proved"
         return MaskVerdict(origin, None, f"not {verb} as a mask: {refusal}", held=held)
-    why = _say_why(origin, uses, rows)
+    why = _say_why(origin, uses, ground)
     if not is_clamped:
         reason = f"the mask {origin.tensor} of {origin.value:g} is left as it is: {why}"
-        return MaskVerdict(origin, None, reason, True, held)
+        return MaskVerdict(origin, None, reason, True, held, MAGNITUDE_RULES if is_infinite else LEFT_RULES)
     reason = f"clamped to -{MASK_MAGNITUDE:g}: {why}"
     covers = tuple(sorted(tensors - {origin.tensor}))
     return MaskVerdict(origin, Clamp(origin.tensor, MASK_MAGNITUDE, reason, covers), reason)
 
 
-def _say_why(origin: Origin, uses: list[Use], rows: str) -> str:
-    """`rows`: "clamp" where the user vouches for them, "data" where the calibration data do."""
-    if rows == "clamp":
+def _say_why(origin: Origin, uses: list[Use], ground: Ground) -> str:
+    """Why the mask is as good in FP16, by what shows it of its rows."""
+    if ground == "asked":
         return "you asked for it (masks = clamp) and vouch for its rows"
-    if rows == "data":
+    if ground == "data":
         return "Softmax gives 0 either way, and the calibration data mask no row as a whole"
+    if ground == "infinity":
+        return (
+            "FP16 holds -inf too, so Softmax gives 0 there, and NaN on a row masked as a whole, as FP32 does"
+        )
     if np.isinf(origin.value) or not all(use.replaces for use in uses):
         return "Softmax gives 0 either way, and no row is masked as a whole"
     return "it replaces scores; Softmax gives 0 either way, and the same on a row masked as a whole"

@@ -18,6 +18,7 @@ from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
 from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import Batch, PlanPolicy, RangeTable
 from overflow_fixer.rules.masks import MASK_MAGNITUDE, MaskVerdict, judge_masks
 from overflow_fixer.sessions import mark_outputs, open_session, run_session
@@ -223,6 +224,41 @@ PROVED: dict[str, Attention] = {
         {"k": scalar(MIN), "t": CAUSAL.astype(np.float32)},
     ),
 }
+TRIANGLE = {"square": ints(4, 4), "one": np.asarray(1, np.int64)}
+INFINITE_TRIANGLE = [
+    node("ConstantOfShape", "square", "full", value=onnx.numpy_helper.from_array(floats(-math.inf))),
+    node("Trilu", "full one", "tri", upper=1),
+]
+INFINITE: dict[str, Attention] = {
+    "in place of scores by data": Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(-math.inf)}),
+    "0 or -inf by data, added": Attention(
+        [node("Where", "d k zero", "w"), node("Add", "x w", "s"), SOFTMAX],
+        {"k": scalar(-math.inf), "zero": scalar(0)},
+    ),
+    "a row is masked as a whole": Attention(
+        [node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, -math.inf)}
+    ),
+    "by data onto causal": Attention(
+        [node("Where", "d k zero", "w"), node("Add", "k2 w", "mask"), node("Add", "x mask", "s"), SOFTMAX],
+        {"k": scalar(-math.inf), "k2": pattern_of(CAUSAL, -math.inf), "zero": scalar(0)},
+    ),
+    "by data here and causal there": Attention(
+        [
+            *(node("Where", "t k x", "a"), node("Where", "t k2 a", "b"), node("Softmax", "b", "z")),
+            *(node("Where", "c k x", "s"), SOFTMAX),
+        ],
+        {"k": scalar(-math.inf), "k2": scalar(-math.inf), "t": CAUSAL},
+        extra_outputs="z",
+    ),
+    "a triangle of a ConstantOfShape": Attention(
+        [*INFINITE_TRIANGLE, node("Add", "x tri", "s"), SOFTMAX], TRIANGLE
+    ),
+    "a triangle of a ConstantOfShape, and by data": Attention(
+        [*INFINITE_TRIANGLE, node("Add", "x tri", "a"), node("Where", "c k a", "s"), SOFTMAX],
+        {"k": scalar(-math.inf), **TRIANGLE},
+    ),
+}
+"""Masks of -inf of which not constants show that every row keeps an element."""
 LEFT: dict[str, Attention] = {
     "causal, added": Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, -10000)}),
     "causal and a bias, added": Attention(
@@ -299,9 +335,30 @@ REFUSED: dict[str, tuple[Attention, str]] = {
         ),
         "added to the scores, and the data may mask a row as a whole",
     ),
-    "-inf by data": (
-        Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(-math.inf)}),
-        "-inf makes it NaN in FP32",
+    "-inf by data beside a finite one": (
+        Attention(
+            [node("Add", "x k", "a"), node("Where", "d k2 a", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "k2": scalar(-math.inf)},
+        ),
+        "added to the scores, and the data may mask",
+    ),
+    "-inf by data, which meets elsewhere what is clamped": (
+        Attention(
+            [
+                *(node("Where", "t k2 x", "a"), node("Where", "t k a", "b"), node("Softmax", "b", "z")),
+                *(node("Where", "c k2 x", "s"), SOFTMAX),
+            ],
+            {"k": scalar(MIN), "k2": scalar(-math.inf), "t": CAUSAL},
+            extra_outputs="z",
+        ),
+        "it meets a mask of -inf that is left as it is, and one that is clamped",
+    ),
+    "beside -inf of a ConstantOfShape": (
+        Attention(
+            [*INFINITE_TRIANGLE, node("Add", "x tri", "a"), node("Add", "a k", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), **TRIANGLE},
+        ),
+        "full, which a ConstantOfShape makes, masks with it and is not clamped",
     ),
     "a row is masked as a whole": (
         Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, MIN)}),
@@ -596,6 +653,62 @@ def test_a_mask_that_fp16_holds_is_left_and_hides_there_too(name: str, tmp_path:
     assert not softmax(scores)[masked].any()
     assert not softmax(scores.astype(np.float16).astype(np.float64))[masked].any()
     assert np.isfinite(scores.astype(np.float16)).all()
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_a_mask_of_infinity_is_left_and_is_the_same_in_fp16(name: str, tmp_path: Path) -> None:
+    """Rounded to FP16, the scores have -inf in the same places, and so have the probabilities zero, or NaN in the whole row."""
+    graph, ranges = INFINITE[name].scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert set(found) == {
+        key for key in ("k", "k2", "full") if key in (*INFINITE[name].constants, *graph.dtypes)
+    }
+    assert all(verdict.clamp is None and verdict.is_left for verdict in found.values()), found
+    assert all("is left as it is: FP16 holds -inf too" in verdict.reason for verdict in found.values())
+    assert all("s" in found[key].held for key in found if key != "k2" or "z" not in graph.outputs)
+    scores = scores_of(graph, INFINITE[name], 0.3)
+    whole = np.isneginf(scores).all(axis=-1)
+    with np.errstate(invalid="ignore"):
+        right, rounded = (softmax(some) for some in (scores, scores.astype(np.float16).astype(np.float64)))
+    assert np.isneginf(scores).any()
+    assert np.array_equal(np.isnan(right), np.isnan(rounded))
+    assert np.array_equal(np.isnan(right).all(axis=-1), whole)
+    assert np.array_equal(right == 0, rounded == 0)
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_a_mask_of_infinity_pins_nothing(name: str, tmp_path: Path) -> None:
+    graph, ranges = INFINITE[name].scan(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    nan = {
+        node.label
+        for node in graph.nodes
+        if any(has_nan(ranges, name) for name in (*node.reads, *node.writes))
+    }
+    assert {pin.node for pin in plan.pins} == nan
+    assert (name == "a row is masked as a whole") == bool(nan)
+    assert {finding.action for finding in plan.considered} == {"none"}
+    assert plan.clamps == ()
+
+
+def has_nan(ranges: RangeTable, tensor: str) -> bool:
+    seen = ranges.get(tensor)
+    return seen is not None and seen.nan_count > 0
+
+
+def test_scores_over_the_threshold_under_infinity_are_not_left(tmp_path: Path) -> None:
+    attention = Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(-math.inf)}, x=3000)
+    assert verdicts(*attention.scan(tmp_path))["k"].is_left
+    found = verdicts(*attention.scan(tmp_path), threshold=2000)["k"]
+    assert "over the threshold by themselves" in found.reason
+
+
+def test_the_users_word_clamps_infinity_where_a_constant_holds_it(tmp_path: Path) -> None:
+    by_data = verdicts(*INFINITE["0 or -inf by data, added"].scan(tmp_path), masks="clamp")["k"]
+    assert by_data.clamp is not None
+    made = verdicts(*INFINITE["a triangle of a ConstantOfShape"].scan(tmp_path), masks="clamp")["full"]
+    assert made.clamp is None
+    assert made.is_left
 
 
 @pytest.mark.parametrize("name", UNPROVED)
