@@ -34,6 +34,7 @@ from overflow_fixer.inner.quantities import (
     Found,
     Quantity,
 )
+from overflow_fixer.inner.recurrent import find_in_hidden_states, find_in_lstm
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -79,6 +80,9 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "Softmax": find_in_softmax,
     "LogSoftmax": find_in_softmax,
     "Attention": find_in_attention,
+    "LSTM": find_in_lstm,
+    "GRU": find_in_hidden_states,
+    "RNN": find_in_hidden_states,
 }
 _PREFIX = "inner_value_"
 

@@ -156,6 +156,14 @@ class Expression:
             self._constants[value] = self.apply("Constant", value=tensor)
         return self._constants[value]
 
+    def floats(self, values: Sequence[float], shape: tuple[int, ...]) -> str:
+        """A constant float tensor; the same for the same values and shape."""
+        key = (*values, shape)
+        if key not in self._constants:
+            tensor = onnx.helper.make_tensor("", TensorProto.FLOAT, shape, values)
+            self._constants[key] = self.apply("Constant", value=tensor)
+        return self._constants[key]
+
     def rows(self, axes: Sequence[int], *, as_given: bool = False) -> Rows:
         """`source` along `axes`, negative ones too; along all of them where none is named.
 

@@ -15,6 +15,8 @@ Quantity = Literal[
     "row maximum",
     "sum of exponentials",
     "scores",
+    "hidden state",
+    "cell state",
     "products",
 ]
 
@@ -36,5 +38,7 @@ DIVIDED_BY: Mapping[str, frozenset[Quantity]] = {
 }
 """By operator, those of which a small one matters: the node, or one behind it, may divide by it or by its root."""
 
-SIGNED: frozenset[Quantity] = frozenset({"sum", "last sum", "row maximum", "scores"})
+SIGNED: frozenset[Quantity] = frozenset(
+    {"sum", "last sum", "row maximum", "scores", "hidden state", "cell state"}
+)
 """Those that can be negative; of the others no minimum is told."""

@@ -26,6 +26,8 @@ _TEXT = {
     "sum of squares": "the sum of squares",
     "sum of exponentials": "the sum of exponentials of a row",
     "scores": "the product of queries and keys before it is scaled",
+    "hidden state": "the hidden state of a step, which is no output,",
+    "cell state": "the cell state of a step",
 }
 SQUARED = frozenset({"deviation"})
 """Quantities whose square is what the node computes."""
