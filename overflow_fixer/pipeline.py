@@ -13,6 +13,7 @@ from pathlib import Path
 import onnxruntime
 
 from overflow_fixer import __version__
+from overflow_fixer.attempts import Attempt
 from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
@@ -44,7 +45,7 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.refusing import refuse_layernorm
-from overflow_fixer.repair import Attempt, repair
+from overflow_fixer.repair import repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from overflow_fixer.attempts import Attempt, is_better
 from overflow_fixer.culprits import excess
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.flops import count_flops
@@ -31,8 +32,8 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.settling import is_pinnable
+from overflow_fixer.suspects import find_ancestors, find_around, find_concerned, find_suspects
 from overflow_fixer.switchboard import Case, Switchboard
 from overflow_fixer.verification import find_worst_batch, judge, worst_snr_db
 
@@ -52,45 +53,9 @@ _LEAST_THRESHOLD = 1e-3
 _MARGINS_DB = (0.0, 10.0, 20.0, 30.0)
 _MORE_SUSPECTS = 4
 _WIDEST = 8
-_MIN_GAIN_DB = 0.5
 _COSTLY_SHARE = 0.05
 _SHARE_OF_TIME = 0.1
 """Of what is left of it, that foreseeing may take."""
-_HEALTHY_DB = 80.0
-"""More SNR than this is rounding noise, of which a node cannot be said to lose any."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A plan with the artifact it gives and how that fares."""
-
-    plan: PrecisionPlan
-    artifact: Artifact
-    verification: Verification
-
-    @property
-    def mismatched(self) -> int:
-        return sum(verdict.error.mismatched for verdict in self.verification.outputs)
-
-    @property
-    def failing(self) -> list[str]:
-        """The outputs that do not pass."""
-        return [verdict.error.tensor for verdict in self.verification.outputs if not verdict.passed]
-
-    @property
-    def worst_snr_db(self) -> float:
-        errors = [verdict.error for verdict in self.verification.outputs]
-        return min((worst_snr_db(e) for e in errors if e.is_float and e.compared), default=math.nan)
-
-    def worst_margin_db(self, tolerance: Tolerance) -> float:
-        """The smallest distance of an output's SNR from its tolerance; inf where there is no SNR."""
-        errors = [verdict.error for verdict in self.verification.outputs if verdict.error.is_float]
-        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.tensor) for e in errors if e.compared]
-        return min(margins, default=math.inf)
-
-    def wrong_inside(self, tolerance: Tolerance) -> int:
-        """How many of the traced tensors are wrong."""
-        return sum(not judge(error, tolerance).passed for error in self.verification.trace)
 
 
 def repair(
@@ -123,22 +88,6 @@ def repair(
     return search.best, tuple(search.rounds)
 
 
-def is_better(attempt: Attempt, best: Attempt, tolerance: Tolerance) -> bool:
-    """Whether an attempt passes where the best does not, has fewer mismatches, a better SNR, or less wrong inside.
-
-    An output can stay as wrong as it was while one of two causes is mended; then fewer of the inner
-    tensors are wrong.
-    """
-    if attempt.verification.passed != best.verification.passed:
-        return attempt.verification.passed
-    if attempt.mismatched != best.mismatched:
-        return attempt.mismatched < best.mismatched
-    margin, best_margin = attempt.worst_margin_db(tolerance), best.worst_margin_db(tolerance)
-    if abs(margin - best_margin) > _MIN_GAIN_DB:
-        return margin > best_margin
-    return attempt.wrong_inside(tolerance) < best.wrong_inside(tolerance)
-
-
 @dataclass
 class _Search:
     """The state of a repair: the best attempt, and the findings that took it there from `first`."""
@@ -163,7 +112,7 @@ class _Search:
         self.best = self.first
         self.built.add(_key_of(self.first.plan))
         self.threshold = self.policy.threshold
-        self.builds = _builds_of(self.first)
+        self.builds = self.first.builds
         self.deadline = time.monotonic() + 60 * self.budget.max_minutes
 
     def widen(self) -> None:
@@ -264,7 +213,7 @@ class _Search:
             attempt = Attempt(plan, *self.build(plan))
         except BackendError as error:
             return self._note_failure(plan, f"{action}: {str(error).split('. Expected')[0]}")
-        self.builds += _builds_of(attempt)
+        self.builds += attempt.builds
         is_narrower = len(findings) < len(self.findings) and attempt.verification.passed
         kept = is_narrower or is_better(attempt, self.best, self.tolerance)
         self.rounds.append(
@@ -314,7 +263,7 @@ class _Search:
             for node in culprits:
                 snr_db = losses[node].worst_db
                 reason = f"by itself {node.label} leaves an SNR of {snr_db:.1f} dB, fed with right values, on the way to what fails"
-                near = _concerned(self.graph, node, losses[node], limit + margin)
+                near = find_concerned(self.graph, node, losses[node], limit + margin)
                 self._blame(added, near, Finding(RULE, "", node.outputs[0], snr_db, limit, reason))
             if self._is_new(added):
                 return f"pinned where {_name(node.label for node in culprits)} lose", list(added.values())
@@ -374,7 +323,7 @@ class _Search:
     def _measure(self) -> dict[Node, Loss]:
         """What each node on the way to a failing output loses by itself, on the batch that is worst."""
         best = self.best
-        relevant = _ancestors(self.graph, best.failing)
+        relevant = find_ancestors(self.graph, best.failing)
         batch = find_worst_batch(best.verification, self.batches)
         losses = measure_losses(
             self.graph, self.ranges, best.artifact.fp16_nodes, batch, _find_clamped(best.plan)
@@ -384,7 +333,7 @@ class _Search:
 
     def _suspected(self) -> Proposal | None:
         """The neighbourhoods of nodes behind which tensors get worse: of more, and wider, each time."""
-        suspects = _suspects(self.best.verification, self.graph)
+        suspects = find_suspects(self.best.verification, self.graph)
         while suspects and self.reach < _WIDEST:
             self.reach += 1
             chosen = suspects[: _MORE_SUSPECTS ** (self.reach - 1)]
@@ -395,7 +344,7 @@ class _Search:
                 reason = (
                     f"{error.tensor} {'gets worse' if verdict.passed else 'goes wrong'}: {verdict.reason}"
                 )
-                near = _around(self.graph, self.graph.producers[error.tensor], self.reach)
+                near = find_around(self.graph, self.graph.producers[error.tensor], self.reach)
                 self._blame(
                     added, near, Finding(RULE, "", error.tensor, snr_db, limit, reason, error.worst_batch)
                 )
@@ -460,87 +409,6 @@ def _key_of(plan: PrecisionPlan) -> tuple[frozenset[str], tuple[Clamp, ...]]:
 def _find_clamped(plan: PrecisionPlan) -> set[str]:
     """The tensors that are clamped masks, or made of them alone."""
     return {name for clamp in plan.clamps for name in (clamp.tensor, *clamp.covers)}
-
-
-def _builds_of(attempt: Attempt) -> int:
-    return attempt.artifact.engine.builds if attempt.artifact.engine is not None else 1
-
-
-def _concerned(graph: Graph, node: Node, loss: Loss, limit_db: float) -> Iterator[Node]:
-    """The node, what hands it the values that rounding spoils, and what reads the one that it spoils."""
-    yield node
-    if loss.read_db < limit_db:
-        yield from _feeding(graph, node)
-    if loss.written_db < limit_db:
-        yield from _reading(graph, node)
-
-
-def _suspects(verification: Verification, graph: Graph) -> list[TensorError]:
-    """Tensors on the way to a failing output: those where NaN or infinity begin, then by the SNR lost there."""
-    failing = [verdict.error.tensor for verdict in verification.outputs if not verdict.passed]
-    relevant = _ancestors(graph, failing)
-    errors = {e.tensor: e for e in verification.trace if e.tensor in relevant}
-    broken = {name for name, error in errors.items() if error.mismatched > error.reference_nan}
-    sources = [errors[name] for name in errors if name in broken and broken.isdisjoint(_reads(graph, name))]
-    losses = {name: _loss_db(error, errors, graph) for name, error in errors.items() if name not in broken}
-    losing = sorted((name for name in losses if losses[name] > _MIN_GAIN_DB), key=lambda name: -losses[name])
-    return [*sources, *(errors[name] for name in losing)]
-
-
-def _loss_db(error: TensorError, errors: Mapping[str, TensorError], graph: Graph) -> float:
-    """How much SNR the producer of a tensor loses: its worst input's SNR less its own, in dB."""
-    if error.compared == 0 or error.max_abs_reference == 0:
-        return 0.0
-    reads = (worst_snr_db(errors[name]) for name in _reads(graph, error.tensor) if name in errors)
-    return min([*(snr for snr in reads if not math.isnan(snr)), _HEALTHY_DB]) - worst_snr_db(error)
-
-
-def _reads(graph: Graph, tensor: str) -> list[str]:
-    return list(graph.producers[tensor].reads)
-
-
-def _ancestors(graph: Graph, tensors: Iterable[str]) -> set[str]:
-    """The tensors, and every tensor that they depend on."""
-    pending = list(tensors)
-    found = set(pending)
-    while pending:
-        name = pending.pop()
-        fresh = {n for n in _reads(graph, name) if n not in found} if name in graph.producers else set()
-        found |= fresh
-        pending.extend(fresh)
-    return found
-
-
-def _around(graph: Graph, node: Node, distance: int) -> list[Node]:
-    """The node and those up to `distance` nodes away; nodes that only move elements count for nothing."""
-    found = {node.label: node}
-    edge = [node]
-    for _ in range(distance):
-        near = {n.label: n for at in edge for n in (*_feeding(graph, at), *_reading(graph, at))}
-        edge = [n for label, n in near.items() if label not in found]
-        found |= near
-    return list(found.values())
-
-
-def _feeding(graph: Graph, node: Node) -> list[Node]:
-    """The nodes that write what the node reads, and behind those that only move it, what feeds them."""
-    return _next_to(node, lambda at: (graph.producers[n] for n in at.reads if n in graph.producers))
-
-
-def _reading(graph: Graph, node: Node) -> list[Node]:
-    """The nodes that read what the node writes, and behind those that only move it, their readers."""
-    return _next_to(node, lambda at: (reader for n in at.writes for reader in graph.consumers.get(n, ())))
-
-
-def _next_to(node: Node, neighbours: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    found: dict[str, Node] = {}
-    pending = [node]
-    while pending:
-        for near in neighbours(pending.pop()):
-            if near.label not in found:
-                found[near.label] = near
-                pending += [near] if moves(near, 0) else []
-    return list(found.values())
 
 
 def _cut(labels: Sequence[str], size: int) -> list[frozenset[str]]:

@@ -13,6 +13,7 @@ from in_memory_calibration import InMemoryCalibration, ints, make_model, node, s
 from onnx import TensorProto
 
 from overflow_fixer import trials
+from overflow_fixer.attempts import Attempt
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, PlanError
 from overflow_fixer.graph import load_graph
@@ -20,7 +21,6 @@ from overflow_fixer.pipeline import _luck, _Result, _warn_of_quiet, fix
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Engine, FixReport
-from overflow_fixer.repair import Attempt
 from overflow_fixer.reports import render_text
 from overflow_fixer.trials import Bench
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar, scan
+from in_memory_calibration import InMemoryCalibration, ints, node, scalar
 from onnx import TensorProto
+from repair_trials import (
+    CONSTANTS,
+    RNG,
+    TOLERANCE,
+    Trial,
+    X,
+    cancelling,
+    vanishing,
+)
 
-from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
+from overflow_fixer.attempts import Attempt
 from overflow_fixer.errors import BackendError, ModelError
-from overflow_fixer.graph import Graph
-from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import (
     Artifact,
     Budget,
@@ -27,115 +34,11 @@ from overflow_fixer.records import (
     Finding,
     PlanPolicy,
     PrecisionPlan,
-    RangeTable,
-    RepairRound,
     Tolerance,
     Verification,
 )
-from overflow_fixer.repair import Attempt, _around, _Search, _suspects, is_better, repair
-from overflow_fixer.rules import DEFAULT_RULES
+from overflow_fixer.repair import _Search, repair
 from overflow_fixer.switchboard import Switchboard
-from overflow_fixer.trace import trace
-from overflow_fixer.verification import open_reference, verify
-
-TOLERANCE = Tolerance()
-POLICY = PlanPolicy()
-FEW_RULES = {name: DEFAULT_RULES[name] for name in ("threshold", "non_finite", "constant_range", "user")}
-"""Those that see neither what cancels nor what vanishes, so that the repair has to."""
-RNG = np.random.default_rng(0)
-X = tuple({"x": RNG.normal(size=(4, 8)).astype(np.float32)} for _ in range(2))
-
-
-def weight() -> np.ndarray:
-    return (RNG.normal(size=(8, 8)) / math.sqrt(8)).astype(np.float32)
-
-
-CONSTANTS = {
-    "c": scalar(4096),
-    "w0": weight(),
-    "w1": weight(),
-    "shape": ints(8, 4),
-    "k": scalar(1000),
-    "k2": scalar(999.9),
-    "tiny": scalar(1e-4),
-    "tinier": scalar(2e-5),
-    "one": scalar(1),
-}
-
-
-@dataclass
-class Trial:
-    """A model and its data, and a way to build plans for it and to count them."""
-
-    folder: Path
-    nodes: list[onnx.NodeProto]
-    constants: dict[str, Any] = field(default_factory=lambda: CONSTANTS)
-    outputs: str = "y"
-    policy: PlanPolicy = POLICY
-    tolerance: Tolerance = TOLERANCE
-    output_types: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        model = make_model(
-            self.nodes, {"x": [4, 8]}, self.outputs, self.constants, output_types=self.output_types
-        )
-        self.graph: Graph
-        self.ranges: RangeTable
-        self.graph, self.ranges = scan(model, self.folder, *X)
-        self.batches = InMemoryCalibration(X)
-        self.built: list[PrecisionPlan] = []
-
-    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
-        self.built.append(plan)
-        artifact = emit(self.graph, plan, self.folder / f"trial_{len(self.built)}.onnx")
-        reference, candidate = open_reference(self.graph), open_runner(artifact)
-        found = verify(reference, candidate, self.batches, self.tolerance)
-        if found.passed:
-            return artifact, found
-        return artifact, trace(
-            found, self.graph, self.ranges, self.batches, lambda t: open_tracer(artifact, t), self.tolerance
-        )
-
-    def first(self) -> Attempt:
-        plan = plan_precision(self.graph, self.ranges, self.policy, FEW_RULES)
-        return Attempt(plan, *self.build(plan))
-
-    def repair(
-        self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **budget: Any
-    ) -> tuple[Attempt, tuple[RepairRound, ...]]:
-        return repair(
-            self.graph,
-            self.ranges,
-            self.batches,
-            self.policy,
-            self.first(),
-            build or self.build,
-            self.tolerance,
-            Budget(max_rounds=max_rounds, **budget),
-        )
-
-
-def cancelling(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
-    """x W + 4096 - 4096: between, FP16 keeps multiples of 4."""
-    return [
-        node("MatMul", f"{source} w{i % 2}", f"a{i}"),
-        node("Add", f"a{i} c", f"b{i}"),
-        node("Sub", f"b{i} c", f"d{i}"),
-        node("Tanh", f"d{i}", f"h{i}"),
-    ]
-
-
-def vanishing(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
-    """(m t) / t with t of about 2e-9, made in steps that FP16 holds: its zeros give 0 / 0."""
-    return [
-        node("MatMul", f"{source} w{i % 2}", f"m{i}"),
-        node("Abs", f"m{i}", f"q{i}"),
-        node("Add", f"q{i} one", f"a{i}"),
-        node("Mul", f"a{i} tiny", f"b{i}"),
-        node("Mul", f"b{i} tinier", f"c{i}"),
-        node("Mul", f"c{i} m{i}", f"e{i}"),
-        node("Div", f"e{i} c{i}", f"h{i}"),
-    ]
 
 
 def layers(count: int, kind: Callable[[int, str], list[onnx.NodeProto]]) -> list[onnx.NodeProto]:
@@ -189,18 +92,6 @@ def test_what_the_rules_do_not_see_is_repaired_with_the_fewest_pins(
     assert all(finding.rule == "repair" for pin in best.plan.pins for finding in pin.findings)
     assert rounds[0].kept
     assert rounds[0].passed
-
-
-def test_a_long_chain_of_movers_is_followed(tmp_path: Path) -> None:
-    chain = [node("Identity", "b0" if i == 0 else f"t{i}", f"t{i + 1}") for i in range(1200)]
-    model = make_model(
-        [*cancelling()[:2], *chain, node("Sub", "t1200 c", "y")], {"x": [4, 8]}, "y", CONSTANTS
-    )
-    graph = save(model, tmp_path)
-    for label in ("Sub_y", "Add_b0"):
-        near = {at.label for at in _around(graph, graph.by_label[label], 1)}
-        assert {"Add_b0", "Sub_y"} <= near
-        assert len(near) >= 1202
 
 
 @pytest.mark.parametrize(
@@ -624,57 +515,6 @@ def test_the_plan_that_fell_short_is_not_built_again_to_take_the_last_pin_back(
     assert first not in others
 
 
-# ---------------------------------------------------------------- which attempt is better
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    return Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")]).first()
-
-
-def _with(attempt: Attempt, passed: bool = False, wrong: int = 3, **error: Any) -> Attempt:
-    verification = attempt.verification
-    (verdict,) = verification.outputs
-    if "snr_db" in error:
-        error["worst_batch_snr_db"] = error["snr_db"]
-    changed = replace(verdict, passed=passed, error=replace(verdict.error, **error))
-    bad = [e for e in verification.trace if e.snr_db < 30][:1] * wrong
-    return replace(attempt, verification=replace(verification, outputs=(changed,), trace=tuple(bad)))
-
-
-@pytest.mark.parametrize(
-    ("better", "worse"),
-    [
-        ({"passed": True, "snr_db": 31.0}, {"snr_db": 50.0}),
-        ({"mismatched": 1, "snr_db": -5.0}, {"mismatched": 2, "snr_db": 20.0}),
-        ({"snr_db": 10.6}, {"snr_db": 10.0}),
-        ({"snr_db": 10.0, "wrong": 2}, {"snr_db": 10.4, "wrong": 3}),
-        (
-            {"mismatched": 8, "compared": 0, "snr_db": math.nan, "wrong": 1},
-            {"mismatched": 8, "compared": 0, "wrong": 2},
-        ),
-    ],
-)
-def test_an_attempt_is_better_and_the_other_is_not(
-    better: dict[str, Any], worse: dict[str, Any], attempt: Attempt
-) -> None:
-    one, other = _with(attempt, **better), _with(attempt, **worse)
-    assert is_better(one, other, TOLERANCE)
-    assert not is_better(other, one, TOLERANCE)
-
-
-def test_an_equal_attempt_is_not_better(attempt: Attempt) -> None:
-    assert not is_better(attempt, attempt, TOLERANCE)
-    assert not is_better(_with(attempt, snr_db=10.4), _with(attempt, snr_db=10.0), TOLERANCE)
-
-
-def test_each_output_is_held_against_its_own_tolerance(attempt: Attempt) -> None:
-    assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance()) == -5
-    assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance(per_output={"y": 20.0})) == 5
-    assert _with(attempt, compared=0).worst_margin_db(Tolerance()) == math.inf
-    assert math.isnan(_with(attempt, compared=0).worst_snr_db)
-
-
 # ---------------------------------------------------------------- what is proposed
 
 
@@ -713,17 +553,6 @@ def test_what_a_clamp_covers_loses_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("overflow_fixer.repair.measure_losses", measure)
     _search(trial, replace(first, plan=replace(first.plan, clamps=(clamp,))))._measure()
     assert asked == [{"c", "b0", "d0"}]
-
-
-def test_only_where_infinity_begins_is_suspected_of_it(tmp_path: Path) -> None:
-    nodes = [node("Mul", "x c", "a"), node("Mul", "a k", "b"), node("Neg", "b", "d"), node("Abs", "d", "y")]
-    trial = Trial(tmp_path, nodes)
-    naive = PrecisionPlan(trial.graph.sha256, 10000.0, ())
-    _, found = trial.build(naive)
-    broken = [error.tensor for error in found.trace if error.mismatched]
-    assert broken == ["b", "d", "y"]
-    suspects = [error.tensor for error in _suspects(found, trial.graph)]
-    assert [name for name in suspects if name in broken] == ["b"]
 
 
 SOFTMAX = [

@@ -1,0 +1,66 @@
+"""A plan that was built and verified, and which of two fares better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from overflow_fixer.records import Artifact, PrecisionPlan, Tolerance, Verification
+from overflow_fixer.verification import judge, worst_snr_db
+
+MIN_GAIN_DB = 0.5
+"""What of SNR counts as a gain."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A plan with the artifact it gives and how that fares."""
+
+    plan: PrecisionPlan
+    artifact: Artifact
+    verification: Verification
+
+    @property
+    def mismatched(self) -> int:
+        return sum(verdict.error.mismatched for verdict in self.verification.outputs)
+
+    @property
+    def failing(self) -> list[str]:
+        """The outputs that do not pass."""
+        return [verdict.error.tensor for verdict in self.verification.outputs if not verdict.passed]
+
+    @property
+    def worst_snr_db(self) -> float:
+        errors = [verdict.error for verdict in self.verification.outputs]
+        return min((worst_snr_db(e) for e in errors if e.is_float and e.compared), default=math.nan)
+
+    def worst_margin_db(self, tolerance: Tolerance) -> float:
+        """The smallest distance of an output's SNR from its tolerance; inf where there is no SNR."""
+        errors = [verdict.error for verdict in self.verification.outputs if verdict.error.is_float]
+        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.tensor) for e in errors if e.compared]
+        return min(margins, default=math.inf)
+
+    @property
+    def builds(self) -> int:
+        """How many it took."""
+        return self.artifact.engine.builds if self.artifact.engine is not None else 1
+
+    def wrong_inside(self, tolerance: Tolerance) -> int:
+        """How many of the traced tensors are wrong."""
+        return sum(not judge(error, tolerance).passed for error in self.verification.trace)
+
+
+def is_better(attempt: Attempt, best: Attempt, tolerance: Tolerance) -> bool:
+    """Whether an attempt passes where the best does not, has fewer mismatches, a better SNR, or less wrong inside.
+
+    An output can stay as wrong as it was while one of two causes is mended; then fewer of the inner
+    tensors are wrong.
+    """
+    if attempt.verification.passed != best.verification.passed:
+        return attempt.verification.passed
+    if attempt.mismatched != best.mismatched:
+        return attempt.mismatched < best.mismatched
+    margin, best_margin = attempt.worst_margin_db(tolerance), best.worst_margin_db(tolerance)
+    if abs(margin - best_margin) > MIN_GAIN_DB:
+        return margin > best_margin
+    return attempt.wrong_inside(tolerance) < best.wrong_inside(tolerance)

@@ -1,0 +1,131 @@
+"""A model that plans are built for and tried on, and what goes wrong in FP16 in one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from in_memory_calibration import InMemoryCalibration, ints, make_model, node, scalar, scan
+
+from overflow_fixer.attempts import Attempt
+from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
+from overflow_fixer.graph import Graph
+from overflow_fixer.planning import plan_precision
+from overflow_fixer.records import (
+    Artifact,
+    Budget,
+    PlanPolicy,
+    PrecisionPlan,
+    RangeTable,
+    RepairRound,
+    Tolerance,
+    Verification,
+)
+from overflow_fixer.repair import repair
+from overflow_fixer.rules import DEFAULT_RULES
+from overflow_fixer.trace import trace
+from overflow_fixer.verification import open_reference, verify
+
+TOLERANCE = Tolerance()
+POLICY = PlanPolicy()
+FEW_RULES = {name: DEFAULT_RULES[name] for name in ("threshold", "non_finite", "constant_range", "user")}
+"""Those that see neither what cancels nor what vanishes, so that the repair has to."""
+RNG = np.random.default_rng(0)
+X = tuple({"x": RNG.normal(size=(4, 8)).astype(np.float32)} for _ in range(2))
+
+
+def weight() -> np.ndarray:
+    return (RNG.normal(size=(8, 8)) / math.sqrt(8)).astype(np.float32)
+
+
+CONSTANTS = {
+    "c": scalar(4096),
+    "w0": weight(),
+    "w1": weight(),
+    "shape": ints(8, 4),
+    "k": scalar(1000),
+    "k2": scalar(999.9),
+    "tiny": scalar(1e-4),
+    "tinier": scalar(2e-5),
+    "one": scalar(1),
+}
+
+
+@dataclass
+class Trial:
+    """A model and its data, and a way to build plans for it and to count them."""
+
+    folder: Path
+    nodes: list[onnx.NodeProto]
+    constants: dict[str, Any] = field(default_factory=lambda: CONSTANTS)
+    outputs: str = "y"
+    policy: PlanPolicy = POLICY
+    tolerance: Tolerance = TOLERANCE
+    output_types: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model = make_model(
+            self.nodes, {"x": [4, 8]}, self.outputs, self.constants, output_types=self.output_types
+        )
+        self.graph: Graph
+        self.ranges: RangeTable
+        self.graph, self.ranges = scan(model, self.folder, *X)
+        self.batches = InMemoryCalibration(X)
+        self.built: list[PrecisionPlan] = []
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        self.built.append(plan)
+        artifact = emit(self.graph, plan, self.folder / f"trial_{len(self.built)}.onnx")
+        reference, candidate = open_reference(self.graph), open_runner(artifact)
+        found = verify(reference, candidate, self.batches, self.tolerance)
+        if found.passed:
+            return artifact, found
+        return artifact, trace(
+            found, self.graph, self.ranges, self.batches, lambda t: open_tracer(artifact, t), self.tolerance
+        )
+
+    def first(self) -> Attempt:
+        plan = plan_precision(self.graph, self.ranges, self.policy, FEW_RULES)
+        return Attempt(plan, *self.build(plan))
+
+    def repair(
+        self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **budget: Any
+    ) -> tuple[Attempt, tuple[RepairRound, ...]]:
+        return repair(
+            self.graph,
+            self.ranges,
+            self.batches,
+            self.policy,
+            self.first(),
+            build or self.build,
+            self.tolerance,
+            Budget(max_rounds=max_rounds, **budget),
+        )
+
+
+def cancelling(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
+    """x W + 4096 - 4096: between, FP16 keeps multiples of 4."""
+    return [
+        node("MatMul", f"{source} w{i % 2}", f"a{i}"),
+        node("Add", f"a{i} c", f"b{i}"),
+        node("Sub", f"b{i} c", f"d{i}"),
+        node("Tanh", f"d{i}", f"h{i}"),
+    ]
+
+
+def vanishing(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
+    """(m t) / t with t of about 2e-9, made in steps that FP16 holds: its zeros give 0 / 0."""
+    return [
+        node("MatMul", f"{source} w{i % 2}", f"m{i}"),
+        node("Abs", f"m{i}", f"q{i}"),
+        node("Add", f"q{i} one", f"a{i}"),
+        node("Mul", f"a{i} tiny", f"b{i}"),
+        node("Mul", f"b{i} tinier", f"c{i}"),
+        node("Mul", f"c{i} m{i}", f"e{i}"),
+        node("Div", f"e{i} c{i}", f"h{i}"),
+    ]
