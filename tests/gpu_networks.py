@@ -82,8 +82,19 @@ def make_layernorm_block(batch: int = 8, tokens: int = 256, width: int = 1024, h
 
 def make_masked_block(batch: int = 8, tokens: int = 256, width: int = 1024, heads: int = 16) -> Network:
     """The same with padding masked by (1 - mask) * -3.4e38; one row is whole, none is masked everywhere."""
+    return _make_masked_block(_add_mask, batch, tokens, width, heads)
+
+
+def make_boolean_mask_block(batch: int = 8, tokens: int = 256, width: int = 1024, heads: int = 16) -> Network:
+    """The same with a boolean mask as PyTorch's exporters write it: 0 or -inf, added to the scores."""
+    return _make_masked_block(_add_boolean_mask, batch, tokens, width, heads)
+
+
+def _make_masked_block(
+    add_mask: Callable[[_Nodes], str], batch: int, tokens: int, width: int, heads: int
+) -> Network:
     net, rng = _Nodes(), Random(8)
-    mask = _add_mask(net)
+    mask = add_mask(net)
     _add_block(net, rng, _add_norm, batch, tokens, width, heads, mask)
     plain = _finish_block(net, rng, 17, batch, tokens, width, {"attention_mask": (INT64, (batch, tokens))})
     lengths = [rng.randint(tokens // 4, tokens, batch) for _ in plain.batches]
@@ -122,6 +133,7 @@ LARGE: Mapping[str, LargeNetwork] = {
     "transformer_block": LargeNetwork(make_transformer_block, "wrong"),
     "layernorm_block": LargeNetwork(make_layernorm_block, "either"),
     "masked_block": LargeNetwork(make_masked_block, "either"),
+    "boolean_mask_block": LargeNetwork(make_boolean_mask_block, "either"),
     "gemm_softmax_l2": LargeNetwork(make_gemm_softmax_l2, "wrong"),
 }
 
@@ -298,6 +310,13 @@ def _add_mask(net: _Nodes) -> str:
         "Sub", "padding", net.weight("one", np.float32(1)), net.add("Cast", "kept_float", kept, to=FLOAT)
     )
     return net.add("Mul", "mask", turned, net.weight("lowest", LOWEST_FLOAT))
+
+
+def _add_boolean_mask(net: _Nodes) -> str:
+    """0 where the mask is 1, else -inf, to be added to [batch, heads, tokens, tokens]."""
+    kept = net.add("Unsqueeze", "kept", "attention_mask", net.weight("axes", np.asarray((1, 2))))
+    values = (net.weight("zero", np.float32(0)), net.weight("infinity", np.float32(-np.inf)))
+    return net.add("Where", "mask", net.add("Cast", "is_kept", kept, to=BOOL), *values)
 
 
 def _add_gelu(net: _Nodes, x: str) -> str:

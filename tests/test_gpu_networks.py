@@ -14,6 +14,7 @@ from gpu_networks import (
     Feeds,
     Network,
     make_big_conv_chain,
+    make_boolean_mask_block,
     make_choice,
     make_dynamic_conv,
     make_gemm_softmax_l2,
@@ -39,6 +40,7 @@ SMALL: dict[str, Network] = {
     "transformer_block": make_transformer_block(*SMALL_BLOCK),
     "layernorm_block": make_layernorm_block(*SMALL_BLOCK),
     "masked_block": make_masked_block(*SMALL_BLOCK),
+    "boolean_mask_block": make_boolean_mask_block(*SMALL_BLOCK),
     "gemm_softmax_l2": make_gemm_softmax_l2(32, 64),
 }
 REPAIRED_BY: dict[str, list[str]] = {
@@ -47,6 +49,7 @@ REPAIRED_BY: dict[str, list[str]] = {
     "masked_block": ["mask", "masked_scores", "attention"],
     "gemm_softmax_l2": ["gemm1", "length", "unit"],
 }
+RIGHT = ["layernorm_block", "boolean_mask_block"]
 RUNNER_NETWORKS = [make_dynamic_conv, make_non_zero, make_reshape_by_input, make_choice, make_lookup]
 
 
@@ -66,7 +69,7 @@ def _fp16_snr_db(path: Path, network: Network, fp32_nodes: frozenset[str] = froz
 
 def test_every_large_network_is_run_small() -> None:
     assert SMALL.keys() == LARGE.keys()
-    assert set(REPAIRED_BY) == SMALL.keys() - {"layernorm_block"}
+    assert set(REPAIRED_BY) == SMALL.keys() - set(RIGHT)
     assert {name for name, large in LARGE.items() if large.naive == "wrong"} <= REPAIRED_BY.keys()
 
 
@@ -77,9 +80,10 @@ def test_plain_fp16_is_wrong_and_the_named_nodes_repair_it(name: str, tmp_path: 
     assert _fp16_snr_db(path, SMALL[name], frozenset(REPAIRED_BY[name])) >= RIGHT_DB
 
 
-def test_layer_normalization_nodes_fit_fp16(tmp_path: Path) -> None:
-    path, _ = write_network(SMALL["layernorm_block"], tmp_path)
-    assert _fp16_snr_db(path, SMALL["layernorm_block"]) >= RIGHT_DB
+@pytest.mark.parametrize("name", RIGHT)
+def test_plain_fp16_is_right(name: str, tmp_path: Path) -> None:
+    path, _ = write_network(SMALL[name], tmp_path)
+    assert _fp16_snr_db(path, SMALL[name]) >= RIGHT_DB
 
 
 def test_the_producers_alone_do_not_repair_the_chain(tmp_path: Path) -> None:

@@ -105,6 +105,13 @@ def test_every_pin_is_honoured_or_hidden(fixes: Fixes, name: str) -> None:
     assert fixed.engine.constraints in ("obey", "none")
 
 
+def test_a_boolean_mask_is_left_as_it_is(fixes: Fixes) -> None:
+    """-inf in FP16: no pin of the mask's, no clamp, and the engine is right (see the tests of every network)."""
+    plan = fixes("boolean_mask_block").report.plan
+    assert plan.pinned.isdisjoint({"mask", "masked_scores", "attention"})
+    assert plan.clamps == ()
+
+
 def test_the_pins_of_the_chain_are_seen_to_be_honoured(fixes: Fixes) -> None:
     pins = fixes("big_conv_chain").engine.pins
     assert {pin.node for pin in pins} >= {"conv5", "relu5", "conv6"}
