@@ -9,11 +9,12 @@ activations that are zero at zero as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import onnx
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
@@ -45,7 +46,11 @@ _SUMS = frozenset(
 """The same of sums over elements, in which larger ones hide it."""
 _TERMS = frozenset("Add Sub Sum Mean Max Min HardSigmoid".split())
 """Operators whose output hides the loss where another term is much larger."""
-_BIAS = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
+_WEIGHTED = frozenset("Conv ConvTranspose Gemm".split())
+_ADDED = dict.fromkeys(
+    [*_WEIGHTED, "BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization"], 2
+)
+"""Operators that add what they read in a slot, as it is."""
 _CHOOSES = frozenset("ArgMax ArgMin Hardmax".split())
 
 
@@ -151,7 +156,9 @@ def _pass(
     if read.max_abs == 0 or written.max_abs == 0:
         return None
     passed = loss
-    if op in _BIAS or op == "BatchNormalization":
+    if [slot for slot, name in enumerate(node.inputs) if name == tensor] == [_ADDED.get(op)]:
+        passed = _Loss(loss.magnitude * abs(_number(node, "beta", 1.0)), loss.share)
+    elif op in _WEIGHTED or op == "BatchNormalization":
         passed = _through_weights(graph, ranges, node, tensor, loss)
     elif op in _ELEMENTWISE or op in _SUMS:
         passed = _Loss(loss.magnitude * written.max_abs / read.max_abs, loss.share)
@@ -161,31 +168,44 @@ def _pass(
 
 
 def _through_weights(graph: Graph, ranges: RangeTable, node: Node, tensor: str, loss: _Loss) -> _Loss:
-    """Behind weights, and a bias that may be all that the output shows: what the weights make of it."""
+    """In a product, beside a bias that may be all that the output shows: what the other factor makes of it."""
     read, written = ranges.by_tensor[tensor], ranges.by_tensor[node.outputs[0]]
     whole = loss.magnitude * written.max_abs / read.max_abs
-    return _Loss(min(whole, loss.magnitude * _gain(graph, ranges, node, tensor)), loss.share)
+    is_normalized = node.standard_op == "BatchNormalization"
+    gain = (_gain_of_normalization if is_normalized else _gain)(graph, ranges, node, tensor)
+    return _Loss(min(whole, loss.magnitude * gain), loss.share)
+
+
+def _gain_of_normalization(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
+    """What BatchNormalization multiplies data and means with; inf for its other inputs, and where that is not known."""
+    scale, variance = ranges.get(node.inputs[1]), ranges.get(node.inputs[4])
+    added = _number(node, "epsilon", 1e-5)
+    is_factor = tensor in (node.inputs[1], node.inputs[4])
+    if is_factor or scale is None or variance is None or variance.min + added <= 0:
+        return math.inf
+    return scale.max_abs / math.sqrt(variance.min + added)
 
 
 def _gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
     """How much larger rounding noise typically gets, bias aside: its sum over n terms grows by the root of n.
 
-    inf where there is no bias, or what is multiplied with is not constant.
+    inf where there is no bias, or the weights are not constant.
     """
-    if node.standard_op == "BatchNormalization":
-        scale, variance, epsilon = (
-            ranges.get(node.inputs[1]),
-            ranges.get(node.inputs[4]),
-            node.attribute("epsilon"),
-        )
-        added = 1e-5 if epsilon is None else epsilon.f
-        if scale is None or variance is None or variance.min + added <= 0:
-            return math.inf
-        return scale.max_abs / math.sqrt(variance.min + added)
-    has_bias = len(node.inputs) > _BIAS[node.standard_op] and node.inputs[_BIAS[node.standard_op]]
     weight = graph.constants.get(node.inputs[1])
-    if not has_bias or weight is None or tensor != node.inputs[0]:
+    other = ranges.get(node.inputs[0 if tensor == node.inputs[1] else 1])
+    if len(node.inputs) < 3 or not node.inputs[2] or weight is None or other is None:
         return math.inf
-    return ranges.by_tensor[node.inputs[1]].max_abs * math.sqrt(
-        math.prod(weight.dims) / max(weight.dims[0], 1)
-    )
+    return other.max_abs * math.sqrt(_count_terms(node, weight.dims)) * abs(_number(node, "alpha", 1.0))
+
+
+def _count_terms(node: Node, weight: Sequence[int]) -> float:
+    """How many products of data and weights, of these dimensions, are added up in an element; of a ConvTranspose at most so many."""
+    if node.standard_op == "Gemm":
+        return weight[1] if _number(node, "transB", 0) else weight[0]
+    channels = weight[1] if node.standard_op == "Conv" else weight[0] / _number(node, "group", 1)
+    return channels * math.prod(weight[2:])
+
+
+def _number(node: Node, attribute: str, default: float) -> float:
+    given = node.attribute(attribute)
+    return default if given is None else float(onnx.helper.get_attribute_value(given))

@@ -206,6 +206,92 @@ def test_weights_and_a_bias(tmp_path: Path) -> None:
         assert _pins(tmp_path / name, nodes, values, constants) == pins
 
 
+KERNEL = np.ones((2, 2, 1, 1), np.float32)
+BIASED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Conv": ("x w b", {}, {"w": KERNEL}),
+    "ConvTranspose": ("x w b", {}, {"w": KERNEL}),
+    "Gemm": ("rows w b", {}, {"w": np.eye(2, dtype=np.float32)}),
+    "BatchNormalization": ("x s b m v", {}, {"s": floats(1, 1), "m": floats(0, 0), "v": floats(1, 1)}),
+    "LayerNormalization": ("x s b", {}, {"s": floats(1, 1)}),
+    "InstanceNormalization": ("x s b", {}, {"s": floats(1, 1)}),
+    "GroupNormalization": ("x s b", {"num_groups": 1}, {"s": floats(1, 1)}),
+}
+"""The bias b is added to something."""
+
+
+@pytest.mark.parametrize("op_type", BIASED)
+@pytest.mark.parametrize(("largest", "is_found"), [(1.0, False), (0.0, True)])
+def test_a_bias_is_a_term(op_type: str, largest: float, is_found: bool, tmp_path: Path) -> None:
+    """Hidden beside what it is added to, and all there is where that is zero."""
+    inputs, attributes, constants = BIASED[op_type]
+    nodes = [node("Reshape", "x shape", "rows"), node(op_type, inputs, "y", **attributes)]
+    values = largest * np.random.default_rng(0).uniform(-1, 1, (1, 2, 2, 2))
+    given = {**constants, "b": floats(7e-8, -9e-8), "shape": ints(4, 2)}
+    model = make_model(
+        nodes, {"x": [1, 2, 2, 2]}, "y rows", given, 21 if op_type == "GroupNormalization" else 17
+    )
+    graph, ranges = scan(model, tmp_path, {"x": values.astype(np.float32)})
+    found = ask(find_small_values, graph, ranges)
+    assert [(one.node, one.tensor) for one in found] == [(f"{op_type}_y", name) for name in "by" if is_found]
+
+
+@pytest.mark.parametrize(("beta", "is_found"), [(1.0, False), (-1e6, True), (0.0, False)])
+def test_a_bias_that_is_scaled(beta: float, is_found: bool, tmp_path: Path) -> None:
+    constants = {"w": np.eye(2, dtype=np.float32), "b": floats(7e-8, -9e-8)}
+    pins = _pins(tmp_path, [node("Gemm", "x w b", "y", beta=beta)], np.ones((1, 2)), constants)
+    assert pins == ["Gemm_y"] * is_found
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shape", "attributes", "terms"),
+    [
+        ("Gemm", (3, 2), {}, 3),
+        ("Gemm", (2, 3), {"transB": 1}, 3),
+        ("Gemm", (3, 2), {"alpha": 4.0}, 3 * 16),
+        ("Conv", (2, 3, 5, 5), {}, 75),
+        ("Conv", (3, 1, 5, 5), {"group": 3}, 25),
+        ("ConvTranspose", (3, 2, 5, 5), {}, 75),
+        ("ConvTranspose", (3, 2, 5, 5), {"group": 3}, 25),
+    ],
+)
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_noise_grows_by_the_root_of_the_terms(
+    op_type: str,
+    shape: tuple[int, ...],
+    attributes: dict[str, Any],
+    terms: float,
+    is_weight: bool,
+    tmp_path: Path,
+) -> None:
+    """Beside a bias that makes the output one number: of the small data, or of small weights."""
+    is_image = len(shape) == 4
+    tiny = 1e-7 * np.random.default_rng(0).uniform(0.5, 1, shape if is_weight else (1, 3, *(8, 8) * is_image))
+    tiny.flat[0] = 1.5 * 2.0**-24
+    largest = float(tiny.max())
+    values, weight = (np.ones((1, 3, *(8, 8) * is_image)), tiny) if is_weight else (tiny, np.ones(shape))
+    ratio = largest * math.sqrt(terms) * 2.0**11
+    for factor, is_found in ((1.5, False), (1 / 1.5, True)):
+        channels = attributes.get("group", 1) * shape[1] if op_type == "ConvTranspose" else shape[0]
+        width = shape[0] if attributes.get("transB") else shape[1]
+        bias = np.full(channels if is_image else width, factor * ratio * _share(tiny, is_weight))
+        (tmp_path / str(factor)).mkdir()
+        pins = _pins(
+            tmp_path / str(factor),
+            [node("Neg", "x", "a"), node(op_type, "a w b", "y", **attributes)],
+            values,
+            {"w": weight.astype(np.float32), "b": bias.astype(np.float32)},
+        )
+        assert (f"{op_type}_y" in pins) == is_found
+
+
+def _share(tiny: np.ndarray, is_constant: bool) -> float:
+    """What FP16 loses of it: noise for a constant, half a step of the largest value for data."""
+    if not is_constant:
+        return min(1.0, 2.0**-25 / float(np.float32(tiny.max())))
+    value = tiny.astype(np.float32)
+    return float(np.linalg.norm(value - value.astype(np.float16).astype(np.float64)) / np.linalg.norm(value))
+
+
 def test_batch_normalization_makes_it_large_or_hides_it(tmp_path: Path) -> None:
     nodes = [node("Neg", "x", "a"), node("BatchNormalization", "a s b m v", "y", epsilon=1e-20)]
     for name, variance, bias, pins in (
