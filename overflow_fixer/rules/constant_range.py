@@ -22,7 +22,16 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
-from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, shown_signs
+from overflow_fixer.rules.semantics import (
+    NEGATIVE,
+    POSITIVE,
+    Signs,
+    is_beyond_fp32,
+    is_bound,
+    keeps_size,
+    moves,
+    shown_signs,
+)
 
 RULE = "constant_range"
 
@@ -49,11 +58,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class Trace:
-    """An origin's value in a tensor: the signs it can have there, and whether the data decide if it shows."""
+    """An origin's value in a tensor: the signs it can have there, whether the data decide if it shows, and if it may be smaller."""
 
     origin: Origin
     signs: Signs
     by_data: bool = False
+    is_scaled: bool = False
 
 
 Traces = Mapping[str, tuple[Trace, ...]]
@@ -155,11 +165,11 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
         if not traces or not _passes(node, slot, (name, output), graph):
             continue
         may_hide = _is_decided_by_data(node, slot, graph, ranges)
-        for trace in traces:
+        for trace in traces if not is_beyond_fp32(node) else (t for t in traces if t.is_scaled):
             signs = shown_signs(node, slot, index, trace.signs, graph) - _outdone(node, slot, reached)
             by_data = trace.by_data or may_hide
             if signs and (by_data or not _fits(ranges.get(output))):
-                yield Trace(trace.origin, signs, by_data)
+                yield Trace(trace.origin, signs, by_data, trace.is_scaled or not keeps_size(node))
 
 
 def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:
@@ -214,7 +224,12 @@ def _merge(traces: Iterable[Trace]) -> tuple[Trace, ...]:
     merged: dict[Origin, Trace] = {}
     for trace in traces:
         known = merged.get(trace.origin, trace)
-        merged[trace.origin] = Trace(trace.origin, known.signs | trace.signs, known.by_data or trace.by_data)
+        merged[trace.origin] = Trace(
+            trace.origin,
+            known.signs | trace.signs,
+            known.by_data or trace.by_data,
+            known.is_scaled or trace.is_scaled,
+        )
     return tuple(merged.values())
 
 

@@ -177,14 +177,38 @@ def test_the_value_goes_through_what_can_show_it(op: str, inputs: str, tmp_path:
     assert "Abs_y" in pins
 
 
-def test_a_negative_value_ends_at_relu_exp_and_max_but_its_opposite_does_not(tmp_path: Path) -> None:
-    for index, last in enumerate((node("Relu", "b", "d"), node("Exp", "b", "d"), node("Max", "b x", "d"))):
+def test_a_negative_value_ends_at_relu_elu_and_max_but_its_opposite_does_not(tmp_path: Path) -> None:
+    for index, last in enumerate((node("Relu", "b", "d"), node("Elu", "b", "d"), node("Max", "b x", "d"))):
         for op, is_carried in (("Identity", False), ("Neg", True)):
             nodes = [node("Where", "c big x", "a"), node(op, "a", "b"), last, node("Tan", "d", "y")]
             folder = tmp_path / f"{index}{op}"
             folder.mkdir()
             pins = _pins(folder, nodes, {"big": scalar(-1e9)})
             assert ("Tan_y" in pins) is is_carried, (last.op_type, op)
+
+
+@pytest.mark.parametrize("op", ["Exp", "Sinh", "Cosh"])
+@pytest.mark.parametrize(
+    ("between", "is_carried"),
+    [
+        *((node(op, "a", "b"), False) for op in ("Neg", "Abs", "Relu", "Identity")),
+        (node("Sub", "x a", "b"), False),
+        (node("ReduceMax", "a", "b"), False),
+        (node("Mul", "a small", "b"), True),
+        (node("Sqrt", "a", "b"), True),
+        (node("ReduceMean", "a", "b"), True),
+        (node("LeakyRelu", "a", "b"), True),
+    ],
+    ids=lambda given: given.op_type if isinstance(given, onnx.NodeProto) else "",
+)
+def test_behind_exp_fp32_has_infinity_too(
+    op: str, between: onnx.NodeProto, is_carried: bool, tmp_path: Path
+) -> None:
+    """Of 1e9; but 1e9 * 1e-7 has an exponential that FP32 alone holds."""
+    nodes = [node("Where", "c big x", "a"), between, node(op, "b", "d"), node("Tan", "d", "y")]
+    pins = _pins(tmp_path, nodes, {"big": scalar(1e9), "small": scalar(1e-8)})
+    assert f"{op}_d" in pins
+    assert ("Tan_y" in pins) is is_carried
 
 
 @pytest.mark.parametrize(
