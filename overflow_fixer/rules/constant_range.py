@@ -9,6 +9,7 @@ of it, is followed through it, whether it ran or not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,6 +48,12 @@ _SELECTORS = frozenset(
 """Operators that show a value or not, as their inputs that are no floats say."""
 
 
+_SMALL = 10.0
+"""What came of a constant that is no larger is a number like others: FP16 holds its square, and its exponential."""
+_BEYOND = 90.0
+"""Of this and more, FP32 has no exponential."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """A constant that FP16 cannot hold: its element of largest magnitude, and the signs of all that are over."""
@@ -58,12 +65,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Trace:
-    """An origin's value in a tensor: the signs it can have there, whether the data decide if it shows, and if it may be smaller."""
+    """An origin's value in a tensor: the signs it can have there, and whether the data decide if it shows.
+
+    Its magnitude there is from `least` to `largest`, give or take what it is added to.
+    """
 
     origin: Origin
     signs: Signs
     by_data: bool = False
-    is_scaled: bool = False
+    least: float = FP16_OVERFLOW
+    largest: float = math.inf
 
 
 Traces = Mapping[str, tuple[Trace, ...]]
@@ -101,7 +112,8 @@ def carriers(graph: Graph, ranges: RangeTable) -> Traces:
     is_inlined = can_inline(graph) and bool(find_bodies(graph).read)
     flat = inline_bodies(graph, ranges, unseen=True) if is_inlined else graph
     reached: dict[str, tuple[Trace, ...]] = {
-        origin.tensor: (Trace(origin, origin.signs),) for origin in origins(flat, ranges)
+        origin.tensor: (Trace(origin, origin.signs, largest=abs(origin.value)),)
+        for origin in origins(flat, ranges)
     }
     _spread(flat, ranges, reached)
     carried = list(list_carried(graph)) if is_inlined else []
@@ -165,11 +177,28 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
         if not traces or not _passes(node, slot, (name, output), graph):
             continue
         may_hide = _is_decided_by_data(node, slot, graph, ranges)
-        for trace in traces if not is_beyond_fp32(node) else (t for t in traces if t.is_scaled):
+        for trace in traces:
+            least, largest = _resize(node, slot, trace, graph, ranges)
+            if largest <= _SMALL or (is_beyond_fp32(node) and trace.least >= _BEYOND):
+                continue
             signs = shown_signs(node, slot, index, trace.signs, graph) - _outdone(node, slot, reached)
             by_data = trace.by_data or may_hide
             if signs and (by_data or not _fits(ranges.get(output))):
-                yield Trace(trace.origin, signs, by_data, trace.is_scaled or not keeps_size(node))
+                yield Trace(trace.origin, signs, by_data, least, largest)
+
+
+def _resize(node: Node, slot: int, trace: Trace, graph: Graph, ranges: RangeTable) -> tuple[float, float]:
+    """How small and how large the trace is behind the node: of products and quotients with constants, what those make of it."""
+    if keeps_size(node):
+        return trace.least, trace.largest
+    is_scaled = node.standard_op == "Mul" or (node.standard_op == "Div" and slot == 0)
+    factor = ranges.get(node.inputs[1 - slot]) if is_scaled else None
+    if factor is None or factor.tensor not in graph.constants or factor.nan_count:
+        return 0.0, math.inf
+    has_zero = factor.min <= 0 <= factor.max
+    if node.standard_op == "Mul":
+        return trace.least * (0.0 if has_zero else factor.min_nonzero_abs), trace.largest * factor.max_abs
+    return trace.least / factor.max_abs, math.inf if has_zero else trace.largest / factor.min_nonzero_abs
 
 
 def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:
@@ -228,7 +257,8 @@ def _merge(traces: Iterable[Trace]) -> tuple[Trace, ...]:
             trace.origin,
             known.signs | trace.signs,
             known.by_data or trace.by_data,
-            known.is_scaled or trace.is_scaled,
+            min(known.least, trace.least),
+            max(known.largest, trace.largest),
         )
     return tuple(merged.values())
 

@@ -195,6 +195,10 @@ def test_a_negative_value_ends_at_relu_elu_and_max_but_its_opposite_does_not(tmp
         (node("Sub", "x a", "b"), False),
         (node("ReduceMax", "a", "b"), False),
         (node("Mul", "a small", "b"), True),
+        (node("Mul", "a third", "b"), False),
+        (node("Div", "a three", "b"), False),
+        (node("Div", "a large", "b"), True),
+        (node("Mul", "a gaps", "b"), True),
         (node("Sqrt", "a", "b"), True),
         (node("ReduceMean", "a", "b"), True),
         (node("LeakyRelu", "a", "b"), True),
@@ -206,9 +210,48 @@ def test_behind_exp_fp32_has_infinity_too(
 ) -> None:
     """Of 1e9; but 1e9 * 1e-7 has an exponential that FP32 alone holds."""
     nodes = [node("Where", "c big x", "a"), between, node(op, "b", "d"), node("Tan", "d", "y")]
-    pins = _pins(tmp_path, nodes, {"big": scalar(1e9), "small": scalar(1e-8)})
+    pins = _pins(tmp_path, nodes, {"big": scalar(1e9), **FACTORS})
     assert f"{op}_d" in pins
     assert ("Tan_y" in pins) is is_carried
+
+
+@pytest.mark.parametrize(
+    ("scaling", "is_carried"),
+    [
+        (node("Mul", "a more", "b"), True),
+        (node("Mul", "a less", "b"), False),
+        (node("Mul", "less a", "b"), False),
+        (node("Div", "a few", "b"), True),
+        (node("Div", "a many", "b"), False),
+        (node("Div", "a mixed", "b"), True),
+        (node("Mul", "a mixed", "b"), True),
+        (node("Mul", "a m", "b"), True),
+        (node("Sqrt", "a", "b"), True),
+    ],
+    ids=lambda given: f"{given.op_type} {' '.join(given.input)}" if isinstance(given, onnx.NodeProto) else "",
+)
+def test_what_is_scaled_down_by_constants_ends(
+    scaling: onnx.NodeProto, is_carried: bool, tmp_path: Path
+) -> None:
+    """Of 1e6, 11 is still of the constant, and 9 is a number like others."""
+    nodes = [node("Where", "c big x", "a"), scaling, node("Neg", "b", "d"), node("Tan", "d", "y")]
+    pins = _pins(tmp_path, nodes, {"big": scalar(1e6), **FACTORS})
+    assert {"Where_a", f"{scaling.op_type}_b"} <= set(pins)
+    assert ("Neg_d" in pins) is ("Tan_y" in pins) is is_carried
+
+
+FACTORS = {
+    "small": scalar(8e-8),
+    "third": scalar(1 / 3),
+    "three": scalar(3),
+    "large": scalar(1e7),
+    "gaps": np.asarray([[0, 1, 1]], np.float32),
+    "more": scalar(11e-6),
+    "less": scalar(-9e-6),
+    "few": scalar(9e4),
+    "many": scalar(11e4),
+    "mixed": np.asarray([[-1e-3, 9e4, 11e4]], np.float32),
+}
 
 
 @pytest.mark.parametrize(
