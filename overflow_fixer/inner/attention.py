@@ -1,4 +1,4 @@
-"""What Attention computes inside: the products of queries and keys, before they are scaled."""
+"""What Attention computes inside: the products of queries and keys, before they are scaled or after."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from overflow_fixer.inner.quantities import Found
 
 
 def find_in_attention(expression: Expression) -> Iterator[Found]:
-    """Q K^T of every head, masked places too. Heads of queries that share a head of keys are put behind one another.
+    """Q K^T of every head, masked places too; by a scale over 1 scaled. Heads of queries that share a head of keys are put behind one another.
 
+    ONNX multiplies queries and keys with the root of the scale, and others their product with all of it.
     [batch, heads, tokens, size], or [batch, tokens, heads * size], of which the numbers of heads are attributes.
     """
     queries, keys = expression.node.inputs[:2]
@@ -21,10 +22,12 @@ def find_in_attention(expression: Expression) -> Iterator[Found]:
     past = expression.node.inputs[4] if len(expression.node.inputs) > 4 else ""
     if past:
         keys = expression.apply("Concat", past, keys, axis=2)
-    yield (
-        "scores",
-        expression.apply("MatMul", _share(expression, queries, keys), _transpose(expression, keys)),
-    )
+    scores = expression.apply("MatMul", _share(expression, queries, keys), _transpose(expression, keys))
+    scale = float(expression.attribute("scale", 1.0))
+    if scale > 1:
+        yield "scaled scores", expression.apply("Mul", scores, expression.number(scale))
+    else:
+        yield "scores", scores
 
 
 def _split(expression: Expression, tensor: str, heads: int) -> str:

@@ -172,6 +172,8 @@ class Expression:
         """
         are_last = bool(axes) and sorted(axes) == list(range(-len(axes), 0))
         rank = self._known_rank if are_last and self._is_native else self.rank
+        if rank is None and not axes:
+            return self._whole()
         if rank is None:
             return Rows(self.source, tuple(axes), are_last=are_last)
         given = {axis % rank: axis for axis in axes} if rank else {}
@@ -193,6 +195,13 @@ class Expression:
             return self.rows(range(axis, 0))
         if self.rank is not None:
             return self.rows(range(axis, self.rank))
+        return self._flattened(axis)
+
+    def _whole(self) -> Rows:
+        """All elements of `source`, of which not even the number of axes is known, as one row."""
+        return self._flattened(0)
+
+    def _flattened(self, axis: int) -> Rows:
         return Rows(self.apply("Flatten", self.source, axis=axis), (1,), (None,), are_last=True)
 
     def cut_last(self, rows: Rows) -> Rows:

@@ -15,6 +15,7 @@ Quantity = Literal[
     "row maximum",
     "sum of exponentials",
     "scores",
+    "scaled scores",
     "hidden state",
     "cell state",
     "products",
@@ -39,6 +40,6 @@ DIVIDED_BY: Mapping[str, frozenset[Quantity]] = {
 """By operator, those of which a small one matters: the node, or one behind it, may divide by it or by its root."""
 
 SIGNED: frozenset[Quantity] = frozenset(
-    {"sum", "last sum", "row maximum", "scores", "hidden state", "cell state"}
+    {"sum", "last sum", "row maximum", "scores", "scaled scores", "hidden state", "cell state"}
 )
 """Those that can be negative; of the others no minimum is told."""

@@ -26,6 +26,7 @@ _TEXT = {
     "sum of squares": "the sum of squares",
     "sum of exponentials": "the sum of exponentials of a row",
     "scores": "the product of queries and keys before it is scaled",
+    "scaled scores": "the product of queries and keys, scaled by more than 1,",
     "hidden state": "the hidden state of a step, which is no output,",
     "cell state": "the cell state of a step",
 }

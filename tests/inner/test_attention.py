@@ -59,6 +59,33 @@ def test_scores_before_the_scale(
     assert not found.is_bound
 
 
+@pytest.mark.parametrize(
+    ("scale", "quantity", "factor"),
+    [(40.0, "scaled scores", 40.0), (1.0, "scores", 1.0), (0.1, "scores", 1.0)],
+)
+def test_a_scale_over_1_makes_the_scores_larger(
+    scale: float, quantity: str, factor: float, tmp_path: Path
+) -> None:
+    feeds = {
+        name: np.random.default_rng(at).normal(0, 4, (2, 3, 5, 8)).astype(np.float32)
+        for at, name in enumerate("qkv")
+    }
+    model = make_model(
+        [node("Attention", "q k v", "y", scale=scale)], {name: [None] * 4 for name in feeds}, "y", {}, 23
+    )
+    model.ir_version = 10
+    ranges = scan_each_way(save(model, tmp_path), InMemoryCalibration((feeds,)))
+    (found,) = ranges.inner
+    q, k = (feeds[name].astype(np.float64) for name in "qk")
+    expected = factor * (q @ k.transpose(0, 1, 3, 2))
+    assert found.quantity == quantity
+    np.testing.assert_allclose(
+        [found.seen.max_abs, found.seen.min, found.seen.max],
+        [np.abs(expected).max(), expected.min(), expected.max()],
+        rtol=1e-5,
+    )
+
+
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("is_rank_known", [True, False])
 @pytest.mark.parametrize(

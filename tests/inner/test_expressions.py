@@ -519,7 +519,7 @@ def assert_right(found: Mapping[str, InnerRange], expected: Values, op: str = ""
 
 def test_every_operator_has_a_case() -> None:
     """But for those that read several tensors."""
-    several = {"Attention", "Mean", "Sum"}
+    several = {"Attention", "LSTM", "GRU", "RNN", "Mean", "Sum"}
     assert {case.op for case in CASES + LONG if case.inside is not nothing} == EXPRESSIONS.keys() - several
 
 
@@ -592,6 +592,21 @@ def test_a_large_mean_takes_no_digits_of_small_deviations(
     x = draw(case, 9000, deviation)
     _, ranges = scan(case, tmp_path, x)
     assert_right(measured(ranges), case.inside(x.astype(np.float64), case.axes), case.op)
+
+
+@pytest.mark.parametrize("case", MOMENTS, ids=str)
+@pytest.mark.parametrize(("mean", "deviation"), [(9999, 0.3), (1000.7, 3e-4)])
+def test_squares_of_deviations_near_the_rounding_of_the_mean(
+    case: Case, mean: float, deviation: float, tmp_path: Path
+) -> None:
+    """Nothing of what the mean was rounded by is left in them: of 1000.7 up to 3e-5."""
+    rng = np.random.default_rng(0)
+    x = (mean + deviation * rng.standard_normal(case.shape)).astype(np.float32)
+    graph = save(case.model(), tmp_path)
+    ranges = scan_each_way(graph, InMemoryCalibration(({"x": x},)))
+    wide = case.inside(x.astype(np.float64), case.axes)
+    found = measured(ranges)["sum of squares"].seen
+    assert found.max_abs == pytest.approx(np.abs(wide["sum of squares"]).max(), rel=1e-5)
 
 
 @pytest.mark.parametrize("length", [4096, 4097])
@@ -766,6 +781,33 @@ def test_where_the_rank_is_unknown_rows_are_flattened(tmp_path: Path) -> None:
     assert ranges.inner_of.keys() == expected.keys()
     for label, values in expected.items():
         assert_right(measured(ranges, label), values)
+
+
+@pytest.mark.parametrize(
+    ("op", "opset"), [(op, opset) for op in ("ReduceMean", "ReduceSum", "ReduceL2") for opset in (13, 18)]
+)
+@pytest.mark.parametrize("shape", [(40, 300, 300), (50_000,), (), (0, 3)])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_where_the_rank_is_unknown_a_sum_of_everything_takes_no_digits(
+    op: str, opset: int, shape: tuple[int, ...], is_inside: bool, tmp_path: Path
+) -> None:
+    """In a branch nothing is known of the shape of what it captures."""
+    reduction = node(op, "r", "s", keepdims=0)
+    nodes = [node("Reshape", "x shape", "r"), reduction]
+    if is_inside:
+        result = onnx.helper.make_tensor_value_info("s", TensorProto.FLOAT, None)
+        branches = [onnx.helper.make_graph([reduction], name, [], [result]) for name in ("a", "b")]
+        nodes[1] = node("If", "c", "s", then_branch=branches[0], else_branch=branches[1])
+    inputs: dict[str, Any] = {"x": ["n"], "shape": (TensorProto.INT64, ["rank"]), "c": (TensorProto.BOOL, [])}
+    nodes.append(node("Identity", "s", "y"))
+    graph = save(make_model(nodes, inputs, "y", {}, opset=opset), tmp_path)
+    x = np.full(shape, 1.1, np.float32)
+    feeds = {"x": x.reshape(-1), "shape": np.array(shape, np.int64), "c": np.array(True)}
+    ranges = scan_each_way(graph, InMemoryCalibration((feeds,)))
+    found = [one for one in ranges.inner if one.quantity.startswith("sum of") and one.seen.element_count]
+    wide = x.astype(np.float64)
+    expected = np.square(wide).sum() if op == "ReduceL2" else np.abs(wide).sum()
+    assert [one.seen.max_abs for one in found if x.size] == [pytest.approx(expected, rel=1e-5)] * bool(x.size)
 
 
 @pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
