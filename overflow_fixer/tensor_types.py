@@ -172,7 +172,7 @@ def _tell_sure_shapes(model: onnx.ModelProto, inferred: Shapes) -> Shapes | None
 
 
 def _keep_sure(graph: onnx.GraphProto, shapes: Shapes) -> Shapes:
-    """The shapes without those that a pool decides of which ONNX Runtime makes another than ONNX says."""
+    """The shapes without those that a node decides of which ONNX Runtime makes another than ONNX infers."""
     doubtful: set[str] = set()
     for node in graph.node:
         if _is_doubtful(node) or (doubtful and not doubtful.isdisjoint((*node.input, *captured_by(node)))):
@@ -181,7 +181,12 @@ def _keep_sure(graph: onnx.GraphProto, shapes: Shapes) -> Shapes:
 
 
 def _is_doubtful(node: onnx.NodeProto) -> bool:
-    """Whether it rounds up, where ONNX counts windows behind the edge as well, or pads dilated windows by itself."""
+    """Whether it is a pool that rounds up, where ONNX counts windows behind the edge as well, or pads dilated windows by itself.
+
+    Or an Attention that gives its scores out, of which ONNX infers as many columns as there are new keys, without the past.
+    """
+    if node.op_type == "Attention":
+        return len(node.output) > 3 and len(node.input) > 4 and bool(node.input[4])
     if node.op_type not in _POOLS:
         return False
     told = {attribute.name: attribute for attribute in node.attribute}

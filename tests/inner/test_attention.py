@@ -59,6 +59,21 @@ def test_scores_before_the_scale(
     assert not found.is_bound
 
 
+def test_scores_that_are_given_out_are_as_wide_as_the_past_and_the_new_keys(tmp_path: Path) -> None:
+    """ONNX infers the new keys alone; a probe that relied on that ended the scan."""
+    sizes = {"q": (3, 5), "k": (3, 5), "v": (3, 5), "pk": (3, 4), "pv": (3, 4)}
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.normal(0, 4, (1, *size, 8)).astype(np.float32) for name, size in sizes.items()}
+    dims = {name: [1, 3, 5 if name in "qkv" else "past", 8] for name in feeds}
+    nodes = [node("Attention", "q k v - pk pv", "y pko pvo qk"), node("Neg", "qk", "z")]
+    model = make_model(nodes, dims, "y z", {}, 23)
+    model.ir_version = 10
+    graph = save(model, tmp_path)
+    ranges = scan_each_way(graph, InMemoryCalibration((feeds,)))
+    assert ranges.by_tensor["qk"].element_count == 3 * 5 * 9
+    assert graph.sure_shapes.keys().isdisjoint({"qk", "z"})
+
+
 @pytest.mark.parametrize(
     ("scale", "quantity", "factor"),
     [(40.0, "scaled scores", 40.0), (1.0, "scores", 1.0), (0.1, "scores", 1.0)],
