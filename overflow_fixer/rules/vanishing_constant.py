@@ -33,6 +33,9 @@ _GUARD_SLOTS = {
 _SENSITIVE = {"Sqrt": 0, "Div": 1, "Log": 0, "Reciprocal": 0, "Pow": 0}
 """Operators for which zero at this slot is not just a small number."""
 
+_SCALES = frozenset("Abs Neg Mul Div".split())
+_HALF_STEP = 2.0**-11
+"""By which share of itself FP16 may round a number."""
 _LARGEST_EPSILON = 2.0**-10
 """An array with a vanishing element and a larger one than this is a bias, not an epsilon by channel."""
 
@@ -225,25 +228,52 @@ def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[_Cons
     ):
         behind = _path_to_sensitive(graph, node, use.constant.least)
         if behind:
-            yield _of_a_guard(ranges, use, behind)
+            yield _of_a_guard(graph, ranges, use, behind)
     elif slot in _FACTOR_SLOTS.get(op, ()) and use.constant.most <= FP16_UNDERFLOW:
         seen = ranges.get(node.outputs[0])
         if seen is not None and seen.max_abs > FP16_UNDERFLOW:
             yield _Consequence(f"and with it every product, of up to {seen.max_abs:.3g}", concerned)
 
 
-def _of_a_guard(ranges: RangeTable, use: _Use, behind: tuple[Node, ...]) -> _Consequence:
+def _of_a_guard(graph: Graph, ranges: RangeTable, use: _Use, behind: tuple[Node, ...]) -> _Consequence:
     """That of a guard with these nodes behind it; it is no matter where what it gives out is never small.
 
     A constant of up to 2^-25 is no more than FP16's rounding of what is 2^-14 and larger: such a value was guarded by
-    nothing, whether the constant is added, subtracted, a bound or put in the place of zeros.
+    nothing, whether the constant is added, subtracted, a bound or put in the place of zeros. Of a difference FP16 may
+    make zero wherever it is no larger than the rounding of its terms.
     """
     text = f"so that it no longer keeps zero from {behind[-1].op_type}"
     seen = ranges.get(use.node.outputs[0])
-    if seen is None or seen.nan_count or seen.inf_count or not max(seen.min, -seen.max) >= FP16_MIN_NORMAL:
+    least = max(FP16_MIN_NORMAL, *(_rounding(graph, ranges, name) for name in use.node.inputs))
+    if seen is None or seen.nan_count or seen.inf_count or not max(seen.min, -seen.max) >= least:
         return _Consequence(text, (*use.movers, use.node, *behind))
     measured = f"below {seen.min:.4g}" if seen.min > 0 else f"above {seen.max:.4g}"
     return _Consequence(f"{text}; but what it guards was never {measured}", (use.node,), "none")
+
+
+def _rounding(graph: Graph, ranges: RangeTable, tensor: str) -> float:
+    """What FP16 may round away of a tensor that is a sum or difference of two computed ones; else 0.
+
+    Of its magnitude as well, and, as far as largest values tell what it is scaled by, of its products and quotients.
+    """
+    node, scale = graph.producers.get(tensor), 1.0
+    while node is not None and (node.standard_op in _SCALES or moves(node, 0)):
+        read, written = ranges.get(node.inputs[0]), ranges.get(node.outputs[0])
+        if read is None or written is None or not 0 < read.max_abs < math.inf:
+            return 0.0
+        scale *= written.max_abs / read.max_abs
+        node = graph.producers.get(node.inputs[0])
+    return scale * _rounding_of_terms(graph, ranges, node) if node is not None else 0.0
+
+
+def _rounding_of_terms(graph: Graph, ranges: RangeTable, node: Node) -> float:
+    """Where two terms nearly cancel, neither is larger than the smaller of their largest values."""
+    terms = [ranges.get(name) for name in node.inputs if name not in graph.constants]
+    largest = [term.max_abs for term in terms if term is not None]
+    is_positive = node.standard_op == "Add" and all(term is not None and term.min >= 0 for term in terms)
+    if node.standard_op not in ("Add", "Sub") or len(largest) < 2 or is_positive:
+        return 0.0
+    return 2 * _HALF_STEP * min(largest)
 
 
 def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:

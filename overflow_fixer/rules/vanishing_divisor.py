@@ -22,11 +22,14 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import find_cancellation, trace_term
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.places import step_at
-from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.semantics import moves, readers
 
 _DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
 _DIVIDES_INSIDE = "LpNormalization"
-_KEEPS_ZERO = frozenset("Sqrt Mul Abs Neg".split())
+_KEEPS_ZERO = frozenset(
+    """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
+    ReduceProd""".split()
+)
 _SHRINKS = frozenset("ReduceSum ReduceMean Sqrt Abs Neg Clip Max Add Sum".split())
 """Operators whose small outputs come from inputs as small, or smaller."""
 
@@ -75,10 +78,9 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Divisor, Node
     """For each node concerned, the divisors and what divides by each."""
     found: dict[str, dict[_Divisor, Node]] = {}
     for divisor in _find_divisors(graph, ranges):
-        writer = graph.producers[divisor.tensor]
-        reached = (
-            (writer,) if writer.standard_op == _DIVIDES_INSIDE else _reach(graph, ranges, divisor.tensor)
-        )
+        writer = graph.producers.get(divisor.tensor)
+        divides_inside = writer is not None and writer.standard_op == _DIVIDES_INSIDE
+        reached = (writer,) if writer and divides_inside else _reach(graph, ranges, divisor.tensor)
         if reached:
             for node in (*_sources(graph, ranges, divisor), *reached):
                 found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
@@ -86,6 +88,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[_Divisor, Node
 
 
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
+    yield from _of_inputs(graph, ranges)
     for node in graph.nodes:
         yield from _of_a_norm(node, ranges)
         for name in node.writes if node.op_type != "Constant" else ():
@@ -103,6 +106,33 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
                 yield _Divisor(name, least, text)
             elif node.standard_op == "ReduceSum" and _is_square(graph, node.inputs[0]):
                 yield from _of_a_sum(node, ranges, least, seen.element_count, f"{text}, a sum of squares")
+            yield from _before_scaling(graph, ranges, node, least)
+
+
+def _of_inputs(graph: Graph, ranges: RangeTable) -> Iterator[_Divisor]:
+    """Inputs of the model that a node divides by as they are; others are told of by what is made of them."""
+    for name in (spec.name for spec in graph.inputs if graph.dtypes.get(spec.name) == TensorProto.FLOAT):
+        seen = ranges.get(name)
+        if seen is not None and any(_divides(graph, *read) for read in readers(graph, name)):
+            least = seen.min_nonzero_abs
+            if 0 < least <= FP16_UNDERFLOW:
+                yield _Divisor(name, least, f"{name} is as small as {least:.3g}")
+
+
+def _before_scaling(graph: Graph, ranges: RangeTable, node: Node, least: float) -> Iterator[_Divisor]:
+    """What the node scales by one number to `least` and more, where it was not measured and FP16 makes zero of it."""
+    if node.standard_op not in ("Mul", "Div") or not 0 < least < math.inf:
+        return
+    slot = 1 if node.standard_op == "Mul" and node.inputs[0] in graph.constants else 0
+    factor, source = ranges.get(node.inputs[1 - slot]), node.inputs[slot]
+    is_number = factor is not None and factor.min == factor.max and factor.tensor in graph.constants
+    read = ranges.get(source)
+    if factor is None or not is_number or read is None or read.min_nonzero_abs >= 0 or not factor.max_abs:
+        return
+    before = least / factor.max_abs if node.standard_op == "Mul" else least * factor.max_abs
+    if before <= FP16_UNDERFLOW:
+        text = f"{source} is as small as {before:.3g}, by what {node.label} makes of it"
+        yield _Divisor(source, before, text)
 
 
 def _of_a_norm(node: Node, ranges: RangeTable) -> Iterator[_Divisor]:
@@ -149,7 +179,8 @@ def _divides(graph: Graph, node: Node, slot: int) -> bool:
 def _keeps_zero(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
     """Whether the node makes zero of zero: also where a constant would keep it from that, of which FP16 makes zero too."""
     is_power = slot == 0 and _exponent(graph, node) > 0
-    is_plain = is_power or node.standard_op in _KEEPS_ZERO or moves(node, slot)
+    is_quotient = node.standard_op == "Div" and slot == 0
+    is_plain = is_power or is_quotient or node.standard_op in _KEEPS_ZERO or moves(node, slot)
     return is_plain or _guards_in_vain(graph, ranges, node, slot)
 
 

@@ -101,6 +101,37 @@ def test_a_guard_that_the_data_never_come_near_is_no_matter(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "rounding"),
+    [
+        ([node("Sub", "x z", "d")], 2.0**-10),
+        ([node("Sub", "x z", "s"), node("Neg", "s", "d")], 2.0**-10),
+        ([node("Add", "x z", "d")], 0),
+        ([node("Neg", "z", "n"), node("Add", "x n", "d")], 2.0**-10),
+        ([node("Sub", "x half", "d")], 0),
+        ([node("Sub", "x z", "s"), node("Div", "s one", "d")], 2.0**-10),
+        ([node("Sub", "x z", "s"), node("Mul", "s hundred", "d")], 100 * 2.0**-10),
+        ([node("Mul", "x z", "d")], 0),
+    ],
+    ids=lambda given: " ".join(n.op_type for n in given) if isinstance(given, list) else "",
+)
+@pytest.mark.parametrize("share", [0.8, 1.25])
+def test_a_difference_that_fp16_may_make_zero_is_guarded(
+    nodes: list[onnx.NodeProto], rounding: float, share: float, tmp_path: Path
+) -> None:
+    """Of terms up to 1, whatever was measured."""
+    terms = np.array([[1.0, 0.5], [0.0, 0.5]], np.float32)
+    constants = {"eps": EPS, "one": scalar(1), "half": scalar(-0.5), "hundred": scalar(100)}
+    nodes = [*nodes, node("Abs", "d", "m"), node("Add", "m eps", "a"), node("Log", "a", "y")]
+    gain = 100 if any("hundred" in n.input for n in nodes) else 1
+    terms[1] = terms[0] - np.float32(share * rounding / gain if rounding else 0.25)
+    inputs = {name: [2] for name in "xz" if any(name in n.input for n in nodes)}
+    feeds = {name: terms[at] for at, name in enumerate("xz") if name in inputs}
+    graph, ranges = scan(make_model(nodes, inputs, "y", constants), tmp_path, feeds)
+    pins = pinned_by(find_vanishing_constants, graph, ranges)
+    assert ("Add_a" in pins) == (bool(rounding) and share < 1)
+
+
+@pytest.mark.parametrize(
     ("guard", "inputs", "eps", "sign", "is_pinned"),
     [
         ("Sum", "x eps", 1e-12, 1, False),

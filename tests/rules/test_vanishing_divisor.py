@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from ways_to_observe import PROBES, Probes, use_probes
@@ -16,10 +17,17 @@ from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
 
 NEXT = float(np.nextafter(np.float32(FP16_UNDERFLOW), np.float32(1)))
 CONSTANTS = {"one": scalar(1), "minus": scalar(-1), "two": scalar(2), "half": scalar(0.5), "axes": ints(0)}
+SCALES = {
+    "thousand": scalar(1e3),
+    "thousandth": scalar(1e-3),
+    "both": floats(1e3, 2e3),
+    "eye": np.eye(2, dtype=np.float32),
+    "matrix": 1e3 * np.eye(2, dtype=np.float32),
+}
 
 
 def _pins(folder: Path, nodes: list[Any], values: Any) -> list[str]:
-    model = make_model(nodes, {"x": None}, "y", CONSTANTS)
+    model = make_model(nodes, {"x": None}, "y", CONSTANTS | SCALES)
     graph, ranges = scan(model, folder, {"x": np.asarray(values, np.float32)})
     return pinned_by(find_vanishing_divisors, graph, ranges)
 
@@ -76,6 +84,48 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert second.reason == (
         "a is as small as 1e-09, which is zero in FP16, and Log Log_y makes infinity or NaN of it"
     )
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        node("Log", "x", "y"),
+        node("Div", "one x", "y"),
+        node("Reciprocal", "x", "y"),
+        node("Pow", "x minus", "y"),
+    ],
+    ids=lambda reader: reader.op_type,
+)
+def test_an_input_that_is_divided_by(reader: onnx.NodeProto, tmp_path: Path) -> None:
+    assert _pins(tmp_path, [reader], [1, 1.2e-8]) == [f"{reader.op_type}_y"]
+    (tmp_path / "none").mkdir()
+    assert _pins(tmp_path / "none", [reader], [1, 1e-3]) == []
+
+
+@pytest.mark.parametrize(
+    ("scaling", "is_found"),
+    [
+        (node("Div", "a thousandth", "b"), True),
+        (node("Mul", "a thousand", "b"), True),
+        (node("Mul", "thousand a", "b"), True),
+        (node("Div", "a thousand", "b"), True),
+        (node("Mul", "a both", "b"), False),
+        (node("Add", "a half", "b"), False),
+        (node("MatMul", "a matrix", "b"), False),
+    ],
+    ids=lambda given: f"{given.op_type} {given.input[1]}" if isinstance(given, onnx.NodeProto) else "",
+)
+def test_what_is_scaled_before_it_is_divided_by(
+    scaling: onnx.NodeProto, is_found: bool, tmp_path: Path
+) -> None:
+    """Behind a layer, where the smallest of what is scaled is not taken, it follows from what the scaling gives."""
+    layer = [node("MatMul", "x eye", "m"), node("Neg", "m", "a")]
+    pins = _pins(tmp_path, [*layer, scaling, node("Reciprocal", "b", "y")], [[1, -2e-9]])
+    assert ("Neg_a" in pins) == is_found
+    assert is_found <= ("Reciprocal_y" in pins)
+    (tmp_path / "large").mkdir()
+    pins = _pins(tmp_path / "large", [*layer, scaling, node("Reciprocal", "b", "y")], [[1, -1e-3]])
+    assert pins == []
 
 
 def test_a_root_hides_it_and_an_epsilon_that_stays_saves_it(tmp_path: Path) -> None:
