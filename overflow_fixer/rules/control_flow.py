@@ -20,8 +20,9 @@ from overflow_fixer.rules.settling import settle
 
 RULE = "control_flow"
 
-_OF_THE_MODEL = frozenset({RULE, "user"})
-"""Rules that are not asked of a body: this one goes on by itself, and the user's words name nodes of the model."""
+_OF_THE_MODEL = frozenset({RULE, "user", "vanishing_output"})
+"""Rules that are not asked of a body: this one goes on by itself, the user's words name nodes of the model, and a body's
+outputs are not the model's."""
 _FOLLOWING = (
     "vanishing_constant",
     "vanishing_divisor",

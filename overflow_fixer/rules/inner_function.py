@@ -136,7 +136,9 @@ def _square(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
 
 
 def _sum_of_powers(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
-    """What a root is taken of: ReduceL2's squares, the powers of an Lp pool."""
+    """What a root is taken of: ReduceL2's squares, but where it adds nothing, and the powers of an Lp pool."""
+    if _attribute(node, "noop_with_empty_axes", 0):  # with axes it was measured
+        return
     exponent = _attribute(node, "p", 2)
     text = "the sum of squares" if exponent == 2 else f"the sum of |x|^{exponent}"
     yield InnerFunction(seen, _power(seen.max_abs, exponent), text)

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
+from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
@@ -28,6 +29,8 @@ _ADDED = frozenset(
     Scatter ScatterElements ScatterND""".split()
 )
 """Operators that keep an absolute error."""
+_CHOSEN = frozenset("Resize Upsample CenterCropPad ThresholdedRelu MaxPool GlobalMaxPool".split())
+"""Operators that do so of their first input."""
 _SCALED = {
     "Mul": frozenset({0, 1}),
     "Div": frozenset({0}),
@@ -76,7 +79,7 @@ def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
     multiples = find_multiples(graph, ranges)
     for source, use in _evidence(graph, ranges).get(node.label, {}).items():
         seen, step = ranges.by_tensor[source], multiples.steps[source]
-        limit = EXACT_STEPS * step
+        limit = min(EXACT_STEPS * step, FP16_MAX)
         what = "integers" if step == 1 else f"multiples of {step:g}"
         reason = (
             f"{source} holds {what} up to {seen.max_abs:.9g}, of which FP16 tells apart those up to {limit:g}, and "
@@ -172,7 +175,7 @@ class _Walk:
         op = node.standard_op
         if op in _SCALED:
             return slot in _SCALED[op] and self._are_plain(node)
-        return op in _ADDED or moves(node, slot)
+        return op in _ADDED or moves(node, slot) or (op in _CHOSEN and slot == 0)
 
     def _are_plain(self, node: Node) -> bool:
         """Whether the node reads no data but integers, inputs and constants."""

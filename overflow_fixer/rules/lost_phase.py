@@ -15,6 +15,7 @@ from onnx import TensorProto
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.origins import find_origins
 
@@ -31,7 +32,7 @@ def find_lost_phases(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
     for angle, periodic in _evidence(graph, ranges).get(node.label, {}).items():
         seen = ranges.by_tensor[angle]
         reason = (
-            f"{periodic} takes angles of up to {seen.max_abs:.6g} radians from {angle}; over {LARGEST_ANGLE:g}, FP16's "
+            f"{periodic} takes angles of up to {tell_over(seen.max_abs, LARGEST_ANGLE)} radians from {angle}; over {LARGEST_ANGLE:g}, FP16's "
             "steps are 0.125 radians and more"
         )
         batch = ranges.worst_batch_of(seen) if angle not in graph.constants else None

@@ -37,7 +37,8 @@ _ALL = None
 _COMBINED: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys("Add Sub Sum Max Min Mod".split(), _ALL),
     **dict.fromkeys(
-        "Neg Abs Relu CumSum ReduceSum ReduceMax ReduceMin ReduceL1 TopK MaxPool GlobalMaxPool Trilu".split(),
+        """Neg Abs Relu ThresholdedRelu CumSum ReduceSum ReduceMax ReduceMin ReduceL1 TopK MaxPool GlobalMaxPool Trilu
+        CenterCropPad""".split(),
         _FIRST,
     ),
     "Range": (0, 2),
@@ -45,6 +46,8 @@ _COMBINED: dict[str, tuple[int, ...] | None] = {
 }
 """Operators whose values are sums, differences and choices of what comes in at these slots."""
 _PRODUCTS = frozenset("Mul MatMul Einsum".split())
+_CHOOSES = frozenset("Gather GatherND GatherElements Slice Split Compress".split())
+"""Operators that take some of the elements: of a row of features the columns that are ids, for one."""
 
 
 @dataclass(eq=False)
@@ -57,13 +60,24 @@ class Multiples:
 
     def __post_init__(self) -> None:
         self._folder = Folder(self.graph)
-        for spec in self.graph.inputs:
-            self._note(spec.name, _step_of_input(self.ranges.get(spec.name)))
+        self._fed = {spec.name for spec in self.graph.inputs}
+        for name in self._fed:
+            self._note(name, _step_of_input(self.ranges.get(name)))
         for node in self.graph.nodes:
             if node.op_type != "Constant":
                 step = _step_of_output(node, self)
                 for name in node.writes:
-                    self._note(name, step if name == node.outputs[0] or node.op_type == "Split" else None)
+                    known = step if name == node.outputs[0] or node.op_type == "Split" else None
+                    self._note(name, self._step_of_fed(node, name) if known is None else known)
+
+    def _step_of_fed(self, node: Node, output: str) -> float | None:
+        """Of inputs that are only moved, or of some of their elements, by what was seen there."""
+        if not moves(node, 0) or not self._fed.issuperset(
+            name for name in node.reads if self.graph.is_float(name)
+        ):
+            return None
+        self._fed.add(output)
+        return _step_of_input(self.ranges.get(output)) if node.standard_op in _CHOOSES else None
 
     def step(self, tensor: str) -> float | None:
         """The largest power of two that is known to divide every value; None where there is none."""
@@ -189,6 +203,13 @@ def _step_of_whole(node: Node, known: Multiples) -> float:
     return max(1.0, known.step(node.inputs[0]) or 1.0)
 
 
+def _step_of_resized(node: Node, known: Multiples) -> float | None:
+    """Of the nearest elements."""
+    mode = node.attribute("mode")
+    is_nearest = mode is None or mode.s == b"nearest"
+    return known.step(node.inputs[0]) if is_nearest else None
+
+
 def _step_of_sign(node: Node, known: Multiples) -> float:
     return 1.0
 
@@ -230,6 +251,7 @@ _OF_OPERATOR: dict[str, Callable[[Node, Multiples], float | None]] = {
     "Div": _step_of_quotient,
     "Pad": _step_of_padded,
     "Sign": _step_of_sign,
+    **dict.fromkeys("Resize Upsample".split(), _step_of_resized),
     **dict.fromkeys("Floor Ceil Round".split(), _step_of_whole),
     **dict.fromkeys("Scatter ScatterElements ScatterND".split(), _step_of_scattered),
 }

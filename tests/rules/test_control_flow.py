@@ -229,3 +229,25 @@ def test_a_loop_that_hands_on_integers_alone_is_pinned_for_what_it_computes(tmp_
     before, after = open_reference(graph), open_runner(artifact)
     batch = Batch("b", feeds[0])
     np.testing.assert_array_equal(after.run(batch)["token"], before.run(batch)["token"])
+
+
+@pytest.mark.parametrize(
+    ("behind", "is_pinned"), [("ReduceMax <keepdims = 0> (end)", False), ("Identity (end)", True)]
+)
+def test_small_values_that_a_body_hands_out_are_no_outputs_of_the_model(
+    behind: str, is_pinned: bool, tmp_path: Path
+) -> None:
+    """Unless they are: rates of 1e-9, of which the largest is 1."""
+    text = f"""
+    g (float[4] x, bool c) => (float[N] y) {{
+        [choose] end = If (c) <
+            then_branch = a () => (float[N] t) {{ t = Exp (x) }},
+            else_branch = b () => (float[N] e) {{ e = Abs (x) }}
+        >
+        [last] y = {behind}
+    }}"""
+    graph, ranges = _scan(tmp_path, text, [{"x": floats(0, -20, -1, -2), "c": TRUE}])
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    found = [one for pin in plan.pins for one in pin.findings if "has values down to 2.06e-09" in one.reason]
+    assert bool(found) == is_pinned
+    assert {one.node for one in found} <= {"choose", "last"}

@@ -164,6 +164,12 @@ def test_where_windows_are_cut_the_sum_of_an_average_is_measured(
     assert not _by_text(case, tmp_path, 10000, full)
 
 
+def test_a_norm_that_adds_nothing_has_no_squares(tmp_path: Path) -> None:
+    model = make_model([node("ReduceL2", "x", "y", noop_with_empty_axes=1)], {"x": [2]}, "y", opset=18)
+    graph, ranges = scan(model, tmp_path, {"x": floats(600, 700)})
+    assert ask(find_large_inner_values, graph, ranges) == []
+
+
 def test_squares_across_channels_are_bounded(tmp_path: Path) -> None:
     case = Case("LRN", 0, "a bound of the sum of squares", {"size": 5})
     x = np.zeros_like(X)

@@ -108,6 +108,65 @@ def test_the_way_goes_on_where_values_become_small_but_are_rounded(tmp_path: Pat
     assert pins == ["Cast_p", "Mul_a", "Reshape_b", "Floor_c"]
 
 
+@pytest.mark.parametrize(
+    ("mover", "opset"),
+    [
+        (node("Resize", "image - doubled", "a", mode="nearest"), 17),
+        (node("Upsample", "image doubled", "a", mode="nearest"), 9),
+        (node("CenterCropPad", "image four", "a", axes=[2]), 18),
+        (node("ThresholdedRelu", "image", "a", alpha=0.5), 17),
+        (node("MaxPool", "image", "a", kernel_shape=[1, 1]), 17),
+        (node("GlobalMaxPool", "image", "a"), 17),
+    ],
+    ids=lambda given: given.op_type if isinstance(given, onnx.NodeProto) else "",
+)
+def test_labels_in_an_image(mover: onnx.NodeProto, opset: int, tmp_path: Path) -> None:
+    nodes = [
+        CAST,
+        node("Reshape", "p shape", "image"),
+        mover,
+        node("Cast", "a", "i", to=INT64),
+        node("Cast", "i", "y", to=TensorProto.FLOAT),
+    ]
+    constants = {"shape": ints(1, 1, 1, 2), "doubled": floats(1, 1, 2, 2), "four": ints(4)}
+    graph, ranges = scan(
+        make_model(nodes, {"ids": (INT64, [2])}, "y", constants, opset), tmp_path, {"ids": ints(1, 4001)}
+    )
+    pins = pinned_by(find_lost_integers, graph, ranges)
+    assert pins[:4] == ["Cast_p", "Reshape_image", f"{mover.op_type}_a", "Cast_i"]
+
+
+@pytest.mark.parametrize(("largest", "is_found"), [(4001, True), (2048, False)])
+@pytest.mark.parametrize(
+    "chooser",
+    [
+        node("Gather", "x last", "a", axis=1),
+        node("Slice", "x two end axis", "a"),
+        node("Split", "x parts", "rest a", axis=1),
+        node("GatherND", "x places", "a", batch_dims=1),
+    ],
+    ids=lambda chooser: chooser.op_type,
+)
+def test_ids_among_other_features(
+    chooser: onnx.NodeProto, largest: int, is_found: bool, tmp_path: Path
+) -> None:
+    """A row of a table: two fractions, and a number of a user, which an embedding is looked up by."""
+    nodes = [chooser, node("Cast", "a", "i", to=INT64), node("Gather", "table i", "y")]
+    constants = {
+        "last": ints(2),
+        "two": ints(2),
+        "end": ints(3),
+        "axis": ints(1),
+        "parts": ints(2, 1),
+        "places": ints(2, 2).reshape(2, 1),
+        "table": np.zeros((4002, 1), np.float32),
+    }
+    x = np.array([[0.3, -1.7, largest], [0.1, 2.2, 7]], np.float32)
+    graph, ranges = scan(make_model(nodes, {"x": [2, 3]}, "y", constants), tmp_path, {"x": x})
+    pins = pinned_by(find_lost_integers, graph, ranges)
+    assert pins == ([f"{chooser.op_type}_{chooser.output[0]}", "Cast_i"] if is_found else [])
+
+
 def test_casts_to_integers_and_what_orders(tmp_path: Path) -> None:
     nodes = [
         node("Cast", "p", "i", to=INT64),
@@ -163,6 +222,17 @@ def test_multiples_of_powers_of_two(tmp_path: Path) -> None:
         assert [(f.node, f.limit) for f in found if f.tensor == "a"] == (
             [("Cast_a", limit), ("Neg_y", limit)] if limit is not None else []
         )
+
+
+def test_the_limit_told_is_no_larger_than_fp16_holds(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "ids eight", "p"),
+        node("Cast", "p", "a", to=TensorProto.FLOAT),
+        node("Neg", "a", "y"),
+    ]
+    model = make_model(nodes, {"ids": (INT64, [2])}, "y", {"eight": ints(64)})
+    graph, ranges = scan(model, tmp_path, {"ids": ints(1, 20001)})
+    assert {one.limit for one in ask(find_lost_integers, graph, ranges) if one.tensor == "a"} == {65504}
 
 
 def test_an_output_of_the_model(tmp_path: Path) -> None:

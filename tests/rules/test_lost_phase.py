@@ -60,6 +60,13 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert found.reason.startswith("Sin Sin_y takes angles of up to 500.1 radians from x")
 
 
+def test_an_angle_just_over_the_limit_is_told_from_it(tmp_path: Path) -> None:
+    over = np.nextafter(np.float32(128), np.float32(129))
+    graph, ranges = scan(make_model([node("Sin", "x", "y")], {"x": []}, "y"), tmp_path, {"x": scalar(over)})
+    (found,) = ask(find_lost_phases, graph, ranges)
+    assert "takes angles of up to 128.000015 radians from x; over 128," in found.reason
+
+
 def test_integers_that_fp16_holds_are_angles_that_it_holds(tmp_path: Path) -> None:
     nodes = [node("Cast", "ids", "p", to=TensorProto.FLOAT), node("Sin", "p", "y")]
     model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y")
