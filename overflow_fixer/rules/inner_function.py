@@ -173,6 +173,13 @@ def _sum_of_terms(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFuncti
     yield InnerFunction(seen, seen.max_abs * len(node.inputs), "the sum before it is divided")
 
 
+def _sum_of_samples(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
+    """RoiAlign's mean of samples, whose number a side is told; where it depends on the box, nothing is known."""
+    samples = _attribute(node, "sampling_ratio", 0)
+    if samples > 0 and _attribute(node, "mode", b"avg") == b"avg":
+        yield InnerFunction(seen, seen.max_abs * samples * samples, "the sum before it is divided")
+
+
 def _squares_across_channels(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """LRN: at most `size` squares are added."""
     yield from _square(node, graph, seen)
@@ -199,5 +206,6 @@ _FUNCTIONS: dict[str, tuple[str, Callable[[Node, Graph, Range], Iterator[InnerFu
     "GlobalLpPool": (_OUTPUT, _sum_of_powers),
     "AveragePool": (_OUTPUT, _window_sum),
     "Mean": (_OUTPUT, _sum_of_terms),
+    "RoiAlign": (_OUTPUT, _sum_of_samples),
 }
 """By operator, the tensor that the value follows from, and how."""

@@ -99,7 +99,10 @@ def _by_text(case: Case, folder: Path, threshold: float, *feeds: Array) -> list[
 
 
 def test_every_row_of_the_table_has_a_case() -> None:
-    assert {case.op for case in CASES} == _FUNCTIONS.keys() - {"LogSoftmax"}  # of which the least counts
+    assert {case.op for case in CASES} == _FUNCTIONS.keys() - {
+        "LogSoftmax",  # of which the least counts
+        "RoiAlign",  # reads boxes
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.opset} {dict(case.attributes)}")
@@ -168,6 +171,21 @@ def test_a_norm_that_adds_nothing_has_no_squares(tmp_path: Path) -> None:
     model = make_model([node("ReduceL2", "x", "y", noop_with_empty_axes=1)], {"x": [2]}, "y", opset=18)
     graph, ranges = scan(model, tmp_path, {"x": floats(600, 700)})
     assert ask(find_large_inner_values, graph, ranges) == []
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_known"),
+    [({"sampling_ratio": 8}, True), ({}, False), ({"sampling_ratio": 8, "mode": "max"}, False)],
+)
+def test_the_samples_of_a_box(attributes: dict[str, Any], is_known: bool, tmp_path: Path) -> None:
+    """One sample a pixel."""
+    x = np.random.default_rng(0).uniform(100, 300, (1, 2, 8, 8)).astype(np.float32)
+    constants = {"boxes": np.array([[0, 0, 8, 8]], np.float32), "images": ints(0)}
+    at = node("RoiAlign", "x boxes images", "y", output_height=1, output_width=1, **attributes)
+    graph, ranges = scan(make_model([at], {"x": [1, 2, 8, 8]}, "y", constants, 16), tmp_path, {"x": x})
+    found = ask(find_large_inner_values, graph, ranges)
+    expected = x.astype(np.float64).sum((2, 3)).max()
+    assert [one.value for one in found] == [pytest.approx(expected, rel=1e-5)] * is_known
 
 
 def test_squares_across_channels_are_bounded(tmp_path: Path) -> None:
