@@ -193,8 +193,12 @@ class MaskWalk:
             self._put(node, Scores(bound, _computed_with(scores.uses), scores.stacked))
 
     def _scale(self, node: Node) -> None:
-        """Mul: a mask switched on and off by a factor of 0 and 1."""
+        """Mul: a mask switched on and off by a factor of 0 and 1, or multiplied by 1."""
         name, switch = sorted(node.inputs[:2], key=lambda name: name not in self.masks)
+        factor = self.ranges.get(switch) if switch in self.graph.constants else None
+        if name in self.masks and factor is not None and factor.min == factor.max == 1:
+            self.masks[node.outputs[0]] = self.masks[name]
+            return
         if name not in self.masks or not self._is_binary(switch):
             raise NotProvedError(f"Mul {node.label} scales it by more than 0 and 1")
         if any(np.isinf(self.ranges.by_tensor[origin].min) for origin in self.masks[name].origins):

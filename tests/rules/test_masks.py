@@ -230,6 +230,15 @@ INFINITE_TRIANGLE = [
     node("Trilu", "full one", "tri", upper=1),
 ]
 INFINITE: dict[str, Attention] = {
+    "times 1": Attention(
+        [
+            node("Where", "d k zero", "w"),
+            node("Mul", "w one", "mask"),
+            node("Add", "x mask", "s"),
+            SOFTMAX,
+        ],
+        {"k": scalar(-math.inf), "zero": scalar(0), "one": scalar(1)},
+    ),
     "in place of scores by data": Attention([node("Where", "c k x", "s"), SOFTMAX], {"k": scalar(-math.inf)}),
     "0 or -inf by data, added": Attention(
         [node("Where", "d k zero", "w"), node("Add", "x w", "s"), SOFTMAX],
