@@ -188,13 +188,15 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
 
 
 def _resize(node: Node, slot: int, trace: Trace, graph: Graph, ranges: RangeTable) -> tuple[float, float]:
-    """How small and how large the trace is behind the node: of products and quotients with constants, what those make of it."""
+    """How small and how large the trace is behind the node: of products and quotients, what the other factor makes of it."""
     if keeps_size(node):
         return trace.least, trace.largest
     is_scaled = node.standard_op == "Mul" or (node.standard_op == "Div" and slot == 0)
     factor = ranges.get(node.inputs[1 - slot]) if is_scaled else None
-    if factor is None or factor.tensor not in graph.constants or factor.nan_count:
+    if factor is None or factor.nan_count:
         return 0.0, math.inf
+    if factor.tensor not in graph.constants:  # 1 where the data never switched it on
+        return 0.0, trace.largest * max(factor.max_abs, 1.0) if node.standard_op == "Mul" else math.inf
     has_zero = factor.min <= 0 <= factor.max
     if node.standard_op == "Mul":
         return trace.least * (0.0 if has_zero else factor.min_nonzero_abs), trace.largest * factor.max_abs

@@ -240,6 +240,23 @@ def test_what_is_scaled_down_by_constants_ends(
     assert ("Neg_d" in pins) is ("Tan_y" in pins) is is_carried
 
 
+def test_the_remainder_of_a_large_number_is_a_share_of_it(tmp_path: Path) -> None:
+    """x - 604800 floor(x / 604800), over 604800; the floor was 0 or 1 in all data, like a switch."""
+    nodes = [
+        node("Mul", "x period", "t"),
+        node("Div", "t twice", "d"),
+        node("Floor", "d", "whole"),
+        node("Mul", "whole period", "w"),
+        node("Sub", "t w", "rest"),
+        node("Div", "rest period", "share"),
+        node("Sin", "share", "y"),
+    ]
+    constants = {"period": scalar(604800), "twice": scalar(3 * 604800)}
+    pins = _pins(tmp_path, nodes, constants)
+    assert {"Mul_w", "Sub_rest", "Div_share"} <= set(pins)
+    assert "Sin_y" not in pins
+
+
 FACTORS = {
     "small": scalar(8e-8),
     "third": scalar(1 / 3),
