@@ -47,12 +47,13 @@ from overflow_fixer.records import (
 from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.wording import say_foreign, say_unobserved
+from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
+_QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
 def fix(
@@ -277,6 +278,7 @@ def _make_report(
             *_luck(result),
             *_warn_of_half_io(config, graph, ranges, result.lost_outputs),
             *_warnings(graph, ranges, best.verification, bench.tolerance),
+            *_warn_of_steps(graph, best),
         ),
         price=result.price,
         fp32_engine=result.fp32,
@@ -355,6 +357,23 @@ def _warn_of_nan(graph: Graph, ranges: RangeTable, fixed: Verification) -> Itera
         yield (
             f"Tensor {first.tensor} is FP16 in the model itself, and holds {first.nan_count} NaN and {first.inf_count} infinite "
             "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
+        )
+
+
+def _warn_of_steps(graph: Graph, best: Attempt) -> Iterator[str]:
+    """That what differs, and what is pinned for it, may be single steps of a quantized model."""
+    places = sum(node.standard_op in _QUANTIZES for node in graph.nodes)
+    repaired = sum(any(finding.rule == "repair" for finding in pin.findings) for pin in best.plan.pins)
+    if places and (repaired or not best.verification.passed):
+        pinned = (
+            f", and {say_plural(repaired, 'node')} that rules do not pin may be pinned for that"
+            if repaired
+            else ""
+        )
+        yield (
+            f"The model quantizes at {say_plural(places, 'place')}. Where rounding to FP16 moves a value there over the border between "
+            f"two steps, outputs differ by a whole step{pinned}. Quantization itself errs by as much: if the model serves "
+            "with it, compare both on your task, and allow a lower SNR (--min-snr-db) for fewer pins."
         )
 
 

@@ -234,6 +234,28 @@ def test_what_goes_wrong_in_between_is_not_laid_to_fp16_inputs_and_outputs(tmp_p
     assert found.first_wrong.tensor == "a"
 
 
+@pytest.mark.parametrize(("x", "is_told"), [(0.5001, True), (0.75, False)])
+def test_steps_of_a_quantized_model_are_named_where_nodes_are_pinned_for_them(
+    x: float, is_told: bool, tmp_path: Path
+) -> None:
+    """0.5001 becomes 1, and in FP16 0."""
+    nodes = [
+        node("Mul", "x one", "a"),
+        node("QuantizeLinear", "a one zero", "q"),
+        node("DequantizeLinear", "q one zero", "b"),
+        node("Neg", "b", "y"),
+    ]
+    constants = {"one": scalar(1), "zero": np.asarray(0, np.int8)}
+    model = make_model(nodes, {"x": [2]}, "y", constants)
+    report = _fix(model, tmp_path, x=np.array([x, 3], np.float32))
+    assert report.passed
+    told = [warning for warning in report.warnings if warning.startswith("The model quantizes at 1 place. ")]
+    assert len(told) == is_told
+    pinned = sum(any(found.rule == "repair" for found in pin.findings) for pin in report.plan.pins)
+    assert bool(pinned) == is_told
+    assert all(f"a whole step, and {pinned} node" in warning for warning in told)
+
+
 def test_what_draws_random_numbers_is_named_where_it_fails(tmp_path: Path) -> None:
     """A dropout that was exported for training."""
     constants = {"ratio": scalar(0.5), "training": np.asarray(True)}

@@ -30,9 +30,9 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
         if only_bounds(graph, node, seen, FP16_MAX):
             continue
         where = "as the model stands" if TensorProto.FLOAT16 in graph.dtypes.values() else "in FP32"
-        reason = (
-            f"{verb} {tensor}, which holds {seen.nan_count} NaN and {seen.inf_count} infinite values {where}"
-        )
+        times = len(ranges.batch_names) if tensor in graph.constants else 1  # it is counted in each batch
+        nans, infinities = (count // max(times, 1) for count in (seen.nan_count, seen.inf_count))
+        reason = f"{verb} {tensor}, which holds {nans} NaN and {infinities} infinite values {where}"
         action: Action = "pin"
         if tensor in lost and seen.over_fp16_count == seen.inf_count:
             action, reason = "none", f"{reason}; {_say_source(tensor, lost[tensor])}"

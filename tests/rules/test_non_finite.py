@@ -74,3 +74,12 @@ def test_what_computed_it_is_said(elem_type: int, where: str, tmp_path: Path) ->
     graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(1, 0)})
     found = ask(find_non_finite, graph, ranges)
     assert {f.reason.partition("infinite values ")[2].partition(";")[0] for f in found} == {where}
+
+
+def test_of_a_constant_its_own_elements_are_told_however_many_batches(tmp_path: Path) -> None:
+    constants = {"c": floats(math.inf, math.nan, 1, -math.inf)}
+    model = make_model([node("Add", "x c", "y")], {"x": [4]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, *[{"x": floats(1, 2, 3, 4)}] * 3)
+    told = {one.tensor: one.reason for one in ask(find_non_finite, graph, ranges)}
+    assert told["c"].startswith("reads c, which holds 1 NaN and 2 infinite values")
+    assert told["y"].startswith("writes y, which holds 3 NaN and 6 infinite values")
