@@ -143,11 +143,16 @@ def _carry(carried: Iterable[tuple[str, str]], reached: dict[str, tuple[Trace, .
     return is_new
 
 
-def origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
+@lru_cache(maxsize=2)
+def origins(graph: Graph, ranges: RangeTable) -> tuple[Origin, ...]:
     """Initializers, Constants and ConstantOfShape with an element that FP16 cannot hold; integers too.
 
     An integer mask may be converted to floats later on.
     """
+    return tuple(_find_origins(graph, ranges))
+
+
+def _find_origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
     for name, proto in graph.constants.items():
         seen = ranges.get(name)
         if seen is not None and seen.max_abs >= FP16_OVERFLOW:
