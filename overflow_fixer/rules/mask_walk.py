@@ -87,6 +87,7 @@ class MaskWalk:
 
     def __post_init__(self) -> None:
         self._folder = Folder(self.graph)
+        self._made: dict[str, float] = {}
         self._carriers = carriers(self.graph, self.ranges)
 
     def follow(self, constants: Mapping[str, float]) -> None:
@@ -123,10 +124,10 @@ class MaskWalk:
         return np.asarray(value <= -self.floor)
 
     def amounts(self, origin: str) -> set[float]:
-        """The different values by which a constant masks, or a ConstantOfShape of -inf."""
+        """The different values by which a constant masks; of an input, or a ConstantOfShape, the one there is."""
         value = self.graph.read_constant(origin)
         if value is None:
-            return {-np.inf} if origin in self.masks else set()
+            return {self._made[origin]} if origin in self._made else set()
         return set(np.unique(value[self.is_masked(value)]).tolist())
 
     def _is_held(self, name: str) -> bool:
@@ -139,7 +140,9 @@ class MaskWalk:
     def _start(self, name: str, largest: float) -> Mask:
         is_float = self.graph.dtypes.get(name) == TensorProto.FLOAT
         value = self.graph.read_constant(name)
-        if value is None and is_float and np.isneginf(largest):
+        is_fed = name not in self.graph.producers
+        if value is None and is_float and (is_fed or np.isneginf(largest)):
+            self._made[name] = largest
             return Mask((name,), 0.0)
         if value is None or not is_float:
             raise NotProvedError("it is no FP32 initializer or Constant")

@@ -32,7 +32,7 @@ import numpy as np
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Array, Clamp, PlanPolicy, RangeTable
+from overflow_fixer.records import Array, Clamp, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.constant_range import Origin, origins
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use
 from overflow_fixer.rules.semantics import NEGATIVE
@@ -96,7 +96,7 @@ def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterato
 
 
 def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Origin]:
-    """Negative constants that FP16 cannot hold, then those that it can, from -`floor` down."""
+    """Negative constants that FP16 cannot hold, then those that it can, from -`floor` down, then inputs of 0 and such a number."""
     out_of_range = list(origins(graph, ranges))
     yield from (o for o in out_of_range if o.signs == NEGATIVE and graph.is_float(o.tensor))
     known = {origin.tensor for origin in out_of_range}
@@ -104,6 +104,14 @@ def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Orig
         seen = ranges.get(name)
         if name not in known and seen is not None and seen.min <= -floor:
             yield Origin(name, seen.min, NEGATIVE)
+    for seen in (ranges.get(spec.name) for spec in graph.inputs if graph.is_float(spec.name)):
+        if seen is not None and _is_switched(seen, floor):
+            yield Origin(seen.tensor, seen.min, NEGATIVE)
+
+
+def _is_switched(seen: Range, floor: float) -> bool:
+    """Whether it holds nothing but zeros and one number of -`floor` or less."""
+    return not seen.nan_count and seen.max <= 0 and floor <= -seen.min == seen.min_nonzero_abs
 
 
 def _fits(origin: Origin) -> bool:
@@ -148,8 +156,8 @@ def _judge_rows(walk: MaskWalk, softmax: Node, scores: Scores, policy: PlanPolic
     amounts = _all_amounts(walk, scores)
     is_infinite = amounts == {-np.inf}
     made = [name for name in scores.origins if name not in walk.graph.constants]
-    if made and not is_infinite:
-        raise NotProvedError(f"{made[0]}, which a ConstantOfShape makes, masks with it and is not clamped")
+    if made and not is_infinite and min(amounts) <= -FP16_OVERFLOW:
+        raise NotProvedError(f"{made[0]} masks with it, which is no constant that could be clamped")
     if policy.masks == "clamp" and not made:
         return "asked"
     if all(use.replaces for use in scores.uses) and len(amounts) == 1 and not is_infinite:
@@ -270,16 +278,19 @@ def _refuse_partners(walk: MaskWalk) -> None:
 
 def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], ground: Ground) -> MaskVerdict:
     is_infinite = ground == "infinity"
-    is_clamped = origin.value < -MASK_MAGNITUDE and not is_infinite
+    is_constant = origin.tensor in walk.graph.constants
+    is_clamped = origin.value < -MASK_MAGNITUDE and not is_infinite and is_constant
     tensors = walk.tensors_with.get(origin.tensor, set())
     refusal = walk.refused.get(origin.tensor) or (None if uses else "it reaches no Softmax")
     held = tuple(sorted(tensors)) if _fits(origin) or (is_infinite and refusal is None) else ()
     if refusal is not None:
-        verb = "clamped" if origin.value < -MASK_MAGNITUDE else "proved"
+        verb = "clamped" if origin.value < -MASK_MAGNITUDE and is_constant else "proved"
         return MaskVerdict(origin, None, f"not {verb} as a mask: {refusal}", held=held)
     why = _say_why(origin, uses, ground)
     if not is_clamped:
-        reason = f"the mask {origin.tensor} of {origin.value:g} is left as it is: {why}"
+        is_fed = not is_constant and origin.tensor not in walk.graph.producers
+        told = f"{origin.value:g}{', which is all that was fed there but 0,' if is_fed else ''}"
+        reason = f"the mask {origin.tensor} of {told} is left as it is: {why}"
         return MaskVerdict(origin, None, reason, True, held, MAGNITUDE_RULES if is_infinite else LEFT_RULES)
     reason = f"clamped to -{MASK_MAGNITUDE:g}: {why}"
     covers = tuple(sorted(tensors - {origin.tensor}))

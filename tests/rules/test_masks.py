@@ -14,11 +14,12 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.planning import plan_precision
+from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, RangeTable
 from overflow_fixer.rules.masks import MASK_MAGNITUDE, MaskVerdict, judge_masks
 from overflow_fixer.sessions import mark_outputs, open_session, run_session
@@ -367,7 +368,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [*INFINITE_TRIANGLE, node("Add", "x tri", "a"), node("Add", "a k", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN), **TRIANGLE},
         ),
-        "full, which a ConstantOfShape makes, masks with it and is not clamped",
+        "full masks with it, which is no constant that could be clamped",
     ),
     "a row is masked as a whole": (
         Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, MIN)}),
@@ -629,7 +630,10 @@ def test_what_is_not_proved_is_refused_with_its_reason(name: str, tmp_path: Path
     found = verdicts(graph, ranges)
     assert found
     assert all(verdict.clamp is None for verdict in found.values())
-    assert all(verdict.reason.startswith("not clamped as a mask: ") for verdict in found.values())
+    refusals = ("not clamped as a mask: ", "not proved as a mask: ")  # the latter of what is no constant
+    assert all(
+        verdict.reason.startswith(refusals[key not in attention.constants]) for key, verdict in found.items()
+    )
     assert reason in found["k"].reason
 
 
@@ -703,6 +707,82 @@ def test_a_mask_of_infinity_pins_nothing(name: str, tmp_path: Path) -> None:
 def has_nan(ranges: RangeTable, tensor: str) -> bool:
     seen = ranges.get(tensor)
     return seen is not None and seen.nan_count > 0
+
+
+FED_ADDED = [node("Add", "x m", "s"), SOFTMAX]
+FED: dict[str, tuple[Attention, float, str]] = {
+    "-inf": (Attention(FED_ADDED, {}), -math.inf, "left as it is: FP16 holds -inf too"),
+    "-10000": (
+        Attention(FED_ADDED, {}),
+        -10000,
+        "left as it is: Softmax gives 0 either way, and the calibration",
+    ),
+    "-65504": (
+        Attention(FED_ADDED, {}),
+        -65504,
+        "left as it is: Softmax gives 0 either way, and the calibration",
+    ),
+    "-65520": (
+        Attention(FED_ADDED, {}),
+        -65520,
+        "not proved as a mask: m masks with it, which is no constant",
+    ),
+    "the lowest": (
+        Attention(FED_ADDED, {}),
+        MIN,
+        "not proved as a mask: m masks with it, which is no constant",
+    ),
+    "beside a causal one": (
+        Attention(
+            [node("Add", "k m", "mask"), node("Add", "x mask", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, -12000)},
+        ),
+        -10000,
+        "left as it is: Softmax gives 0 either way, and the calibration",
+    ),
+    "beside a clamped one": (
+        Attention(
+            [node("Add", "k m", "mask"), node("Add", "x mask", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, MIN)}
+        ),
+        -10000,
+        "not proved as a mask: m masks with it",
+    ),
+    "read by another": (
+        Attention([node("Sigmoid", "m", "z"), *FED_ADDED], {}, extra_outputs="z"),
+        -math.inf,
+        "not proved as a mask: Sigmoid Sigmoid_z reads it",
+    ),
+}
+"""Masks m that are fed: 0, and a number."""
+
+
+@pytest.mark.parametrize("name", FED)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_mask_that_is_fed(name: str, whole: bool, tmp_path: Path) -> None:
+    attention, value, reason = FED[name]
+    fed = np.where(np.arange(4) >= (0 if whole else 2), value, 0).astype(np.float32) * np.ones((2, 1, 1, 1))
+    graph, _ = attention.scan(tmp_path)
+    feeds = attention.feeds(np.random.default_rng(0), 0.0, [spec.name for spec in graph.inputs])
+    feeds["m"] = fed.astype(np.float32)
+    ranges = collect_ranges(graph, InMemoryCalibration((feeds,)))
+    verdict = verdicts(graph, ranges)["m"]
+    if whole and math.isfinite(value) and "left" in reason:
+        reason = "not proved as a mask: the calibration data mask a row as a whole"
+    assert reason in verdict.reason
+    assert verdict.clamp is None
+    assert verdict.is_left == reason.startswith("left")
+    assert (", which is all that was fed there but 0," in verdict.reason) == verdict.is_left
+    pins = plan_precision(graph, ranges, PlanPolicy()).pins
+    assert bool(pins) == (not verdict.is_left or whole)
+
+
+@pytest.mark.parametrize("other", [-9000.0, 1.0, -20000.0, math.nan])
+def test_what_is_fed_besides_makes_it_no_mask(other: float, tmp_path: Path) -> None:
+    attention = Attention(FED_ADDED, {})
+    graph, _ = attention.scan(tmp_path)
+    feeds = attention.feeds(np.random.default_rng(0), 0.0, ["x", "m"])
+    feeds["m"][0, 0, 0, 0], feeds["m"][0, 0, 0, 1] = -10000, other
+    assert verdicts(graph, collect_ranges(graph, InMemoryCalibration((feeds,)))) == {}
 
 
 def test_scores_over_the_threshold_under_infinity_are_not_left(tmp_path: Path) -> None:
