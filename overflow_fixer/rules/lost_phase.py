@@ -18,6 +18,7 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.semantics import moves
 
 LARGEST_ANGLE = 128.0
 """Beyond it, FP16's steps are 1/8 radian and more: the rounding error (rms 0.036) leaves a sine less than 30 dB."""
@@ -43,13 +44,24 @@ def find_lost_phases(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
 def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, str]]:
     """For each node concerned, the angles, and in words the node that each goes into."""
     found: dict[str, dict[str, str]] = {}
-    for node in graph.nodes:
-        if node.standard_op in _PERIODIC and _is_lost(graph, ranges, node.inputs[0]):
-            for concerned in (node, *find_origins(graph, ranges, node.inputs[0], LARGEST_ANGLE)):
-                found.setdefault(concerned.label, {}).setdefault(
-                    node.inputs[0], f"{node.op_type} {node.label}"
-                )
+    for node in (node for node in graph.nodes if node.standard_op in _PERIODIC):
+        angle, way = _unwrap(graph, node)
+        if _is_lost(graph, ranges, angle):
+            for concerned in (node, *way, *find_origins(graph, ranges, angle, LARGEST_ANGLE)):
+                found.setdefault(concerned.label, {}).setdefault(angle, f"{node.op_type} {node.label}")
     return found
+
+
+def _unwrap(graph: Graph, node: Node) -> tuple[str, tuple[Node, ...]]:
+    """The angle that the node reads, or that a Mod made a small one of, and the nodes between, the last first."""
+    way: list[Node] = []
+    writer = graph.producers.get(node.inputs[0])
+    while writer is not None and moves(writer, 0):
+        way.append(writer)
+        writer = graph.producers.get(writer.inputs[0])
+    if writer is None or writer.standard_op != "Mod":
+        return node.inputs[0], ()
+    return writer.inputs[0], (*way, writer)
 
 
 def _is_lost(graph: Graph, ranges: RangeTable, angle: str) -> bool:

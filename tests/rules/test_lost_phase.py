@@ -60,6 +60,21 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert found.reason.startswith("Sin Sin_y takes angles of up to 500.1 radians from x")
 
 
+@pytest.mark.parametrize(("turns", "is_found"), [(300.0, True), (10.0, False)])
+def test_an_angle_that_mod_makes_small(turns: float, is_found: bool, tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x turns", "a"),
+        node("Mod", "a circle", "m", fmod=1),
+        node("Unsqueeze", "m first", "u"),
+        node("Sin", "u", "y"),
+    ]
+    constants = {"turns": scalar(turns), "circle": scalar(2 * math.pi), "first": ints(0)}
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", constants), tmp_path, {"x": floats(0.123, 10.7)})
+    found = ask(find_lost_phases, graph, ranges)
+    assert [one.node for one in found] == ["Mul_a", "Mod_m", "Unsqueeze_u", "Sin_y"] * is_found
+    assert {one.tensor for one in found} <= {"a"}
+
+
 def test_an_angle_just_over_the_limit_is_told_from_it(tmp_path: Path) -> None:
     over = np.nextafter(np.float32(128), np.float32(129))
     graph, ranges = scan(make_model([node("Sin", "x", "y")], {"x": []}, "y"), tmp_path, {"x": scalar(over)})
