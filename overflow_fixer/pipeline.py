@@ -22,38 +22,31 @@ from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import begin_folder
 from overflow_fixer.flops import count_share
-from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.half_io import say_over_range
 from overflow_fixer.planning import check_plan, check_policy, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.providers import choose_provider
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
-from overflow_fixer.ranges.repeatability import is_repeatable_node
 from overflow_fixer.records import (
     Artifact,
     Batch,
     CalibrationSet,
     FixReport,
-    OutputVerdict,
     PlanPolicy,
     PrecisionPlan,
     Price,
     RangeTable,
     RepairRound,
-    Tolerance,
     Verification,
 )
 from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
-from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
+from overflow_fixer.reports.caveats import say_half_io, say_luck, say_of_model
 from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
-_QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
 def fix(
@@ -273,119 +266,24 @@ def _make_report(
         tolerance=config.verify.tolerance(),
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=(
-            *result.warnings,
-            *_luck(result),
-            *_warn_of_half_io(config, graph, ranges, result.lost_outputs),
-            *_warnings(graph, ranges, best.verification, bench.tolerance),
-            *_warn_of_steps(graph, best),
-        ),
+        warnings=(*result.warnings, *_find_caveats(config, bench, result)),
         price=result.price,
         fp32_engine=result.fp32,
         confidence=judge_confidence(graph, ranges, best.plan, make_policy(config, bench.backend_name)),
     )
 
 
+def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
+    yield from say_luck(result.best, result.naive)
+    if config.build.io_types == "fp16":
+        yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
+    yield from say_of_model(bench.graph, bench.ranges, result.best, bench.tolerance)
+
+
 def _find_versions() -> dict[str, str]:
     """The package onnxruntime comes in several distributions (onnxruntime-gpu), so it is asked itself."""
     found = {name: version(name) for name in _LIBRARIES}
     return {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__, **found}
-
-
-def _luck(result: _Result) -> Iterator[str]:
-    """That a plain engine which passes proves little: measured, see docs/tensorrt.md."""
-    is_engine = result.best.artifact.engine is not None
-    if is_engine and result.naive is not None and result.naive.passed and result.best.plan.pins:
-        yield (
-            "Plain FP16 passes in this build. TensorRT chooses kernels by timing them, so another build of plain FP16 "
-            "may run the pinned nodes in FP16 and not pass."
-        )
-
-
-def _warnings(graph: Graph, ranges: RangeTable, fixed: Verification, tolerance: Tolerance) -> Iterator[str]:
-    foreign = count_foreign(graph)
-    if foreign:
-        yield say_foreign(foreign)
-    if ranges.provider_lack is not None:
-        yield ranges.provider_lack
-    yield from _warn_of_nan(graph, ranges, fixed)
-    yield from () if fixed.passed else _warn_of_chance(graph)
-    for verdict in fixed.outputs:
-        if verdict.error.element_count == 0:
-            yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
-        yield from _warn_of_quiet(verdict, tolerance)
-    yield from say_unobserved(ranges.not_observed)
-
-
-def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
-    """That an output passes in a batch for nothing but having next to nothing there."""
-    error = verdict.error
-    is_small = error.max_abs_error <= tolerance.max_abs_error
-    if verdict.passed and not is_small and error.quiet_batch_snr_db < tolerance.min_snr_of(error.tensor):
-        yield (
-            f"Output {error.tensor} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
-            f"{error.quiet_batch_snr_db:.1f} dB: it passes there because such a batch is judged as if it had 1 %. If batches like "
-            "that matter, verify on them alone, which judges them by their own."
-        )
-
-
-def _warn_of_half_io(
-    config: FixConfig, graph: Graph, ranges: RangeTable, lost_outputs: tuple[str, ...]
-) -> Iterator[str]:
-    """That inputs or outputs do not fit into the FP16 that is asked for, in one warning."""
-    said = [*say_over_range(graph, ranges)] if config.build.io_types == "fp16" else []
-    if lost_outputs:
-        said.append(
-            f"No repair was tried: with FP16 inputs and outputs alone, FP32 in between, {', '.join(lost_outputs)} "
-            f"{'is' if len(lost_outputs) == 1 else 'are'} wrong{'' if said else ': use --io-types keep'}."
-        )
-    if said:
-        yield " ".join(said)
-
-
-def _warn_of_nan(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator[str]:
-    """Which outputs are NaN before anything is converted, and the first tensor of the model's own FP16 that does not fit."""
-    lost = find_lost_in_own_fp16(graph, ranges)
-    broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
-    own, others = ([name for name in broken if (name in lost) is is_own] for is_own in (True, False))
-    if own:
-        yield f"The model as it stands, with its own FP16, gives NaN in {', '.join(own)}."
-    if others:
-        yield f"FP32 itself gives NaN in {', '.join(others)}: no precision can mend that."
-    if lost:
-        first = ranges.by_tensor[next(iter(lost))]
-        yield (
-            f"Tensor {first.tensor} is FP16 in the model itself, and holds {first.nan_count} NaN and {first.inf_count} infinite "
-            "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
-        )
-
-
-def _warn_of_steps(graph: Graph, best: Attempt) -> Iterator[str]:
-    """That what differs, and what is pinned for it, may be single steps of a quantized model."""
-    places = sum(node.standard_op in _QUANTIZES for node in graph.nodes)
-    repaired = sum(any(finding.rule == "repair" for finding in pin.findings) for pin in best.plan.pins)
-    if places and (repaired or not best.verification.passed):
-        pinned = (
-            f", and {say_plural(repaired, 'node')} that rules do not pin may be pinned for that"
-            if repaired
-            else ""
-        )
-        yield (
-            f"The model quantizes at {say_plural(places, 'place')}. Where rounding to FP16 moves a value there over the border between "
-            f"two steps, outputs differ by a whole step{pinned}. Quantization itself errs by as much: if the model serves "
-            "with it, compare both on your task, and allow a lower SNR (--min-snr-db) for fewer pins."
-        )
-
-
-def _warn_of_chance(graph: Graph) -> Iterator[str]:
-    """That what differs may be no error of FP16."""
-    chance = next((node for node in graph.nodes if not is_repeatable_node(graph, node)), None)
-    if chance is not None:
-        yield (
-            f"{chance.op_type} {chance.label} may give other values each time it runs (it draws random numbers, or changes what "
-            "it holds), and FP32 and what was built ran once each: their outputs differ by that too. Export the model for "
-            "inference, or without it."
-        )
 
 
 @dataclass

@@ -1,0 +1,221 @@
+"""What a report warns of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
+from onnx import TensorProto
+
+from overflow_fixer.attempts import Attempt
+from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
+from overflow_fixer.graph import load_graph
+from overflow_fixer.pipeline import fix
+from overflow_fixer.progress import silent
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import Engine, FixReport
+from overflow_fixer.reports.caveats import _warn_of_quiet, say_luck
+from overflow_fixer.trials import Bench
+
+SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
+WIDE = np.array([[1, 1e5, 3, 4], [2, -7, 1e5, 5]], np.float32)
+
+
+def _config(folder: Path, **build: object) -> FixConfig:
+    options = BuildOptions.model_validate({"backend": "onnx", **build})
+    return FixConfig(model=SAMPLE / "model.onnx", calib=SAMPLE / "data", out=folder / "out", build=options)
+
+
+def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "x", "half", to=TensorProto.FLOAT16),
+        node("Mul", "half half", "square"),
+        node("Cast", "square", "wide", to=TensorProto.FLOAT),
+        node("Add", "wide x", "y"),
+    ]
+    save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([300, 2], np.float32))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert not report.passed
+    (warning,) = report.warnings
+    assert warning.startswith(
+        "Tensor square is FP16 in the model itself, and holds 0 NaN and 1 infinite values there"
+    )
+    reasons = [finding.reason for finding in report.plan.considered if finding.rule == "non_finite"]
+    assert len(reasons) == 5
+    assert all("as the model stands; " in reason for reason in reasons)
+
+
+def test_nan_of_the_models_own_fp16_is_not_said_to_be_that_of_fp32(tmp_path: Path) -> None:
+    """x - mean(x) of what a Cast made infinite: inf - inf. The logarithm beside it is FP32's."""
+    nodes = [
+        node("Mul", "x x", "square"),
+        node("Cast", "square", "half", to=TensorProto.FLOAT16),
+        node("Cast", "half", "wide", to=TensorProto.FLOAT),
+        node("ReduceMean", "wide", "mean"),
+        node("Sub", "wide mean", "y"),
+        node("Neg", "square", "low"),
+        node("Log", "low", "z"),
+    ]
+    report = _fix(make_model(nodes, {"x": [2]}, "y z"), tmp_path, x=np.array([300, 2], np.float32))
+    assert [warning.partition(" in ")[::2] for warning in report.warnings[:2]] == [
+        ("The model as it stands, with its own FP16, gives NaN", "y."),
+        ("FP32 itself gives NaN", "z: no precision can mend that."),
+    ]
+    assert report.warnings[2].startswith("Tensor half is FP16 in the model itself, and holds 0 NaN and 1 inf")
+    assert not {"ReduceMean_mean", "Sub_y"} & report.plan.pinned
+    assert "Log_z" in report.plan.pinned
+
+
+def _fix(
+    model: onnx.ModelProto, folder: Path, io_types: Literal["keep", "fp16"] = "keep", **feeds: Any
+) -> FixReport:
+    save(model, folder)
+    np.savez(folder / "data.npz", **feeds)
+    config = FixConfig(model=folder / "model.onnx", calib=folder / "data.npz", out=folder / "out")
+    return fix(config.model_copy(update={"build": BuildOptions(backend="onnx", io_types=io_types)}))
+
+
+def test_an_input_that_fp16_does_not_hold_is_named_and_nothing_is_repaired(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    nodes = [node("Mul", "x small", "a"), node("MatMul", "a w", "y")]
+    model = make_model(nodes, {"x": [2, 4]}, "y", {"small": scalar(1e-5), "w": weights})
+    report = _fix(model, tmp_path, "fp16", x=WIDE)
+    assert not report.passed
+    assert report.rounds == ()
+    for found in (report.naive, report.fixed):
+        assert found is not None
+        assert found.first_wrong is not None
+        assert (found.first_wrong.tensor, found.first_wrong.candidate_inf) == ("x", 2)
+    (warning,) = report.warnings
+    assert warning == (
+        "Input x, which --io-types fp16 makes FP16, has max |x| of 100000 [data.npz[0:2]], over FP16's 65504: no plan mends "
+        "that, --io-types keep does. No repair was tried: with FP16 inputs and outputs alone, FP32 in between, y is wrong."
+    )
+    kept = _fix(model, tmp_path, x=WIDE)
+    assert kept.passed
+    assert kept.warnings == ()
+
+
+def test_an_output_that_fp16_does_not_hold_is_named_and_nothing_is_repaired(tmp_path: Path) -> None:
+    model = make_model([node("Relu", "x", "a"), node("Mul", "a a", "y")], {"x": [2]}, "y")
+    report = _fix(model, tmp_path, "fp16", x=np.array([300, 2], np.float32))
+    assert (report.passed, report.rounds) == (False, ())
+    assert report.fixed.first_wrong is not None
+    assert report.fixed.first_wrong.tensor == "y"
+    assert [text[:50] for text in report.warnings] == ["Output y, which --io-types fp16 makes FP16, has ma"]
+
+
+def test_digits_that_an_fp16_input_loses_are_no_matter_of_repair(tmp_path: Path) -> None:
+    """20000.3 is 20000 in FP16, before anything is computed."""
+    model = make_model([node("Sub", "x far", "y")], {"x": [2]}, "y", {"far": scalar(20000)})
+    report = _fix(model, tmp_path, "fp16", x=np.array([20000.3, 20005], np.float32))
+    assert (report.passed, report.rounds) == (False, ())
+    assert report.warnings == (
+        "No repair was tried: with FP16 inputs and outputs alone, FP32 in between, y is wrong: use --io-types keep.",
+    )
+
+
+def test_an_input_over_the_range_that_does_no_harm_is_said_and_passes(tmp_path: Path) -> None:
+    model = make_model([node("Min", "x ten", "y")], {"x": [2, 4]}, "y", {"ten": scalar(10)})
+    report = _fix(model, tmp_path, "fp16", x=WIDE)
+    assert report.passed
+    assert [text[:30] for text in report.warnings] == ["Input x, which --io-types fp16"]
+    assert "No repair" not in report.warnings[0]
+
+
+def test_what_goes_wrong_in_between_is_not_laid_to_fp16_inputs_and_outputs(tmp_path: Path) -> None:
+    model = make_model(
+        [node("Mul", "x big", "a"), node("Div", "a big", "y")], {"x": [2]}, "y", {"big": scalar(1e5)}
+    )
+    save(model, tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([3, 5], np.float32))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    build = BuildOptions(backend="onnx", io_types="fp16")
+    graph = load_graph(config.model)
+    calibration = InMemoryCalibration([{"x": np.array([3, 5], np.float32)}])
+    config = config.model_copy(update={"build": build})
+    with Bench(config, graph, calibration, collect_ranges(graph, calibration), "onnx", silent) as bench:
+        _, found = bench.try_naive()
+        assert bench.find_lost_outputs() == ()
+    assert found.first_wrong is not None
+    assert found.first_wrong.tensor == "a"
+
+
+@pytest.mark.parametrize(("x", "is_told"), [(0.5001, True), (0.75, False)])
+def test_steps_of_a_quantized_model_are_named_where_nodes_are_pinned_for_them(
+    x: float, is_told: bool, tmp_path: Path
+) -> None:
+    """0.5001 becomes 1, and in FP16 0."""
+    nodes = [
+        node("Mul", "x one", "a"),
+        node("QuantizeLinear", "a one zero", "q"),
+        node("DequantizeLinear", "q one zero", "b"),
+        node("Neg", "b", "y"),
+    ]
+    constants = {"one": scalar(1), "zero": np.asarray(0, np.int8)}
+    model = make_model(nodes, {"x": [2]}, "y", constants)
+    report = _fix(model, tmp_path, x=np.array([x, 3], np.float32))
+    assert report.passed
+    told = [warning for warning in report.warnings if warning.startswith("The model quantizes at 1 place. ")]
+    assert len(told) == is_told
+    pinned = sum(any(found.rule == "repair" for found in pin.findings) for pin in report.plan.pins)
+    assert bool(pinned) == is_told
+    assert all(f"a whole step, and {pinned} node" in warning for warning in told)
+
+
+def test_what_draws_random_numbers_is_named_where_it_fails(tmp_path: Path) -> None:
+    """A dropout that was exported for training."""
+    constants = {"ratio": scalar(0.5), "training": np.asarray(True)}
+    model = make_model([node("Dropout", "x ratio training", "y")], {"x": [4096]}, "y", constants)
+    report = _fix(model, tmp_path, x=np.ones(4096, np.float32))
+    assert not report.passed
+    assert [w[:55] for w in report.warnings] == ["Dropout Dropout_y may give other values each time it ru"]
+
+
+@pytest.mark.parametrize(
+    ("is_engine", "naive_passes", "is_told"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_that_plain_fp16_passes_in_one_build_is_told_as_luck(
+    tmp_path: Path, is_engine: bool, naive_passes: bool, is_told: bool
+) -> None:
+    report = fix(_config(tmp_path))
+    assert report.naive is not None
+    engine = Engine("8.6.0", "GPU", (9, 0), "weak", "obey", 1, 1, 0, 0, 0) if is_engine else None
+    best = Attempt(report.plan, replace(report.artifact, engine=engine), report.fixed)
+    told = list(say_luck(best, report.fixed if naive_passes else report.naive))
+    assert (len(told) == 1) is is_told
+    assert all(text.startswith("Plain FP16 passes in this build.") for text in told)
+
+
+@pytest.mark.parametrize("max_abs_error", [0.0, 1.0])
+def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, max_abs_error: float) -> None:
+    """x / 10000 is 0 in FP16 where x is about 1e-4."""
+    nodes = [node("Mul", "x down", "a"), node("Relu", "a", "b"), node("Mul", "b up", "y")]
+    save(make_model(nodes, {"x": ["N", 4]}, "y", {"down": scalar(1e-4), "up": scalar(1e4)}), tmp_path)
+    loud = np.array([[1, 2, 3, 4]], np.float32)
+    np.savez(tmp_path / "data.npz", x=np.concatenate([loud, loud, loud * np.float32(1e-5)]))
+    config = FixConfig(
+        model=tmp_path / "model.onnx",
+        calib=tmp_path / "data.npz",
+        out=tmp_path / "out",
+        build=BuildOptions.model_validate({"backend": "onnx"}),
+        verify=VerifyOptions.model_validate({"max_abs_error": max_abs_error}),
+    )
+    report = fix(config)
+    assert report.passed
+    (verdict,) = report.fixed.outputs
+    assert verdict.error.quiet_batch_snr_db == 0.0  # nothing is left
+    told = [warning for warning in report.warnings if "under 1 % of its mean energy" in warning]
+    assert bool(told) == (max_abs_error == 0.0)
+    failing = replace(verdict, passed=False)
+    assert not list(_warn_of_quiet(failing, config.verify.tolerance()))
+    for warning in told:
+        assert f"Output y has under 1 % of its mean energy in {verdict.error.quiet_batch}" in warning
+        assert "where its SNR is 0.0 dB" in warning
