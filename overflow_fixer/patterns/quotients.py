@@ -95,19 +95,33 @@ def follow_affine(graph: Graph, tensor: str) -> tuple[str, list[Node]]:
 
 
 def _find_inverse(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...], tuple[Node, ...]] | None:
-    """Of 1 / root, times constants, kept under a constant at most."""
+    """Of 1 / root, times constants, kept under a constant at most; spelled as a power, or as the root of 1 / squares, too."""
     tensor, limits = skip(graph, tensor, ("Min",))
     tensor, scales = skip(graph, tensor, ("Mul",))
-    node = maker(graph, tensor, "Reciprocal", "Div", "Pow")
+    node = maker(graph, tensor, "Reciprocal", "Div", "Pow", "Sqrt")
     if node is None:
         return None
-    if node.standard_op == "Pow":
-        squares = _find_squares(graph, node.inputs[0]) if read_number(graph, node.inputs[1]) == -0.5 else None
+    if node.standard_op in ("Pow", "Sqrt"):
+        inverted = _find_inverted(graph, node)
+        squares = None if inverted is None else _find_squares(graph, inverted)
         return None if squares is None else (squares, tuple(limits), tuple(scales))
-    if node.standard_op == "Div" and read_number(graph, node.inputs[0]) != 1:
+    if not _inverts(graph, node):
         return None
     found = _find_root(graph, node.inputs[-1])
     return None if found is None else (found[0], (*limits, *found[1]), tuple(scales))
+
+
+def _find_inverted(graph: Graph, node: Node) -> str | None:
+    """v of v^-0.5 or of the root of 1 / v."""
+    if node.standard_op == "Pow":
+        return node.inputs[0] if read_number(graph, node.inputs[1]) == -0.5 else None
+    inverse = maker(graph, node.inputs[0], "Reciprocal", "Div")
+    return inverse.inputs[-1] if inverse is not None and _inverts(graph, inverse) else None
+
+
+def _inverts(graph: Graph, node: Node) -> bool:
+    """Whether it is one over something."""
+    return node.standard_op == "Reciprocal" or read_number(graph, node.inputs[0]) == 1
 
 
 def _find_root(graph: Graph, tensor: str) -> tuple[Squares, tuple[Node, ...]] | None:

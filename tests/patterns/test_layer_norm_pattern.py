@@ -56,6 +56,10 @@ SPELLINGS = {
         layer_norm,
     ),
     "root by Pow": spell(VARIANCE + "Pow s half -> r\nDiv d r -> n\n" + AFFINE, layer_norm),
+    "root of the inverse": spell(
+        VARIANCE + "Reciprocal s -> i\nSqrt i -> r\nMul d r -> n\n" + AFFINE, layer_norm
+    ),
+    "root of 1 over it": spell(VARIANCE + "Div one s -> i\nSqrt i -> r\nMul d r -> n\n" + AFFINE, layer_norm),
     "inverse by Pow": spell(VARIANCE + "Pow s minus_half -> i\nMul d i -> n\n" + AFFINE, layer_norm),
     "scaled inverse": spell(INVERSE + "Mul i gamma -> a\nMul d a -> w\nAdd w beta -> y", layer_norm),
     "TensorFlow": spell(
