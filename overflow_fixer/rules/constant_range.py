@@ -9,9 +9,7 @@ of it, is followed through it, whether it ran or not.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import onnx
@@ -23,16 +21,8 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
-from overflow_fixer.rules.semantics import (
-    NEGATIVE,
-    POSITIVE,
-    Signs,
-    is_beyond_fp32,
-    is_bound,
-    keeps_size,
-    moves,
-    shown_signs,
-)
+from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, shown_signs
+from overflow_fixer.rules.traces import Origin, Trace, Traces, ends_beyond_fp32, is_like_others, merge, resize
 
 RULE = "constant_range"
 
@@ -48,38 +38,6 @@ _SELECTORS = frozenset(
 """Operators that show a value or not, as their inputs that are no floats say."""
 
 
-_SMALL = 10.0
-"""What came of a constant that is no larger is a number like others: FP16 holds its square, and its exponential."""
-_BEYOND = 90.0
-"""Of this and more, FP32 has no exponential."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A constant that FP16 cannot hold: its element of largest magnitude, and the signs of all that are over."""
-
-    tensor: str
-    value: float
-    signs: Signs
-
-
-@dataclass(frozen=True)
-class Trace:
-    """An origin's value in a tensor: the signs it can have there, and whether the data decide if it shows.
-
-    Its magnitude there is from `least` to `largest`, give or take what it is added to.
-    """
-
-    origin: Origin
-    signs: Signs
-    by_data: bool = False
-    least: float = FP16_OVERFLOW
-    largest: float = math.inf
-
-
-Traces = Mapping[str, tuple[Trace, ...]]
-
-
 def find_constants_out_of_range(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
@@ -89,6 +47,8 @@ def find_constants_out_of_range(
     carried: dict[Origin, str] = {}
     for slot, name in enumerate((*node.inputs, *node.captured)):
         for trace in reached.get(name, ()) if _is_of_floats(node, name, graph) else ():
+            if is_like_others(node, slot, trace, reached):
+                continue
             if name == trace.origin.tensor and is_bound(node, slot, trace.signs, graph):
                 bounds[trace.origin] = None
             else:
@@ -112,8 +72,7 @@ def carriers(graph: Graph, ranges: RangeTable) -> Traces:
     is_inlined = can_inline(graph) and bool(find_bodies(graph).read)
     flat = inline_bodies(graph, ranges, unseen=True) if is_inlined else graph
     reached: dict[str, tuple[Trace, ...]] = {
-        origin.tensor: (Trace(origin, origin.signs, largest=abs(origin.value)),)
-        for origin in origins(flat, ranges)
+        origin.tensor: (Trace.of(origin),) for origin in origins(flat, ranges)
     }
     _spread(flat, ranges, reached)
     carried = list(list_carried(graph)) if is_inlined else []
@@ -129,17 +88,19 @@ def _spread(graph: Graph, ranges: RangeTable, reached: dict[str, tuple[Trace, ..
             for index, output in enumerate(node.outputs):
                 shown = tuple(_shown(node, index, reached, graph, ranges)) if output else ()
                 if shown:
-                    reached[output] = _merge((*reached.get(output, ()), *shown))
+                    reached[output] = merge((*reached.get(output, ()), *shown))
 
 
 def _carry(carried: Iterable[tuple[str, str]], reached: dict[str, tuple[Trace, ...]]) -> bool:
-    """From each run of a body to the next, in place; whether that brings anything new."""
+    """From each run of a body to the next, in place; whether that brings anything new. A value that grows may grow without end."""
     is_new = False
     for source, target in carried:
         before = reached.get(target, ())
-        merged = _merge((*before, *reached.get(source, ())))
+        merged = merge((*before, *reached.get(source, ())))
         if merged != before:
-            reached[target], is_new = merged, True
+            known = {trace.origin for trace in before}
+            widened = (one.widened() if one.origin in known and one not in before else one for one in merged)
+            reached[target], is_new = tuple(widened), True
     return is_new
 
 
@@ -183,29 +144,13 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
             continue
         may_hide = _is_decided_by_data(node, slot, graph, ranges)
         for trace in traces:
-            least, largest = _resize(node, slot, trace, graph, ranges)
-            if largest <= _SMALL or (is_beyond_fp32(node) and trace.least >= _BEYOND):
+            if ends_beyond_fp32(node, trace):
                 continue
             signs = shown_signs(node, slot, index, trace.signs, graph) - _outdone(node, slot, reached)
             by_data = trace.by_data or may_hide
             if signs and (by_data or not _fits(ranges.get(output))):
-                yield Trace(trace.origin, signs, by_data, least, largest)
-
-
-def _resize(node: Node, slot: int, trace: Trace, graph: Graph, ranges: RangeTable) -> tuple[float, float]:
-    """How small and how large the trace is behind the node: of products and quotients, what the other factor makes of it."""
-    if keeps_size(node):
-        return trace.least, trace.largest
-    is_scaled = node.standard_op == "Mul" or (node.standard_op == "Div" and slot == 0)
-    factor = ranges.get(node.inputs[1 - slot]) if is_scaled else None
-    if factor is None or factor.nan_count:
-        return 0.0, math.inf
-    if factor.tensor not in graph.constants:  # 1 where the data never switched it on
-        return 0.0, trace.largest * max(factor.max_abs, 1.0) if node.standard_op == "Mul" else math.inf
-    has_zero = factor.min <= 0 <= factor.max
-    if node.standard_op == "Mul":
-        return trace.least * (0.0 if has_zero else factor.min_nonzero_abs), trace.largest * factor.max_abs
-    return trace.least / factor.max_abs, math.inf if has_zero else trace.largest / factor.min_nonzero_abs
+                sizes = resize(node, slot, trace, reached, graph, ranges)
+                yield Trace(trace.origin, signs, by_data, *sizes)
 
 
 def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:
@@ -253,21 +198,6 @@ def _outdone(node: Node, slot: int, reached: Traces) -> Signs:
 
 def _fits(seen: Range | None) -> bool:
     return seen is not None and seen.nan_count == 0 and seen.max_abs < FP16_OVERFLOW
-
-
-def _merge(traces: Iterable[Trace]) -> tuple[Trace, ...]:
-    """One trace an origin, with the signs of all of them."""
-    merged: dict[Origin, Trace] = {}
-    for trace in traces:
-        known = merged.get(trace.origin, trace)
-        merged[trace.origin] = Trace(
-            trace.origin,
-            known.signs | trace.signs,
-            known.by_data or trace.by_data,
-            min(known.least, trace.least),
-            max(known.largest, trace.largest),
-        )
-    return tuple(merged.values())
 
 
 def _finding(node: Node, origin: Origin, reason: str, action: Action = "pin") -> Finding:

@@ -199,7 +199,8 @@ class MaskWalk:
         """Mul: a mask switched on and off by a factor of 0 and 1, or multiplied by 1."""
         name, switch = sorted(node.inputs[:2], key=lambda name: name not in self.masks)
         factor = self.ranges.get(switch) if switch in self.graph.constants else None
-        if name in self.masks and factor is not None and factor.min == factor.max == 1:
+        is_one = factor is not None and not factor.nan_count and factor.min == factor.max == 1
+        if name in self.masks and is_one:
             self.masks[node.outputs[0]] = self.masks[name]
             return
         if name not in self.masks or not self._is_binary(switch):

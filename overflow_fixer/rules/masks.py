@@ -7,7 +7,8 @@ masked ones (the constant in place of a score, or added to it, at most twice). W
 1. B is so small that c + 2 B <= -746. In a row with a plain element the maximum m >= -B is plain, before and after.
    A masked element is at most c + B, so exp(masked - m) <= exp(-746), which is 0 in FP16, FP32 and float64, as it
    was before. All sums and quotients of the row are the same.
-2. A masked element is at least -2 * 25000 - 10000 > -65504: finite in FP16.
+2. A clamped element is at least -2 * 25000 - 10000 > -65504: finite in FP16. One that is left as it is may be -inf there,
+   which 1. is true of as well.
 3. A row that is masked as a whole is left. Where masks replace scores and all hold the same finite c, the
    row is constant, and Softmax uniform, before and after. Else the row was uniform (c swallows the score), NaN
    (c = -inf) or the softmax of its scores, and FP16, of which a step at c may be 8 or 16, gives another; so there
@@ -28,14 +29,16 @@ from functools import reduce
 from typing import Literal, get_args
 
 import numpy as np
+from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Clamp, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.constant_range import Origin, origins
+from overflow_fixer.rules.constant_range import origins
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use
 from overflow_fixer.rules.semantics import NEGATIVE
+from overflow_fixer.rules.traces import Origin
 
 Ground = Literal["constants", "asked", "data", "infinity"]
 """What shows that rows under a mask stay as they are; of two that hold for one mask, the later counts."""
@@ -104,7 +107,8 @@ def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Orig
         seen = ranges.get(name)
         if name not in known and seen is not None and seen.min <= -floor:
             yield Origin(name, seen.min, NEGATIVE)
-    for seen in (ranges.get(spec.name) for spec in graph.inputs if graph.is_float(spec.name)):
+    floats = (spec.name for spec in graph.inputs if graph.dtypes.get(spec.name) == TensorProto.FLOAT)
+    for seen in map(ranges.get, floats):
         if seen is not None and _is_switched(seen, floor):
             yield Origin(seen.tensor, seen.min, NEGATIVE)
 
@@ -157,7 +161,7 @@ def _judge_rows(walk: MaskWalk, softmax: Node, scores: Scores, policy: PlanPolic
     is_infinite = amounts == {-np.inf}
     made = [name for name in scores.origins if name not in walk.graph.constants]
     if made and not is_infinite and min(amounts) <= -FP16_OVERFLOW:
-        raise NotProvedError(f"{made[0]} masks with it, which is no constant that could be clamped")
+        raise NotProvedError(f"{made[0]} is no constant that could be clamped")
     if policy.masks == "clamp" and not made:
         return "asked"
     if all(use.replaces for use in scores.uses) and len(amounts) == 1 and not is_infinite:

@@ -60,11 +60,6 @@ _KEEPS_SIGN = _MOVES | frozenset(
     """Add Sum Mean Where Max Min Clip ReduceMax ReduceMin ReduceSum ReduceMean MaxPool AveragePool
     GlobalMaxPool GlobalAveragePool CumSum TopK Pad Trilu OneHot Floor Ceil Round CenterCropPad""".split()
 )
-_KEEPS_SIZE = (
-    _KEEPS_SIGN | frozenset("Sub Neg Abs Relu Elu Celu Softplus ThresholdedRelu".split())
-) - frozenset("Mean ReduceMean AveragePool GlobalAveragePool".split())
-"""Operators that give out a huge value as large as it comes in, give or take what is not huge, or none of it."""
-_GROWS_BEYOND_FP32 = frozenset("Exp Sinh Cosh".split())
 _SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 
 
@@ -108,17 +103,6 @@ def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
     if op == "Attention" and output < len(_ATTENTION_INPUTS):
         return slot not in _ATTENTION_INPUTS[output]
     return output == 0 and slot in _ABSORBED.get(op, ())
-
-
-def keeps_size(node: Node) -> bool:
-    """Whether a huge value goes out as large as it comes in, but for what is added to it, or does not go out."""
-    op = node.standard_op
-    return op in _KEEPS_SIZE or (op in _SCATTERS and not _multiplies(node))
-
-
-def is_beyond_fp32(node: Node) -> bool:
-    """Whether FP32 makes 0 or infinity of a huge value as well, so that FP16 makes nothing else of it."""
-    return node.standard_op in _GROWS_BEYOND_FP32
 
 
 def is_bound(node: Node, slot: int, signs: Signs, graph: Graph) -> bool:

@@ -50,7 +50,7 @@ _WEIGHTED = frozenset("Conv ConvTranspose Gemm".split())
 _ADDED = dict.fromkeys(
     [*_WEIGHTED, "BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization"], 2
 )
-"""Operators that add what they read in a slot, as it is."""
+"""Operators that add what they read in a slot; a Gemm scales it first."""
 _CHOOSES = frozenset("ArgMax ArgMin Hardmax".split())
 
 
@@ -155,6 +155,8 @@ def _pass(
         return loss
     if read.max_abs == 0 or written.max_abs == 0:
         return None
+    if op == "BatchNormalization" and tensor == node.inputs[4]:
+        return None  # vanishing_constant judges what its epsilon makes of it
     passed = loss
     if [slot for slot, name in enumerate(node.inputs) if name == tensor] == [_ADDED.get(op)]:
         passed = _Loss(loss.magnitude * abs(_number(node, "beta", 1.0)), loss.share)
@@ -177,11 +179,10 @@ def _through_weights(graph: Graph, ranges: RangeTable, node: Node, tensor: str, 
 
 
 def _gain_of_normalization(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
-    """What BatchNormalization multiplies data and means with; inf for its other inputs, and where that is not known."""
+    """What BatchNormalization multiplies data and means with; inf for its scale, and where that is not known."""
     scale, variance = ranges.get(node.inputs[1]), ranges.get(node.inputs[4])
     added = _number(node, "epsilon", 1e-5)
-    is_factor = tensor in (node.inputs[1], node.inputs[4])
-    if is_factor or scale is None or variance is None or variance.min + added <= 0:
+    if tensor == node.inputs[1] or scale is None or variance is None or variance.min + added <= 0:
         return math.inf
     return scale.max_abs / math.sqrt(variance.min + added)
 

@@ -76,7 +76,12 @@ def test_scores_that_are_given_out_are_as_wide_as_the_past_and_the_new_keys(tmp_
 
 @pytest.mark.parametrize(
     ("scale", "quantity", "factor"),
-    [(40.0, "scaled scores", 40.0), (1.0, "scores", 1.0), (0.1, "scores", 1.0)],
+    [
+        (40.0, "scaled scores", 40.0),
+        (1.25, "scaled scores", 1.25),
+        (1.0, "scores", 1.0),
+        (0.1, "scores", 1.0),
+    ],
 )
 def test_a_scale_over_1_makes_the_scores_larger(
     scale: float, quantity: str, factor: float, tmp_path: Path

@@ -233,11 +233,44 @@ def test_behind_exp_fp32_has_infinity_too(
 def test_what_is_scaled_down_by_constants_ends(
     scaling: onnx.NodeProto, is_carried: bool, tmp_path: Path
 ) -> None:
-    """Of 1e6, 11 is still of the constant, and 9 is a number like others."""
-    nodes = [node("Where", "c big x", "a"), scaling, node("Neg", "b", "d"), node("Tan", "d", "y")]
+    """Of 1e6, 110 is still of the constant, and of 90 FP16 has the sine."""
+    nodes = [node("Where", "c big x", "a"), scaling, node("Neg", "b", "d"), node("Sin", "d", "y")]
     pins = _pins(tmp_path, nodes, {"big": scalar(1e6), **FACTORS})
     assert {"Where_a", f"{scaling.op_type}_b"} <= set(pins)
-    assert ("Neg_d" in pins) is ("Tan_y" in pins) is is_carried
+    assert ("Sin_y" in pins) is is_carried
+
+
+@pytest.mark.parametrize(
+    ("behind", "inputs"),
+    [
+        ([node("Mul", "a shrink", "b"), node("Mul", "b grow", "d")], {}),
+        ([node("Mul", "a a", "b"), node("Mul", "b shrink", "d")], {}),
+        ([node("ReduceSum", "a axes", "b"), node("Mul", "b shrink", "d")], {}),
+        ([node("CumSum", "a axis", "b"), node("Mul", "b shrink", "d")], {}),
+        ([node("Add", "a a", "b"), node("Mul", "b sixth", "d")], {}),
+        ([node("Mul", "a shrink", "b"), node("Exp", "b", "e"), node("Mul", "e e", "d")], {}),
+        ([node("Mul", "a shrink", "b"), node("Mul", "b x", "e"), node("Mul", "e e", "d")], {}),
+        ([node("Sub", "a near", "b"), node("Exp", "b", "d")], {}),
+        ([node("Div", "a nothing", "d")], {}),
+    ],
+    ids=lambda given: " ".join(n.op_type for n in given) if isinstance(given, list) else "",
+)
+def test_what_may_be_large_again_is_followed(
+    behind: list[onnx.NodeProto], inputs: dict[str, Any], tmp_path: Path
+) -> None:
+    """1e6: scaled down and up, squared, added up, near to another number."""
+    nodes = [node("Where", "c big x", "a"), *behind, node("Tanh", "d", "y")]
+    constants = {
+        "big": scalar(1e6),
+        "shrink": scalar(1e-5),
+        "grow": scalar(1e5),
+        "sixth": scalar(6e-5),
+        "axes": ints(1),
+        "axis": ints(1),
+        "near": scalar(999990),
+        "nothing": scalar(0),
+    }
+    assert "Tanh_y" in _pins(tmp_path, nodes, constants)
 
 
 def test_the_remainder_of_a_large_number_is_a_share_of_it(tmp_path: Path) -> None:
@@ -263,11 +296,12 @@ FACTORS = {
     "three": scalar(3),
     "large": scalar(1e7),
     "gaps": np.asarray([[0, 1, 1]], np.float32),
-    "more": scalar(11e-6),
-    "less": scalar(-9e-6),
-    "few": scalar(9e4),
-    "many": scalar(11e4),
+    "more": scalar(11e-5),
+    "less": scalar(-9e-5),
+    "few": scalar(9e3),
+    "many": scalar(11e3),
     "mixed": np.asarray([[-1e-3, 9e4, 11e4]], np.float32),
+    "nothing": scalar(0),
 }
 
 

@@ -62,6 +62,15 @@ CASES = {
         "[before] w = Where (c, big, x) " + _LOOP % ("a", "float[A, B] t", "t = Add (w, s)"),
         ["before", "node", "behind"],
     ),
+    **{
+        f"what each run scales by {factor}": (
+            "[before] w = Where (c, big, x) "
+            + (_LOOP % ("a", "float[A, B] t", "t = Mul (s, factor)")).replace("(trips, , x)", "(trips, , w)")
+            + f" factor = Constant <value_float = {factor}> ()",
+            ["before", "node", "behind"],
+        )
+        for factor in (0.5, 2.0)
+    },
     "one run of a Loop hands it to the next": (
         _LOOP % ("last, all", "float[A, B] t, float[A, B] o", _HELD + "t = Where (c, held, s) o = Neg (s)")
         + " zero = Constant <value_ints = [0]> () [taken] a = ReduceSum <keepdims = 0> (all, zero)",

@@ -252,6 +252,14 @@ INFINITE: dict[str, Attention] = {
         [node("Where", "d k zero", "w"), node("Add", "k2 w", "mask"), node("Add", "x mask", "s"), SOFTMAX],
         {"k": scalar(-math.inf), "k2": pattern_of(CAUSAL, -math.inf), "zero": scalar(0)},
     ),
+    "by data here first, and causal there": Attention(
+        [
+            *(node("Where", "c k x", "s"), SOFTMAX),
+            *(node("Where", "t k x", "a"), node("Where", "t k2 a", "b"), node("Softmax", "b", "z")),
+        ],
+        {"k": scalar(-math.inf), "k2": scalar(-math.inf), "t": CAUSAL},
+        extra_outputs="y",
+    ),
     "by data here and causal there": Attention(
         [
             *(node("Where", "t k x", "a"), node("Where", "t k2 a", "b"), node("Softmax", "b", "z")),
@@ -368,7 +376,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [*INFINITE_TRIANGLE, node("Add", "x tri", "a"), node("Add", "a k", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN), **TRIANGLE},
         ),
-        "full masks with it, which is no constant that could be clamped",
+        "full is no constant that could be clamped",
     ),
     "a row is masked as a whole": (
         Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, MIN)}),
@@ -526,6 +534,23 @@ REFUSED: dict[str, tuple[Attention, str]] = {
     "scaled by an input that is no switch": (
         Attention([node("Mul", "x k", "w"), node("Where", "c w x", "s"), SOFTMAX], {"k": scalar(MIN)}),
         "Mul Mul_w scales it",
+    ),
+    **{
+        f"times {factor:g}": (
+            Attention(
+                [node("Mul", "k f", "w"), node("Add", "x w", "s"), SOFTMAX],
+                {"k": pattern_of(CAUSAL, MIN), "f": floats(factor)},
+            ),
+            "Mul Mul_w scales it by more than 0 and 1",
+        )
+        for factor in (0.5, 1.5, math.nan)
+    },
+    "times an input that was 1": (
+        Attention(
+            [node("Sub", "one m", "f"), node("Mul", "k f", "w"), node("Add", "x w", "s"), SOFTMAX],
+            {"k": pattern_of(CAUSAL, MIN), "one": scalar(1)},
+        ),
+        "added to the scores, and the data may mask",
     ),
     **{
         f"causal by a factor of 0 and {factor:g}": (
@@ -725,12 +750,12 @@ FED: dict[str, tuple[Attention, float, str]] = {
     "-65520": (
         Attention(FED_ADDED, {}),
         -65520,
-        "not proved as a mask: m masks with it, which is no constant",
+        "not proved as a mask: m is no constant that could be clamped",
     ),
     "the lowest": (
         Attention(FED_ADDED, {}),
         MIN,
-        "not proved as a mask: m masks with it, which is no constant",
+        "not proved as a mask: m is no constant that could be clamped",
     ),
     "beside a causal one": (
         Attention(
@@ -745,7 +770,7 @@ FED: dict[str, tuple[Attention, float, str]] = {
             [node("Add", "k m", "mask"), node("Add", "x mask", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, MIN)}
         ),
         -10000,
-        "not proved as a mask: m masks with it",
+        "not proved as a mask: m is no constant",
     ),
     "read by another": (
         Attention([node("Sigmoid", "m", "z"), *FED_ADDED], {}, extra_outputs="z"),
@@ -776,7 +801,7 @@ def test_a_mask_that_is_fed(name: str, whole: bool, tmp_path: Path) -> None:
     assert bool(pins) == (not verdict.is_left or whole)
 
 
-@pytest.mark.parametrize("other", [-9000.0, 1.0, -20000.0, math.nan])
+@pytest.mark.parametrize("other", [-9000.0, 1.0, -20000.0, 10000.0, math.nan])
 def test_what_is_fed_besides_makes_it_no_mask(other: float, tmp_path: Path) -> None:
     attention = Attention(FED_ADDED, {})
     graph, _ = attention.scan(tmp_path)
@@ -798,6 +823,7 @@ def test_the_users_word_clamps_infinity_where_a_constant_holds_it(tmp_path: Path
     made = verdicts(*INFINITE["a triangle of a ConstantOfShape"].scan(tmp_path), masks="clamp")["full"]
     assert made.clamp is None
     assert made.is_left
+    assert "FP16 holds -inf too" in made.reason
 
 
 @pytest.mark.parametrize("name", UNPROVED)

@@ -303,6 +303,18 @@ def test_batch_normalization_makes_it_large_or_hides_it(tmp_path: Path) -> None:
         assert _pins(tmp_path / name, nodes, np.full((1, 1, 2, 2), 1e-7), constants) == pins
 
 
+@pytest.mark.parametrize(("slot", "is_found"), [("s", True), ("v", False), ("m", False)])
+def test_small_parameters_of_a_batch_normalization(slot: str, is_found: bool, tmp_path: Path) -> None:
+    """A scale is a factor of all; of a variance the epsilon is left, which another rule looks at; a mean is a term."""
+    constants = {"s": floats(1, 1), "b": floats(0, 0), "m": floats(0, 0), "v": floats(1, 1)}
+    constants[slot] = floats(7e-8, 9e-8)
+    nodes = [node("BatchNormalization", "x s b m v", "y", epsilon=1e-3)]
+    model = make_model(nodes, {"x": [1, 2, 2, 2]}, "y", constants)
+    x = np.random.default_rng(0).uniform(1, 2, (1, 2, 2, 2)).astype(np.float32)
+    graph, ranges = scan(model, tmp_path, {"x": x})
+    assert (slot in {one.tensor for one in ask(find_small_values, graph, ranges)}) == is_found
+
+
 @pytest.mark.parametrize("variance", [0.0, -1.0])
 def test_a_batch_normalization_that_divides_by_zero_is_another_rules_matter(
     variance: float, tmp_path: Path

@@ -110,6 +110,8 @@ def test_a_guard_that_the_data_never_come_near_is_no_matter(
         ([node("Sub", "x half", "d")], 0),
         ([node("Sub", "x z", "s"), node("Div", "s one", "d")], 2.0**-10),
         ([node("Sub", "x z", "s"), node("Mul", "s hundred", "d")], 100 * 2.0**-10),
+        ([node("Sub", "x z", "s"), node("Mul", "hundred s", "d")], 100 * 2.0**-10),
+        ([node("Sub", "x z", "s"), node("Abs", "s", "p"), node("Relu", "p", "d")], 2.0**-10),
         ([node("Mul", "x z", "d")], 0),
     ],
     ids=lambda given: " ".join(n.op_type for n in given) if isinstance(given, list) else "",
@@ -129,6 +131,32 @@ def test_a_difference_that_fp16_may_make_zero_is_guarded(
     graph, ranges = scan(make_model(nodes, inputs, "y", constants), tmp_path, feeds)
     pins = pinned_by(find_vanishing_constants, graph, ranges)
     assert ("Add_a" in pins) == (bool(rounding) and share < 1)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Mul", "s s", "d")],
+        [node("Pow", "s two", "d")],
+        [node("Pow", "s two", "q"), node("ReduceSum", "q axes", "d")],
+        [node("Pow", "s two", "q"), node("ReduceMean", "q", "d", axes=[-1])],
+        [node("Mul", "s s", "q"), node("Sqrt", "q", "d")],
+    ],
+    ids=lambda given: " ".join(n.op_type for n in given),
+)
+@pytest.mark.parametrize(("share", "is_pinned"), [(0.8, True), (1.25, False)])
+def test_squares_of_such_a_difference(
+    nodes: list[onnx.NodeProto], share: float, is_pinned: bool, tmp_path: Path
+) -> None:
+    """Of terms up to 100, of which FP16 rounds up to 0.1 away: the squares of that are 0.0095, and far over 2^-14."""
+    terms = np.array([[100.0, 99.0], [0.0, 99.0]], np.float32)
+    terms[1] = terms[0] - np.float32(share * 100 * 2.0**-10)
+    constants = {"eps": EPS, "two": scalar(2), "axes": ints(-1)}
+    nodes = [node("Sub", "x z", "s"), *nodes, node("Add", "d eps", "a"), node("Log", "a", "y")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": [2], "z": [2]}, "y", constants), tmp_path, {"x": terms[0], "z": terms[1]}
+    )
+    assert ("Add_a" in pinned_by(find_vanishing_constants, graph, ranges)) == is_pinned
 
 
 @pytest.mark.parametrize(
