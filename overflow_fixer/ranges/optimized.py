@@ -26,11 +26,14 @@ def has_faster_kernels(graph: Graph) -> bool:
     """Whether the optimiser finds other kernels for much of what is observed: those of convolutions of float32.
 
     It fuses nothing over a tensor that is observed, and has no others for products of matrices; where there are as many
-    of those, opening the model twice is all that comes of it. In FP16 it would drop roundings.
+    of those, opening the model twice is all that comes of it, and a quantized convolution has faster ones only where it is
+    fused. In FP16 it would drop roundings.
     """
     is_narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16} & set(graph.dtypes.values())
     products = (node for node in graph.nodes if node.standard_op in _ADD_PRODUCTS)
-    found = Counter(node.op_type for node in products if _computes_float(graph, node))
+    found = Counter(
+        node.op_type for node in products if _computes_float(graph, node) and not _is_quantized(graph, node)
+    )
     return not is_narrow and found["Conv"] > found["MatMul"] + found["Gemm"]
 
 
@@ -61,6 +64,12 @@ def optimize_probed(probed: Probed, work: Path) -> tuple[onnx.ModelProto, Path]:
 
 def _computes_float(graph: Graph, node: Node) -> bool:
     return any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
+
+
+def _is_quantized(graph: Graph, node: Node) -> bool:
+    """Whether it is a convolution of what was an integer before."""
+    writer = graph.producers.get(node.inputs[0])
+    return node.op_type == "Conv" and writer is not None and writer.standard_op == "DequantizeLinear"
 
 
 def _interleave(

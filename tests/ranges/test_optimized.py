@@ -144,6 +144,22 @@ def test_only_convolutions_of_float32_have_faster_kernels(
     assert has_faster_kernels(graph) is expected
 
 
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_convolutions_of_what_was_an_integer_have_none(is_quantized: bool, tmp_path: Path) -> None:
+    scale = numpy_helper.from_array(np.float32(0.1), "scale")
+    weight = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
+    nodes = [
+        node("QuantizeLinear", ["x", "scale"], ["q"]),
+        node("DequantizeLinear", ["q", "scale"], ["d"]),
+        node("Conv", ["d" if is_quantized else "x", "w"], ["y"]),
+        node("Neg", ["d"], ["z"]),
+    ]
+    outputs = [value_info(name, TensorProto.FLOAT) for name in "yz"]
+    inputs = [value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, outputs, [scale, weight])
+    assert has_faster_kernels(graph) is not is_quantized
+
+
 @pytest.mark.parametrize(("products", "observe"), [(0, "optimized"), (1, "reductions"), (2, "reductions")])
 def test_what_is_mostly_products_of_matrices_is_scanned_exactly_and_told_so(
     tmp_path: Path, products: int, observe: str
