@@ -291,11 +291,14 @@ def _follows(graph: Graph, node: Node, source: str) -> bool:
 def _rounding_behind(
     graph: Graph, node: Node, before: float, read: Range | None, written: Range | None
 ) -> float:
+    """What becomes zero of what was zero before; infinity where all that the node reads was."""
     if read is None or written is None or not 0 < read.max_abs < math.inf:
         return 0.0
     if node.standard_op in _TOTALS:
         count = read.element_count / max(written.element_count, 1) if node.standard_op == "ReduceSum" else 1.0
         return before * count
+    if before >= read.max_abs:
+        return math.inf
     return math.pow(before / read.max_abs, _power(graph, node)) * written.max_abs
 
 

@@ -241,23 +241,21 @@ def test_what_is_scaled_down_by_constants_ends(
 
 
 @pytest.mark.parametrize(
-    ("behind", "inputs"),
+    "behind",
     [
-        ([node("Mul", "a shrink", "b"), node("Mul", "b grow", "d")], {}),
-        ([node("Mul", "a a", "b"), node("Mul", "b shrink", "d")], {}),
-        ([node("ReduceSum", "a axes", "b"), node("Mul", "b shrink", "d")], {}),
-        ([node("CumSum", "a axis", "b"), node("Mul", "b shrink", "d")], {}),
-        ([node("Add", "a a", "b"), node("Mul", "b sixth", "d")], {}),
-        ([node("Mul", "a shrink", "b"), node("Exp", "b", "e"), node("Mul", "e e", "d")], {}),
-        ([node("Mul", "a shrink", "b"), node("Mul", "b x", "e"), node("Mul", "e e", "d")], {}),
-        ([node("Sub", "a near", "b"), node("Exp", "b", "d")], {}),
-        ([node("Div", "a nothing", "d")], {}),
+        [node("Mul", "a shrink", "b"), node("Mul", "b grow", "d")],
+        [node("Mul", "a a", "b"), node("Mul", "b shrink", "d")],
+        [node("ReduceSum", "a axes", "b"), node("Mul", "b shrink", "d")],
+        [node("CumSum", "a axis", "b"), node("Mul", "b shrink", "d")],
+        [node("Add", "a a", "b"), node("Mul", "b sixth", "d")],
+        [node("Mul", "a shrink", "b"), node("Exp", "b", "e"), node("Mul", "e e", "d")],
+        [node("Mul", "a shrink", "b"), node("Mul", "b x", "e"), node("Mul", "e e", "d")],
+        [node("Sub", "a near", "b"), node("Exp", "b", "d")],
+        [node("Div", "a nothing", "d")],
     ],
-    ids=lambda given: " ".join(n.op_type for n in given) if isinstance(given, list) else "",
+    ids=lambda given: " ".join(n.op_type for n in given),
 )
-def test_what_may_be_large_again_is_followed(
-    behind: list[onnx.NodeProto], inputs: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_may_be_large_again_is_followed(behind: list[onnx.NodeProto], tmp_path: Path) -> None:
     """1e6: scaled down and up, squared, added up, near to another number."""
     nodes = [node("Where", "c big x", "a"), *behind, node("Tanh", "d", "y")]
     constants = {

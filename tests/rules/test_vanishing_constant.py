@@ -159,6 +159,21 @@ def test_squares_of_such_a_difference(
     assert ("Add_a" in pinned_by(find_vanishing_constants, graph, ranges)) == is_pinned
 
 
+def test_a_high_power_of_a_difference_that_is_rounded_away_as_a_whole(tmp_path: Path) -> None:
+    """Of terms of 6e4, of which FP16 rounds up to 58 away, and a difference of 0.004."""
+    nodes = [
+        node("Sub", "x z", "s"),
+        node("Pow", "s high", "p"),
+        node("Add", "p eps", "a"),
+        node("Log", "a", "y"),
+    ]
+    constants = {"eps": EPS, "high": scalar(120)}
+    x = np.array([60000, 60000], np.float32)
+    feeds = {"x": x, "z": np.nextafter(x, np.float32(0))}
+    graph, ranges = scan(make_model(nodes, {"x": [2], "z": [2]}, "y", constants), tmp_path, feeds)
+    assert "Add_a" in pinned_by(find_vanishing_constants, graph, ranges)
+
+
 @pytest.mark.parametrize(
     ("guard", "inputs", "eps", "sign", "is_pinned"),
     [
