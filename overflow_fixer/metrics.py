@@ -37,6 +37,7 @@ class ErrorMeter:
         self._total = _Sums()
         self._batches: list[_BatchError] = []
         self._is_float = True
+        self._other_shape: str | None = None
 
     def add(self, reference: Any, candidate: Any, batch: str) -> None:
         """Compare one batch: two arrays, or two lists of arrays, of any shape and dtype."""
@@ -44,8 +45,10 @@ class ErrorMeter:
         sums = _Sums()
         references, candidates = _arrays(reference), _arrays(candidate)
         if [a.shape for a in references] != [a.shape for a in candidates]:
+            self._other_shape = self._other_shape or _say_shapes(references, candidates, batch)
             size = max(sum(a.size for a in references), sum(a.size for a in candidates), 1)
             self._counts.update(element=size, mismatched=size)
+            self._is_float &= all(map(_is_float, references))
         else:
             for one, other in zip(references, candidates, strict=True):
                 self._add_array(one.reshape(-1), other.reshape(-1), sums)
@@ -90,6 +93,7 @@ class ErrorMeter:
             quiet_batch=quiet.name if quiet is not None else None,
             quiet_batch_snr_db=quiet.snr_db if quiet is not None else math.nan,
             log_energy=self._mean_log_energy() if compared else -math.inf,
+            other_shape=self._other_shape,
         )
 
     def _find_quiet(self) -> _BatchError | None:
@@ -260,6 +264,11 @@ def _badness(judged: tuple[_BatchError, float]) -> tuple[bool, int, float]:
 def _snr_db(reference: float, error: float) -> float:
     """In dB, from the log10 of both sums of squares: inf without error, -inf without reference."""
     return math.inf if error == -math.inf else 10 * (reference - error)
+
+
+def _say_shapes(references: list[Array], candidates: list[Array], batch: str) -> str:
+    told, expected = (" ".join(str(list(a.shape)) for a in arrays) for arrays in (candidates, references))
+    return f"{told or 'nothing'} instead of {expected or 'nothing'} on {batch}"
 
 
 def _arrays(value: Any) -> list[Array]:

@@ -478,7 +478,7 @@ class TensorError:
     noise. `quiet_batch` is the worst of those for which that was done, `quiet_batch_snr_db` its SNR without it; None and
     NaN where there are none. `log_energy` is log10 of the mean of ref^2 over the compared elements, -inf for 0 or of none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
     mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
-    could on all.
+    could on all. `other_shape` tells both shapes, and the first batch where they differ; None where they do not.
     """
 
     tensor: str
@@ -502,6 +502,7 @@ class TensorError:
     quiet_batch_snr_db: float = math.nan
     failure: str | None = None
     log_energy: float = -math.inf
+    other_shape: str | None = None
 
 
 @dataclass(frozen=True)

@@ -120,18 +120,18 @@ def worst_snr_db(error: TensorError) -> float:
 def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
     if error.failure is not None:
         return f"it cannot be computed on {error.worst_batch}: {error.failure}"
+    share, enough = 1 - error.mismatched / max(error.element_count, 1), tolerance.min_agreement
+    if not error.is_float and share >= enough:
+        return None
+    if error.other_shape is not None:
+        return f"it has another shape than in FP32: {error.other_shape}"
     if not error.is_float:
-        share = 1 - error.mismatched / max(error.element_count, 1)
-        enough = tolerance.min_agreement
-        return None if share >= enough else f"{share:.2%} of the values are equal, under {enough:.2%}"
+        return f"{share:.2%} of the values are equal, under {enough:.2%}"
     if error.mismatched and error.mismatched == error.reference_nan == error.candidate_nan:
         return (
             f"{error.mismatched} of {error.element_count} values are NaN in the original model too, at the same places: what "
             "it does not tell, nothing can be held against"
         )
-    counted = error.candidate_nan + error.candidate_inf + error.reference_nan + error.reference_inf
-    if error.mismatched and not error.compared + counted:
-        return "it has another shape than in FP32, so that nothing can be compared"
     if error.mismatched:
         return (
             f"{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "

@@ -155,7 +155,16 @@ def test_another_shape_fails() -> None:
     assert not compare([floats(1, 2)], [floats(1)]).passed
     assert not compare([np.asarray([1, 2])], [np.asarray([[1, 2]])]).passed
     (found,) = compare([floats(1, 2)] * 2, [floats(1)] * 2).outputs
-    assert found.reason == "it has another shape than in FP32, so that nothing can be compared"
+    assert found.reason == "it has another shape than in FP32: [1] instead of [2] on batch_0"
+
+
+@pytest.mark.parametrize(("size", "passed"), [(150, False), (250, True)])
+def test_integers_of_another_shape_are_that_many_that_do_not_agree(size: int, passed: bool) -> None:
+    many, few = np.arange(size), np.arange(2)
+    (found,) = compare([many, few], [many, few[:1]]).outputs
+    assert found.passed == passed
+    assert passed or found.reason == "it has another shape than in FP32: [1] instead of [2] on batch_1"
+    assert found.error.other_shape == "[1] instead of [2] on batch_1"
 
 
 def test_an_empty_output_says_that_nothing_was_compared() -> None:
