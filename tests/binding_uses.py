@@ -77,6 +77,9 @@ OnnxParser.set_flag                         parser_flags        (flag)
 OnnxParser.get_layer_output_tensor          output_tensors      (name: str, i: int)
 OnnxParserFlag.NATIVE_INSTANCENORM          parser_flags        value
 ParserError.desc                            always              ()
+ParserError.node                            always              ()
+ParserError.node_name                       error_nodes         ()
+ParserError.node_operator                   error_nodes         ()
 
 IBuilderConfig.set_flag                     always              (flag: BuilderFlag)
 IBuilderConfig.clear_flag                   always              (flag: BuilderFlag)

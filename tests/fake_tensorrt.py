@@ -177,13 +177,15 @@ class Script:
 
     `outcomes` are taken one a build. `engines` are the plans that a Runtime knows: every Plan built, and
     those put there. `parsed` are the paths and bytes given to the parser, `plugin_libraries` the paths given
-    to the plug-in registry.
+    to the plug-in registry. `refused_node` is the node that every parse error is about: operator, name and what it writes
+    (the log tells of none where that is empty).
     """
 
     inputs: Sequence[TensorSpec] = ()
     layers: Sequence[LayerSpec] = ()
     outputs: Sequence[str] = ()
     parse_errors: Sequence[str] = ()
+    refused_node: tuple[str, str, str] | None = None
     outcomes: list[Plan | Refusal] = field(default_factory=list)
     engines: dict[bytes, Plan] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -522,14 +524,22 @@ class _FlaggedNetwork(_Network):
 
 
 class _ParserError(_Bound):
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, refused: tuple[str, str, str] | None) -> None:
+        self._text, self._refused = text, refused
 
     def desc(self) -> str:
         return self._text
 
     def node(self) -> int:
-        return -1
+        return 3 if self._refused else -1
+
+
+class _NamingParserError(_ParserError):
+    def node_name(self) -> str:
+        return self._refused[1] if self._refused else ""
+
+    def node_operator(self) -> str:
+        return self._refused[0] if self._refused else ""
 
 
 class _Parser(_Bound):
@@ -569,7 +579,10 @@ class _Parser(_Bound):
         errors = list(script.parse_errors)
         if hasattr(self._trt.Builder, "max_batch_size") and not self._network._has("EXPLICIT_BATCH"):
             errors.append("Network must have an explicit batch dimension")
-        self._errors = [self._trt.ParserError(text) for text in errors]
+        self._errors = [self._trt.ParserError(text, script.refused_node) for text in errors]
+        if script.refused_node and script.refused_node[2]:
+            operator, _, output = script.refused_node
+            self._logger.log(_Severity.ERROR, f'While parsing node number 3 [{operator} -> "{output}"]:')
         for text in errors:
             self._logger.log(_Severity.ERROR, text)
         if not errors:
@@ -935,6 +948,7 @@ _NEW: dict[str, type] = {
     "INetworkDefinition": _FlaggedNetwork,
     "IProgressMonitor": _ProgressMonitor,
     "OnnxParser": _TensorFindingParser,
+    "ParserError": _NamingParserError,
 }
 _OF_VARIANT: dict[Variant, dict[str, type]] = {
     "8.6": _OLD | _WEAK,

@@ -116,6 +116,23 @@ def test_a_model_that_is_refused_is_refused_in_tensorrts_words(stage: Stage) -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("variant", "output", "place"),
+    [
+        ("8.6", "y", "Not that writes 'y'"),
+        ("8.6", "", "node number 3"),
+        ("10.0", "y", "Not '/attention/Not'"),
+    ],
+)
+def test_the_node_that_is_refused_is_named(variant: Variant, output: str, place: str) -> None:
+    script = small_script()
+    with Stage(script, variant) as stage:
+        script.parse_errors, script.refused_node = ["no such type."], ("Not", "/attention/Not", output)
+        with pytest.raises(BackendError, match=r"cannot take model\.onnx: no such type") as error:
+            stage.parse(MODEL)
+    assert f"no such type (at {place}). Expected" in _text(error)
+
+
 def test_a_plugin_that_does_not_load_is_named(stage: Stage, tmp_path: Path) -> None:
     library = tmp_path / "plugin.so"
     library.write_bytes(b"no library")

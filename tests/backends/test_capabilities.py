@@ -32,15 +32,18 @@ def _delete(trt: Any, name: str) -> None:
     ("variant", "can"),
     [
         ("8.6", "weak explicit_batch named_io metadata parser_flags optimization_level"),
-        ("10.0", "weak strong named_io metadata progress output_tensors parser_flags optimization_level"),
+        (
+            "10.0",
+            "weak strong named_io metadata progress output_tensors parser_flags optimization_level axes_inputs error_nodes",
+        ),
         (
             "10.12",
             "weak weak_is_deprecated strong named_io metadata progress output_tensors parser_flags "
-            "optimization_level",
+            "optimization_level axes_inputs error_nodes",
         ),
         (
             "11",
-            "weak_is_deprecated strong named_io metadata progress output_tensors parser_flags optimization_level",
+            "weak_is_deprecated strong named_io metadata progress output_tensors parser_flags optimization_level axes_inputs error_nodes",
         ),
     ],
 )
@@ -65,7 +68,9 @@ def test_the_version_is_not_believed() -> None:
         ("ILayer.metadata", "metadata"),
         ("ILayer.precision", "weak"),
         ("OnnxParser.get_layer_output_tensor", "output_tensors"),
+        ("OnnxParser.get_layer_output_tensor", "axes_inputs"),
         ("IBuilderConfig.builder_optimization_level", "optimization_level"),
+        ("ParserError.node_operator", "error_nodes"),
     ],
 )
 def test_each_answer_hangs_on_its_own_name(name: str, field: str) -> None:

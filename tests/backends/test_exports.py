@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fake_tensorrt import Script, fake_tensorrt
+from fake_tensorrt import Script, Variant, fake_tensorrt
 from onnx import TensorProto, helper, numpy_helper
 from recorded_networks import NAMES, make_plan, parsed_network, pinned_layers, recorded_graph, recorded_script
 from trtexec_rules import pin_by_rules, read_options
+from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt import exports, network
 from overflow_fixer.backends.tensorrt.capabilities import probe
@@ -216,7 +217,7 @@ def test_the_loader_clamps_what_the_backend_clamps(
         _import_script(path, monkeypatch).load_network()
     ((content, origin),) = trt.script.parsed
     assert Path(origin).samefile(graph.path)
-    expected = find_source(graph, plan.clamps)
+    expected = find_source(graph, plan.clamps, probe(trt))
     assert isinstance(expected, bytes)
     found, wanted = onnx.ModelProto.FromString(content), onnx.ModelProto.FromString(expected)
     assert found == wanted
@@ -234,6 +235,53 @@ def test_the_npps_script_warns_that_it_cannot_clamp(
     use_tensorrt(trt)
     with pytest.warns(UserWarning, match=r"clamps the constants \['rot90'\]"):
         _import_script(path, monkeypatch).postprocess(parsed_network(trt))
+
+
+def _model_with_axes(folder: Path) -> Graph:
+    text = "g (float[2,3] x) => (float[2,1] y) <int64[1] axes = {1}> { a = Abs(x) y = ReduceMean(a, axes) }"
+    return load_graph(write_model(folder, text, opset=18))
+
+
+@pytest.mark.parametrize(("variant", "is_told"), [("8.6", True), ("10.0", False)])
+def test_the_loader_tells_axes_as_the_backend_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    use_tensorrt: Callable[[Any], None],
+    variant: Variant,
+    is_told: bool,
+) -> None:
+    graph = _model_with_axes(tmp_path)
+    plan, artifact = make_plan(graph, graph.nodes[0].label), _onnx_artifact(graph)
+    (path,) = exports.write_exports(["polygraphy-loader"], graph, plan, artifact, _PLAIN, tmp_path / "out")
+    trt = fake_tensorrt(variant, Script())
+    use_tensorrt(trt)
+    with pytest.raises(RuntimeError, match="matches no layer"):
+        _import_script(path, monkeypatch).load_network()
+    ((content, _),) = trt.script.parsed
+    source = find_source(graph, (), probe(trt))
+    assert isinstance(source, bytes) == is_told
+    expected = source if isinstance(source, bytes) else graph.path.read_bytes()
+    assert onnx.ModelProto.FromString(content) == onnx.ModelProto.FromString(expected)
+
+
+@pytest.mark.parametrize(("variant", "warned"), [("8.6", ["overlooks the axes"]), ("10.0", [])])
+def test_the_npps_script_warns_of_axes_that_were_overlooked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    use_tensorrt: Callable[[Any], None],
+    variant: Variant,
+    warned: list[str],
+) -> None:
+    graph = _model_with_axes(tmp_path)
+    (path,) = exports.write_exports(
+        ["polygraphy-npps"], graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path / "out"
+    )
+    trt = fake_tensorrt(variant, recorded_script("needs_constraints"))
+    use_tensorrt(trt)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _import_script(path, monkeypatch).postprocess(parsed_network(trt))
+    assert [text for text in ("overlooks the axes",) if any(text in str(w.message) for w in caught)] == warned
 
 
 def test_functions_are_inlined_by_the_loader(

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from fake_tensorrt import Script, fake_tensorrt
 from onnx import TensorProto, helper, numpy_helper
 from typed_models import write_model
 
+from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.source import find_source
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Clamp
 
 _MASK = np.array([0, -3.4e38, -np.inf, 3.4e38, np.nan, 5], np.float32)
+OLD, NEW = (probe(fake_tensorrt(variant, Script())) for variant in ("8.6", "10.0"))
 _EXPECTED = np.array([0, -1e4, -1e4, 1e4, np.nan, 5], np.float32)
 
 
@@ -30,14 +34,14 @@ def _save(
 
 
 def _clamped(graph: Graph, tensor: str) -> onnx.ModelProto:
-    source = find_source(graph, [Clamp(tensor, 1e4, "a mask")])
+    source = find_source(graph, [Clamp(tensor, 1e4, "a mask")], OLD)
     assert isinstance(source, bytes)
     return onnx.ModelProto.FromString(source)
 
 
 def test_an_unchanged_model_is_its_file(tmp_path: Path) -> None:
     graph = _save(tmp_path, [helper.make_node("Abs", ["x"], ["y"])], [])
-    assert find_source(graph, []) == graph.path
+    assert find_source(graph, [], OLD) == graph.path
 
 
 def test_an_initializer_is_clamped_and_the_rest_is_untouched(tmp_path: Path) -> None:
@@ -95,8 +99,66 @@ def test_inlined_functions_go_as_bytes(tmp_path: Path) -> None:
     function = '<domain: "local", opset_import: ["" : 17]> twice (a) => (b) { b = Add(a, a) }'
     path = write_model(tmp_path, "g (float[4] x) => (float[4] y) { y = local.twice(x) }", functions=function)
     assert onnx.load(path).functions
-    source = find_source(load_graph(path), [])
+    source = find_source(load_graph(path), [], OLD)
     assert isinstance(source, bytes)
     model = onnx.ModelProto.FromString(source)
     assert not model.functions
     assert [node.op_type for node in model.graph.node] == ["Add"]
+
+
+# ---------------------------------------------------------------- axes that the parser overlooks
+
+
+def _reduction(folder: Path, node: str, constants: str = "") -> Graph:
+    text = f"g (float[2,3,4] x, int64[1] fed) => (float[] y) <{constants}> {{ y = {node} }}"
+    return load_graph(write_model(folder, text, opset=18))
+
+
+def _as_opset_17(source: Path | bytes) -> onnx.ModelProto:
+    """What was changed, as a model of the opset that has axes as an attribute."""
+    assert isinstance(source, bytes)
+    model = onnx.ModelProto.FromString(source)
+    model.opset_import[0].version = 17
+    return model
+
+
+def _run(model: bytes) -> np.ndarray:
+    feeds = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 8 - 1, "fed": np.array([1])}
+    session = onnxruntime.InferenceSession(model)
+    return np.asarray(session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0])
+
+
+@pytest.mark.parametrize("axes", ["int64[2] axes = {1, -1}", "int64[1] axes = {0}", "int64[0] axes = {}"])
+@pytest.mark.parametrize(
+    "name", ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]
+)
+def test_a_parser_that_overlooks_axes_as_an_input_gets_them_as_an_attribute(
+    tmp_path: Path, name: str, axes: str
+) -> None:
+    graph = _reduction(tmp_path, f"Reduce{name}<keepdims=0>(x, axes)", axes)
+    before = graph.model.SerializeToString()
+    changed = _as_opset_17(find_source(graph, [], OLD))
+    np.testing.assert_array_equal(_run(changed.SerializeToString()), _run(graph.path.read_bytes()))
+    assert graph.model.SerializeToString() == before
+    assert find_source(graph, [], NEW) == graph.path
+
+
+@pytest.mark.parametrize(
+    ("node", "constants"),
+    [
+        ("ReduceMean(x)", ""),
+        ("ReduceMean(x, )", ""),
+        ("ReduceMean(x, fed)", ""),
+        ("ReduceMean<noop_with_empty_axes=1>(x, none)", "int64[0] none = {}"),
+        ("ReduceSum(x, axes)", "int64[1] axes = {1}"),
+    ],
+)
+def test_other_reductions_are_left_as_they_are(tmp_path: Path, node: str, constants: str) -> None:
+    graph = _reduction(tmp_path, node, constants)
+    assert find_source(graph, [], OLD) == graph.path
+
+
+def test_axes_that_a_batch_may_feed_are_left_as_they_are(tmp_path: Path) -> None:
+    text = "g (float[2,3,4] x, int64[1] axes = {1}) => (float[2,1,4] y) { y = ReduceMean(x, axes) }"
+    graph = load_graph(write_model(tmp_path, text, opset=18))
+    assert find_source(graph, [], OLD) == graph.path

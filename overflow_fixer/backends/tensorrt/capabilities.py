@@ -23,7 +23,9 @@ class Capabilities:
     weak: layers can be pinned under a precision flag. weak_is_deprecated: pinning warns, and strong
     typing is the default. strong: a network takes its types from the model. metadata: layers name
     their ONNX node. progress: the builder reports phases. output_tensors: the parser finds a node's
-    tensor. parser_flags: InstanceNormalization can be made native.
+    tensor. parser_flags: InstanceNormalization can be made native. axes_inputs: the parser does not overlook the axes that
+    reductions have as an input from opset 18 on (before 10, which came with `output_tensors`, ReduceMean and its like
+    reduce over everything there: NVIDIA/TensorRT#3467, and seen with 8.6.0). error_nodes: the parser's errors name their node.
     """
 
     version: str
@@ -37,6 +39,8 @@ class Capabilities:
     output_tensors: bool
     parser_flags: bool
     optimization_level: bool
+    axes_inputs: bool
+    error_nodes: bool
 
     @property
     def default_typing(self) -> Typing:
@@ -79,6 +83,8 @@ def probe(trt: Any) -> Capabilities:
         output_tensors=hasattr(trt.OnnxParser, "get_layer_output_tensor"),
         parser_flags=hasattr(trt, "OnnxParserFlag"),
         optimization_level=hasattr(trt.IBuilderConfig, "builder_optimization_level"),
+        axes_inputs=hasattr(trt.OnnxParser, "get_layer_output_tensor"),
+        error_nodes=hasattr(trt.ParserError, "node_operator"),
     )
     if not found.named_io:
         raise BackendError(

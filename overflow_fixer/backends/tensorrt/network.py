@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,7 +92,7 @@ def parse_model(
         is_parsed = parser.parse_from_file(str(source))
     if not is_parsed:
         raise BackendError(
-            f"TensorRT {found.version} cannot take {origin}: {_explain(parser, logger)}. Expected a model of "
+            f"TensorRT {found.version} cannot take {origin}: {_explain(parser, logger, found)}. Expected a model of "
             "operators that its parser knows. Export the model without them, give a plug-in with --plugin, or "
             "build the typed model with --backend onnx for a newer TensorRT."
         )
@@ -105,7 +106,24 @@ def _creation_flags(trt: Any, found: Capabilities, typing: Typing) -> int:
     return sum(1 << int(flags[name]) for name in chosen)
 
 
-def _explain(parser: Any, logger: Any) -> str:
+def _explain(parser: Any, logger: Any, found: Capabilities) -> str:
+    """TensorRT's own words about every node that it refuses, and which those are."""
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     told = [" ".join(str(error.desc()).split()).rstrip(". ") for error in errors]
-    return "; ".join(dict.fromkeys(told)) or last_errors(logger)
+    reasons = "; ".join(dict.fromkeys(told)) or last_errors(logger)
+    logged = [] if found.error_nodes else [*filter(None, map(_logged_place, logger.errors))]
+    where = ", ".join(dict.fromkeys(logged or filter(None, (_place(error, found) for error in errors))))
+    return f"{reasons} (at {where})" if where else reasons
+
+
+def _place(error: Any, found: Capabilities) -> str:
+    """The node of an error; empty where it is of none."""
+    if found.error_nodes:
+        return f"{error.node_operator()} {error.node_name()!r}" if error.node_operator() else ""
+    return f"node number {error.node()}" if error.node() >= 0 else ""
+
+
+def _logged_place(line: str) -> str:
+    """The node in a line of the log, which tells more of it than an older parser's error does."""
+    found = re.search(r'While parsing node number \d+ \[(\S+) -> "(.*?)"\]', line)
+    return f"{found[1]} that writes {found[2]!r}" if found else ""

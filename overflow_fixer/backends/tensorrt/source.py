@@ -9,31 +9,65 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.copies import embed_weights
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
-from overflow_fixer.records import Clamp
+from overflow_fixer.nodes import Node
+from overflow_fixer.records import Array, Clamp
+
+_REDUCTIONS = frozenset(
+    f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
+)
+"""Those that have axes as an input from opset 18 on. ReduceSum has had them since 13, and every parser here reads them."""
 
 
-def find_source(graph: Graph, clamps: Sequence[Clamp]) -> Path | bytes:
-    """The model's file, or its bytes where functions were inlined or constants are clamped.
+def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> Path | bytes:
+    """The model's file, or its bytes where something is changed for TensorRT.
 
-    External data stays where it is, beside the file. Raises BackendError where the bytes would not fit
-    one message.
+    That is where functions were inlined, constants are clamped, or reductions are told their constant axes by an attribute,
+    since the parser overlooks the input. External data stays where it is, beside the file. Raises BackendError where the bytes
+    would not fit one message.
     """
-    if not clamps and not graph.is_inlined:
+    axes = {} if found.axes_inputs else read_axes(graph)
+    if not (clamps or axes or graph.is_inlined):
         return graph.path
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     embed_weights(model, graph)
     _clamp(model, graph, {clamp.tensor: clamp for clamp in clamps})
+    for node in model.graph.node:
+        if node.output and node.output[0] in axes:
+            _tell_axes(node, axes[node.output[0]])
     try:
         return bytes(model.SerializeToString())
     except Exception as error:
         raise BackendError(
-            f"{graph.path} with its constants clamped does not fit one message: {error}. Expected under 2 GB outside "
-            "external data. Save the model with its weights in external data, or plan with --masks pin."
+            f"{graph.path}, changed for TensorRT {found.version}, does not fit one message: {error}. Expected under 2 GB "
+            "outside external data. Save the model with its weights in external data."
         ) from error
+
+
+def read_axes(graph: Graph) -> dict[str, list[int]]:
+    """The constant axes of each reduction that takes them as an input, by what it writes; without those that reduce nothing."""
+    reductions = (node for node in graph.nodes if node.standard_op in _REDUCTIONS and node.inputs[1:] > ("",))
+    read = ((node, graph.read_fixed(node.inputs[1])) for node in reductions)
+    return {
+        node.outputs[0]: axes.reshape(-1).tolist()
+        for node, axes in read
+        if axes is not None and not _is_noop(node, axes)
+    }
+
+
+def _is_noop(node: Node, axes: Array) -> bool:
+    return axes.size == 0 and any(a.name == "noop_with_empty_axes" and a.i for a in node.proto.attribute)
+
+
+def _tell_axes(node: onnx.NodeProto, axes: list[int]) -> None:
+    """Have a reduction hold its axes as up to opset 17; without any, it reduces all."""
+    del node.input[1:]
+    if axes:
+        node.attribute.append(helper.make_attribute("axes", axes))
 
 
 def _clamp(model: onnx.ModelProto, graph: Graph, clamps: Mapping[str, Clamp]) -> None:

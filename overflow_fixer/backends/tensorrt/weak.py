@@ -55,7 +55,7 @@ class WeakBuild:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        source = find_source(self.graph, self.plan.clamps)
+        source = find_source(self.graph, self.plan.clamps, self.found)
         self.parsed: ParsedNetwork = parse_model(self.trt, self.found, source, self.graph.path, "weak")
         self.network = self.parsed.network
         self.layers: tuple[NetworkLayer, ...] = read_layers(self.network)

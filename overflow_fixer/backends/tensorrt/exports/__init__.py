@@ -103,7 +103,7 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
     graph, engine = export.graph, export.artifact.engine
     assert engine is not None
     trt, found, _ = open_tensorrt(export.settings)
-    source = find_source(graph, export.plan.clamps)
+    source = find_source(graph, export.plan.clamps, found)
     parsed = parse_model(trt, found, source, graph.path, "weak")
     layers = read_layers(parsed.network)
     labels = [pin.node for pin in choose_pins(graph, export.plan, export.artifact)]
@@ -138,13 +138,13 @@ def _engine_path(export: Export) -> Path:
 
 
 def _write_model(export: Export, content: bytes) -> Path:
-    """Write the model with its constants clamped or functions inlined: trtexec reads it from a file."""
+    """Write the model as it was changed for TensorRT: trtexec reads it from a file."""
     outside = next(export.graph.external_tensors(), None)
     if outside is not None:
         raise BackendError(
-            f"trtexec would need {export.graph.path} with its constants clamped or its functions inlined, but the data "
-            f"of {outside.name!r} lies in another file, beside the model. Expected a model in one file. Use --export "
-            "polygraphy-loader, which changes the model when it runs, or plan with --masks pin."
+            f"trtexec would need {export.graph.path} with constants clamped, functions inlined or axes of reductions as "
+            f"attributes, but the data of {outside.name!r} lies in another file, beside the model. Expected a model in one file. "
+            "Use --export polygraphy-loader, which changes the model when it runs, or plan with --masks pin."
         )
     path = export.folder / f"{export.graph.path.stem}.trtexec.onnx"
     with replace_file(path) as temporary:

@@ -4,7 +4,7 @@
 network that it has parsed; `polygraphy … FILE --model-type trt-network-script` calls `load_network()` of
 the second, which returns builder, network and parser. Polygraphy imports a script as a module by its file
 name without `.py`, so the name holds no other dot. Neither script imports anything but tensorrt and
-polygraphy, and the second onnx where constants are clamped or functions inlined. Layers are found when
+polygraphy, and the second onnx where it changes the model as `source` does. Layers are found when
 the script runs, so TensorRT is not needed to write them.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import ExportedPin
+from overflow_fixer.backends.tensorrt.source import read_axes
 from overflow_fixer.files import sha256_of
 from overflow_fixer.graph import Graph
 from overflow_fixer.records import BuildSettings, PrecisionPlan, ShapeRange
@@ -33,6 +34,11 @@ def postprocess(network: Any) -> None:
         warnings.warn(
             f"The plan clamps the constants {sorted(CLAMPS)}, which cannot be done in a parsed network: export the plan "
             "with --export polygraphy-loader, or plan with --masks pin."
+        )
+    if AXES and not hasattr(trt.OnnxParser, "get_layer_output_tensor"):
+        warnings.warn(
+            f"TensorRT {trt.__version__} overlooks the axes of the reductions that write {sorted(AXES)}, which nothing can "
+            "change in a parsed network: export the plan with --export polygraphy-loader, or the model with opset 17."
         )
     pin_layers(trt, network, PINS, NODES, CONSTANTS)
 '''
@@ -76,6 +82,7 @@ def render_npps(
     clamps = [
         "# Constants that the plan clamps. That cannot be done here, in a parsed network: the loader script does it.",
         *_render_clamps(plan),
+        *_render_axes(graph),
     ]
     head = _head(graph, usage, imports)
     parts = [head, "\n".join(clamps), _render_pins(pins), _POSTPROCESS, body]
@@ -88,14 +95,14 @@ def render_loader(
     """The loader script, which names the model by its path from `folder`."""
     name = name_script(graph.path, "loader")
     usage = ["polygraphy", "convert", name, "--model-type", "trt-network-script", "--convert-to", "trt"]
-    is_changed = bool(plan.clamps) or graph.is_inlined
-    modules = ["standalone_pins", "standalone_loading", *(["standalone_clamps"] if is_changed else [])]
+    is_changed = bool(plan.clamps or read_axes(graph)) or graph.is_inlined
+    modules = ["standalone_pins", "standalone_loading", *(["standalone_changes"] if is_changed else [])]
     imports, bodies = zip(*map(_read_parts, modules), strict=True)
-    change = "change_model(MODEL, CLAMPS)" if is_changed else "None"
+    change = "change_model(trt, MODEL, CLAMPS, AXES)" if is_changed else "None"
     parts = [
         _head(graph, [*usage, *_polygraphy_options(graph, settings)], "\n".join(["import os", *imports])),
         "\n".join(_render_model(graph, settings, folder)),
-        "\n".join(_render_clamps(plan)),
+        "\n".join([*_render_clamps(plan), *_render_axes(graph)]),
         _render_pins(pins),
         _LOAD_NETWORK.replace("CHANGE", change),
         *bodies,
@@ -176,6 +183,11 @@ def _render_clamps(plan: PrecisionPlan) -> Iterator[str]:
         yield f"    # {_one_line(clamp.reason)}"
         yield f"    {clamp.tensor!r}: {clamp.magnitude!r},"
     yield "}"
+
+
+def _render_axes(graph: Graph) -> Iterator[str]:
+    yield "# Axes that reductions have as an input, which parsers before TensorRT 10 overlook, by what they write."
+    yield f"AXES = {read_axes(graph)!r}"
 
 
 def _render_pins(pins: Sequence[ExportedPin]) -> str:

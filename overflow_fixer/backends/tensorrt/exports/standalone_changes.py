@@ -1,4 +1,4 @@
-"""Constants clamped in a model by code that stands alone: its text is part of exported loader scripts.
+"""A model changed for TensorRT by code that stands alone: its text is part of exported loader scripts.
 
 So it imports nothing of this package and keeps to Python 3.8. It changes what `source` changes.
 """
@@ -6,7 +6,7 @@ So it imports nothing of this package and keeps to Python 3.8. It changes what `
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,14 @@ import onnx.numpy_helper
 # ---------------------------------------------------------------- exported from here
 
 
-def change_model(path: str, clamps: Mapping[str, float]) -> bytes:
-    """The model with its functions inlined and its constants clamped; external data stays where it is."""
+def change_model(
+    trt: Any, path: str, clamps: Mapping[str, float], axes: Mapping[str, Sequence[int]]
+) -> bytes:
+    """The model with functions inlined, constants clamped, and axes as attributes where TensorRT's parser overlooks the input.
+
+    External data stays where it is.
+    """
+    overlooked = {} if hasattr(trt.OnnxParser, "get_layer_output_tensor") else axes
     model = onnx.load(path, load_external_data=False)
     if model.functions:
         from onnx.inliner import inline_local_functions
@@ -35,9 +41,18 @@ def change_model(path: str, clamps: Mapping[str, float]) -> bytes:
             tensor = clamp_tensor(read_constant(node, folder), name, left.pop(name))
             del node.attribute[:]
             node.attribute.append(onnx.helper.make_attribute("value", tensor))
+        if node.output and node.output[0] in overlooked:
+            tell_axes(node, overlooked[node.output[0]])
     if left:
         raise RuntimeError(f"{path} has no constants {sorted(left)}, which the plan clamps.")
     return bytes(model.SerializeToString())
+
+
+def tell_axes(node: Any, axes: Sequence[int]) -> None:
+    """Have a reduction hold its axes as up to opset 17; without any, it reduces all."""
+    del node.input[1:]
+    if axes:
+        node.attribute.append(onnx.helper.make_attribute("axes", axes))
 
 
 def read_constant(node: Any, folder: str) -> Any:
