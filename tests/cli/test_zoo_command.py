@@ -25,8 +25,6 @@ from overflow_fixer.reports.schemas import read_schema
 from overflow_fixer.zoo.summary import ZOO_SCHEMA
 from overflow_fixer.zoo.worker import read_progress
 
-pytestmark = pytest.mark.alone
-
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -203,6 +201,7 @@ def test_the_kubernetes_job_asks_for_what_there_is() -> None:
         assert asked.params["out"].is_relative_to(container["volumeMounts"][0]["mountPath"])
 
 
+@pytest.mark.alone
 def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(tmp_path: Path) -> None:
     zoo = write_model(tmp_path / "zoo", "m").parent
     loop = """<ir_version: 8, opset_import: ["" : 17]>

@@ -24,8 +24,6 @@ from overflow_fixer.zoo.fixing import fix_zoo
 from overflow_fixer.zoo.machine import Machine
 from overflow_fixer.zoo.outcomes import load_outcome
 
-pytestmark = pytest.mark.alone
-
 MACHINE = Machine(workers=2, threads=1, memory_gib=8.0)
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
