@@ -24,13 +24,24 @@ def change_model(
 
     External data stays where it is.
     """
-    overlooked = {} if hasattr(trt.OnnxParser, "get_layer_output_tensor") else axes
     model = onnx.load(path, load_external_data=False)
     if model.functions:
         from onnx.inliner import inline_local_functions
 
         model = inline_local_functions(model)
-    folder, left = os.path.dirname(path), dict(clamps)
+    missing = clamp_constants(model, os.path.dirname(path), clamps)
+    if missing:
+        raise RuntimeError(f"{path} has no constants {missing}, which the plan clamps.")
+    overlooked = {} if hasattr(trt.OnnxParser, "get_layer_output_tensor") else axes
+    for node in model.graph.node:
+        if node.output and node.output[0] in overlooked:
+            tell_axes(node, overlooked[node.output[0]])
+    return bytes(model.SerializeToString())
+
+
+def clamp_constants(model: Any, folder: str, clamps: Mapping[str, float]) -> Sequence[str]:
+    """Clamp the constants; returns those that the model does not have."""
+    left = dict(clamps)
     for tensor in model.graph.initializer:
         if tensor.name in left:
             value = onnx.numpy_helper.to_array(tensor, folder)
@@ -41,11 +52,7 @@ def change_model(
             tensor = clamp_tensor(read_constant(node, folder), name, left.pop(name))
             del node.attribute[:]
             node.attribute.append(onnx.helper.make_attribute("value", tensor))
-        if node.output and node.output[0] in overlooked:
-            tell_axes(node, overlooked[node.output[0]])
-    if left:
-        raise RuntimeError(f"{path} has no constants {sorted(left)}, which the plan clamps.")
-    return bytes(model.SerializeToString())
+    return sorted(left)
 
 
 def tell_axes(node: Any, axes: Sequence[int]) -> None:
