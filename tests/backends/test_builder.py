@@ -116,6 +116,12 @@ def test_a_model_that_is_refused_is_refused_in_tensorrts_words(stage: Stage) -> 
     )
 
 
+def test_a_doubt_that_there_was_is_told_where_the_model_is_refused(stage: Stage) -> None:
+    stage.script.parse_errors = ["no importer"]
+    with pytest.raises(BackendError, match=r"its parser knows\. It is of opset 18\. Export"):
+        parse_model(stage.trt, stage.found, MODEL, MODEL, "weak", "It is of opset 18.")
+
+
 @pytest.mark.parametrize(
     ("variant", "output", "place"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ def test_the_artifact_says_what_was_built(graph: Graph, tmp_path: Path) -> None:
     assert [(pin.node, pin.state) for pin in found.pins] == [("softmax", "honoured"), ("topk", "not visible")]
     assert found.dropped == ()
     assert found.warnings == ("a warning",)
+
+
+def test_an_engine_of_a_newer_opset_than_its_parser_is_doubted_first(graph: Graph, tmp_path: Path) -> None:
+    script = small_script(engine(*MIXED, warnings=("a warning",)))
+    newer = replace(graph, opset=18)
+    with _tensorrt(script):
+        artifact = emit(newer, PrecisionPlan(graph.sha256, 1e4, ()), tmp_path / "model.engine", SETTINGS)
+    doubt, told = _engine(artifact).warnings
+    assert doubt.startswith("The model is of opset 18")
+    assert told == "a warning"
 
 
 def test_a_pin_that_was_not_honoured_is_no_fp32_node(graph: Graph, tmp_path: Path) -> None:

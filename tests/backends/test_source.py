@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt.capabilities import probe
-from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Clamp
 
@@ -162,3 +162,14 @@ def test_axes_that_a_batch_may_feed_are_left_as_they_are(tmp_path: Path) -> None
     text = "g (float[2,3,4] x, int64[1] axes = {1}) => (float[2,1,4] y) { y = ReduceMean(x, axes) }"
     graph = load_graph(write_model(tmp_path, text, opset=18))
     assert find_source(graph, [], OLD) == graph.path
+
+
+@pytest.mark.parametrize(("opset", "is_doubted"), [(17, False), (18, True)])
+def test_a_model_of_an_opset_that_came_after_the_parser_is_doubted(
+    tmp_path: Path, opset: int, is_doubted: bool
+) -> None:
+    graph = load_graph(write_model(tmp_path, "g (float[2] x) => (float[2] y) { y = Abs(x) }", opset=opset))
+    assert doubt_opset(graph, NEW) == ""
+    expected = "The model is of opset 18, and the parser of TensorRT 8.6.1 was made for 17 and older"
+    assert doubt_opset(graph, OLD).startswith(expected) == is_doubted
+    assert bool(doubt_opset(graph, OLD)) == is_doubted

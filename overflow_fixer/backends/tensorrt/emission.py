@@ -16,7 +16,7 @@ from overflow_fixer.backends.tensorrt.inspection import EngineLayer, find_fp32_n
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
 from overflow_fixer.backends.tensorrt.network import parse_model, prepare
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
-from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
 from overflow_fixer.errors import BackendError, PlanError
 from overflow_fixer.graph import Graph, load_graph
@@ -120,7 +120,7 @@ def open_tracer(
 def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> Artifact:
     """The model's engine in FP32 throughout, with TF32 kernels or without."""
     trt, found, typing = open_tensorrt(settings)
-    parsed = parse_model(trt, found, find_source(graph, (), found), graph.path, typing)
+    parsed = parse_graph(trt, found, graph, (), typing)
     precision = Precision(fp16=False, tf32=tf32)
     built = build(trt, found, parsed.network, precision, settings, silent)
     owners = _owners(parsed.network, graph)
@@ -258,7 +258,7 @@ def _complete(engine: Engine, weak: WeakBuild) -> Engine:
             **vars(engine),
             "skipped": weak.pinning.skipped,
             "dropped": weak.dropped,
-            "warnings": (*weak.notes, *engine.warnings),
+            "warnings": (*weak.notes, *filter(None, [doubt_opset(weak.graph, weak.found)]), *engine.warnings),
             "builds": weak.builds,
             "build_seconds": round(weak.seconds, 3),
         }

@@ -74,11 +74,11 @@ def prepare(trt: Any, plugins: Sequence[Path]) -> None:
 
 
 def parse_model(
-    trt: Any, found: Capabilities, source: Path | bytes, origin: Path, typing: Typing
+    trt: Any, found: Capabilities, source: Path | bytes, origin: Path, typing: Typing, doubt: str = ""
 ) -> ParsedNetwork:
     """Parse a model file, or a model's bytes whose external data lies beside `origin`.
 
-    Raises BackendError with TensorRT's own words about every node that it refuses.
+    Raises BackendError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before.
     """
     logger = make_logger(trt)
     logger.forget()
@@ -93,7 +93,7 @@ def parse_model(
     if not is_parsed:
         raise BackendError(
             f"TensorRT {found.version} cannot take {origin}: {_explain(parser, logger, found)}. Expected a model of "
-            "operators that its parser knows. Export the model without them, give a plug-in with --plugin, or "
+            f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, give a plug-in with --plugin, or "
             "build the typed model with --backend onnx for a newer TensorRT."
         )
     return ParsedNetwork(network, parser, source if isinstance(source, bytes) else None)

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
+from overflow_fixer.backends.tensorrt.network import ParsedNetwork, parse_model
 from overflow_fixer.copies import embed_weights
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Array, Clamp
+from overflow_fixer.records import Array, Clamp, Typing
 
 _REDUCTIONS = frozenset(
     f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
 )
 """Those that have axes as an input from opset 18 on. ReduceSum has had them since 13, and every parser here reads them."""
+
+
+_OLD_OPSET = 17
+"""The newest that parsers before TensorRT 10 say they know (onnx-tensorrt, docs/operators.md of 8.5 and 8.6)."""
+
+
+def parse_graph(
+    trt: Any, found: Capabilities, graph: Graph, clamps: Sequence[Clamp], typing: Typing
+) -> ParsedNetwork:
+    """The network of the model with its constants clamped. Raises BackendError as find_source and parse_model do."""
+    source = find_source(graph, clamps, found)
+    return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found))
+
+
+def doubt_opset(graph: Graph, found: Capabilities) -> str:
+    """A sentence where the parser was made before the model's opset; empty where it was not."""
+    if found.axes_inputs or graph.opset <= _OLD_OPSET:
+        return ""
+    return (
+        f"The model is of opset {graph.opset}, and the parser of TensorRT {found.version} was made for {_OLD_OPSET} and older: "
+        f"what operators were given since is refused or overlooked. An export with opset {_OLD_OPSET} is safer."
+    )
 
 
 def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> Path | bytes:

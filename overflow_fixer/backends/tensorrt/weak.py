@@ -20,10 +20,10 @@ from overflow_fixer.backends.tensorrt.inspection import (
     read_engine,
 )
 from overflow_fixer.backends.tensorrt.mapping import NetworkLayer, map_layers, read_layers
-from overflow_fixer.backends.tensorrt.network import ParsedNetwork, parse_model
+from overflow_fixer.backends.tensorrt.network import ParsedNetwork
 from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers, clear_pins, set_pins
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
-from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.backends.tensorrt.source import parse_graph
 from overflow_fixer.graph import Graph
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import BuildSettings, Constraints, Kept, PinOutcome, PrecisionPlan
@@ -55,8 +55,7 @@ class WeakBuild:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        source = find_source(self.graph, self.plan.clamps, self.found)
-        self.parsed: ParsedNetwork = parse_model(self.trt, self.found, source, self.graph.path, "weak")
+        self.parsed: ParsedNetwork = parse_graph(self.trt, self.found, self.graph, self.plan.clamps, "weak")
         self.network = self.parsed.network
         self.layers: tuple[NetworkLayer, ...] = read_layers(self.network)
         self.mapped: Mapping[str, Sequence[NetworkLayer]] = map_layers(self.layers, self.graph)

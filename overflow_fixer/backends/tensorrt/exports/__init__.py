@@ -18,7 +18,7 @@ from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, r
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
 from overflow_fixer.backends.tensorrt.network import parse_model
 from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
-from overflow_fixer.backends.tensorrt.source import find_source
+from overflow_fixer.backends.tensorrt.source import parse_graph
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
 from overflow_fixer.graph import Graph
@@ -103,14 +103,13 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
     graph, engine = export.graph, export.artifact.engine
     assert engine is not None
     trt, found, _ = open_tensorrt(export.settings)
-    source = find_source(graph, export.plan.clamps, found)
-    parsed = parse_model(trt, found, source, graph.path, "weak")
+    parsed = parse_graph(trt, found, graph, export.plan.clamps, "weak")
     layers = read_layers(parsed.network)
     labels = [pin.node for pin in choose_pins(graph, export.plan, export.artifact)]
     pinning = choose_layers(graph, map_layers(layers, graph), labels)
     if engine.dropped and engine.constraints == "obey":
         pinning = pinning.without_movement()
-    changed = (_write_model(export, source),) if isinstance(source, bytes) else ()
+    changed = () if parsed.source is None else (_write_model(export, parsed.source),)
     model = next(iter(changed), graph.path)
     command = Command(
         model.resolve(),
