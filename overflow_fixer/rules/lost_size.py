@@ -84,7 +84,7 @@ def _slots_of_resize(graph: Graph, node: Node) -> dict[int, str]:
 
 def _find_lost(graph: Graph, ranges: RangeTable, sizes: Collection[str]) -> dict[str, str]:
     """Of each of the sizes, and of what they may be made of, an FP32 tensor in it with values that FP16 may not hold."""
-    multiples, coordinates = find_multiples(graph, ranges), find_coordinates(graph)
+    multiples, makers = find_multiples(graph, ranges), _find_makers(graph, sizes)
     found: dict[str, str] = {}
 
     def note(name: str, parts: Collection[str]) -> None:
@@ -94,14 +94,27 @@ def _find_lost(graph: Graph, ranges: RangeTable, sizes: Collection[str]) -> dict
         else:
             found.update((name, found[part]) for part in parts if part in found and name not in found)
 
+    for name in makers:
+        if name in graph.constants or name not in graph.producers:
+            note(name, ())
     for node in graph.nodes:
-        parts = _find_parts(graph, node)
-        for part in parts:
-            if part in graph.constants or part not in graph.producers:
-                note(part, ())
         for name in node.writes if node.op_type != "Constant" else ():
-            if name in coordinates or name in sizes:
-                note(name, parts)
+            if name in makers:
+                note(name, _find_parts(graph, node))
+    return found
+
+
+def _find_makers(graph: Graph, sizes: Collection[str]) -> dict[str, None]:
+    """The sizes, and every float that they are made of and that is no data: nothing of a model's weights is among them."""
+    found: dict[str, None] = {}
+    pending = list(sizes)
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found[name] = None
+        node = graph.producers.get(name)
+        pending += [] if node is None or name in graph.constants else _find_parts(graph, node)
     return found
 
 

@@ -279,3 +279,21 @@ def test_what_many_sizes_are_made_of_is_told_once(tmp_path: Path) -> None:
     graph, ranges = scan(make_model(nodes, {"x": []}, "y", constants), tmp_path, {"x": scalar(3)})
     found = [one.node for one in ask(find_lost_sizes, graph, ranges)]
     assert sorted(found) == sorted({"Mul_f0", *(one.name for one in (*steps, *sizes))})
+
+
+def test_no_weights_are_read_for_what_decides_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("Conv", "x w", "c"), node("Resize", "c - scales", "y")]
+    constants = {"w": floats(*np.linspace(-1, 1, 9)).reshape(1, 1, 3, 3), "scales": floats(1, 1, 1.5, 2)}
+    model = make_model(nodes, {"x": [1, 1, 8, 8]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": np.ones((1, 1, 8, 8), np.float32)})
+    read: list[str] = []
+    original = Graph.read_constant
+
+    def watch(graph: Graph, tensor: str) -> np.ndarray | None:
+        read.append(tensor)
+        return original(graph, tensor)
+
+    monkeypatch.setattr(Graph, "read_constant", watch)
+    assert pinned_by(find_lost_sizes, graph, ranges) == []
+    assert "scales" in read
+    assert "w" not in read
