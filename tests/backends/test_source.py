@@ -143,6 +143,16 @@ def test_a_parser_that_overlooks_axes_as_an_input_gets_them_as_an_attribute(
     assert find_source(graph, [], NEW) == graph.path
 
 
+@pytest.mark.parametrize("made", ["Constant<value_ints=[-1]>()", "Identity(shared)"])
+def test_axes_of_a_node_and_those_that_are_shared_are_constants_too(tmp_path: Path, made: str) -> None:
+    text = f"""g (float[2,3,4] x) => (float[2,3,1] y) <int64[1] shared = {{2}}> {{
+        axes = {made} y = ReduceMean(x, axes)
+    }}"""
+    graph = load_graph(write_model(tmp_path, text, opset=18))
+    changed = _as_opset_17(find_source(graph, [], OLD))
+    np.testing.assert_array_equal(_run(changed.SerializeToString()), _run(graph.path.read_bytes()))
+
+
 @pytest.mark.parametrize(
     ("node", "constants"),
     [
