@@ -74,7 +74,7 @@ def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> P
 
 def read_axes(graph: Graph) -> dict[str, list[int]]:
     """The constant axes of each reduction that takes them as an input, by what it writes; without those that reduce nothing."""
-    reductions = (node for node in graph.nodes if node.standard_op in _REDUCTIONS and node.inputs[1:] > ("",))
+    reductions = (node for node in graph.nodes if node.standard_op in _REDUCTIONS and any(node.inputs[1:]))
     names = ((node, graph.copied_constants.get(node.inputs[1], node.inputs[1])) for node in reductions)
     read = ((node, graph.read_fixed(name)) for node, name in names)
     return {
