@@ -334,7 +334,6 @@ def _describe_error(error: TensorError) -> Document:
         "worst_batch": error.worst_batch,
         "quiet_batch": error.quiet_batch,
         "failure": error.failure,
-        "other_shape": error.other_shape,
     }
 
 

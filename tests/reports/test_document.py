@@ -23,7 +23,7 @@ from overflow_fixer.reports.document import build_document
 
 LEFT_OUT = {
     records.Range: {"min_nonzero_abs", "worst_batch"},
-    records.TensorError: {"log_energy"},
+    records.TensorError: {"log_energy", "other_shape"},
     records.Verification: {"trace"},
     records.PrecisionPlan: {"model_sha256", "threshold"},
 }
