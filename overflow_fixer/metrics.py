@@ -267,8 +267,12 @@ def _snr_db(reference: float, error: float) -> float:
 
 
 def _say_shapes(references: list[Array], candidates: list[Array], batch: str) -> str:
-    told, expected = (" ".join(str(list(a.shape)) for a in arrays) for arrays in (candidates, references))
-    return f"{told or 'nothing'} instead of {expected or 'nothing'} on {batch}"
+    """How many tensors there are instead of how many, or the shapes of the first that differ."""
+    if len(references) != len(candidates):
+        return f"{len(candidates)} tensors instead of {len(references)} on {batch}"
+    pairs = ((list(a.shape), list(b.shape)) for a, b in zip(references, candidates, strict=True))
+    expected, told = next((a, b) for a, b in pairs if a != b)
+    return f"{told} instead of {expected} on {batch}"
 
 
 def _arrays(value: Any) -> list[Array]:

@@ -123,18 +123,19 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
     share, enough = 1 - error.mismatched / max(error.element_count, 1), tolerance.min_agreement
     if not error.is_float and share >= enough:
         return None
-    if error.other_shape is not None:
-        return f"it has another shape than in FP32: {error.other_shape}"
+    shape = f"it has another shape than in FP32: {error.other_shape}" if error.other_shape else ""
     if not error.is_float:
-        return f"{share:.2%} of the values are equal, under {enough:.2%}"
+        return f"{shape}{'; ' if shape else ''}{share:.2%} of the values are equal, under {enough:.2%}"
     if error.mismatched and error.mismatched == error.reference_nan == error.candidate_nan:
         return (
             f"{error.mismatched} of {error.element_count} values are NaN in the original model too, at the same places: what "
             "it does not tell, nothing can be held against"
         )
+    if shape and not error.candidate_nan + error.candidate_inf:
+        return shape
     if error.mismatched:
         return (
-            f"{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "
+            f"{shape}{'; ' if shape else ''}{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "
             f"{error.candidate_inf} infinite, against {error.reference_nan} and {error.reference_inf} in FP32"
         )
     limit, snr_db = tolerance.min_snr_of(error.tensor), worst_snr_db(error)

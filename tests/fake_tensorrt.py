@@ -580,10 +580,10 @@ class _Parser(_Bound):
         if hasattr(self._trt.Builder, "max_batch_size") and not self._network._has("EXPLICIT_BATCH"):
             errors.append("Network must have an explicit batch dimension")
         self._errors = [self._trt.ParserError(text, script.refused_node) for text in errors]
-        if script.refused_node and script.refused_node[2]:
-            operator, _, output = script.refused_node
-            self._logger.log(_Severity.ERROR, f'While parsing node number 3 [{operator} -> "{output}"]:')
         for text in errors:
+            if script.refused_node and script.refused_node[2]:
+                operator, _, output = script.refused_node
+                self._logger.log(_Severity.ERROR, f'While parsing node number 3 [{operator} -> "{output}"]:')
             self._logger.log(_Severity.ERROR, text)
         if not errors:
             self._network._fill(script)

@@ -270,6 +270,12 @@ def test_silence_is_not_judged_by_its_noise() -> None:
     assert measure((silent, f32(1e-4, 0))).worst_batch_snr_db == -INF
 
 
+def test_integers_of_another_shape_are_no_floats() -> None:
+    meter = ErrorMeter("y")
+    meter.add(np.arange(2), np.arange(1), "batch_0")
+    assert (meter.result().is_float, meter.result().mismatched) == (False, 2)
+
+
 def test_of_quiet_batches_the_worst_is_told_as_it_is() -> None:
     loud = f32(1, -1), f32(1, -1)
     found = measure(loud, (f32(1e-3, 1e-3), f32(1e-3, 1.5e-3)), (f32(1e-3, 1e-3), f32(1e-3, 0)), loud)

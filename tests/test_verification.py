@@ -163,8 +163,24 @@ def test_integers_of_another_shape_are_that_many_that_do_not_agree(size: int, pa
     many, few = np.arange(size), np.arange(2)
     (found,) = compare([many, few], [many, few[:1]]).outputs
     assert found.passed == passed
-    assert passed or found.reason == "it has another shape than in FP32: [1] instead of [2] on batch_1"
+    told = "it has another shape than in FP32: [1] instead of [2] on batch_1; 98.68% of the values are equal, under 99.00%"
+    assert passed or found.reason == told
     assert found.error.other_shape == "[1] instead of [2] on batch_1"
+
+
+def test_another_shape_hides_no_nan() -> None:
+    (found,) = compare([floats(1, 2), floats(1)], [floats(1, math.nan), floats(1, 2)]).outputs
+    assert found.reason.startswith(
+        "it has another shape than in FP32: [2] instead of [1] on batch_1; 3 of 4 values"
+    )
+    assert "1 NaN and 0 infinite" in found.reason
+
+
+def test_of_many_tensors_the_first_of_another_shape_is_told() -> None:
+    (found,) = compare([[floats(1), floats(1, 2)]], [[floats(1), floats(1)]]).outputs
+    assert found.reason == "it has another shape than in FP32: [1] instead of [2] on batch_0"
+    (found,) = compare([[floats(1)] * 5000], [[floats(1)] * 4999]).outputs
+    assert found.reason == "it has another shape than in FP32: 4999 tensors instead of 5000 on batch_0"
 
 
 def test_an_empty_output_says_that_nothing_was_compared() -> None:

@@ -128,12 +128,14 @@ def test_a_doubt_that_there_was_is_told_where_the_model_is_refused(stage: Stage)
         ("8.6", "y", "Not that writes 'y'"),
         ("8.6", "", "node number 3"),
         ("10.0", "y", "Not '/attention/Not'"),
+        ("10.0", "nameless", "Not number 3"),
     ],
 )
 def test_the_node_that_is_refused_is_named(variant: Variant, output: str, place: str) -> None:
     script = small_script()
     with Stage(script, variant) as stage:
-        script.parse_errors, script.refused_node = ["no such type."], ("Not", "/attention/Not", output)
+        name = "" if output == "nameless" else "/attention/Not"
+        script.parse_errors, script.refused_node = ["no such type.", "no such type."], ("Not", name, output)
         with pytest.raises(BackendError, match=r"cannot take model\.onnx: no such type") as error:
             stage.parse(MODEL)
     assert f"no such type (at {place}). Expected" in _text(error)

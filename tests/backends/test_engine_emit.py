@@ -14,12 +14,13 @@ from engine_scripts import disobeyed, engine, small_graph, small_script
 from fake_tensorrt import LayerSpec, Script, TensorSpec, Variant, fake_tensorrt
 from recorded_networks import make_plan
 from standin_gpu import StandInDriver, use_standin_gpu
+from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_fp32, open_runner, open_tracer
 from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.errors import BackendError, PlanError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Artifact, BuildSettings, Engine, Pin, PrecisionPlan, ShapeRange
 
 SETTINGS = BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (8, 4))})
@@ -89,6 +90,17 @@ def test_an_engine_of_a_newer_opset_than_its_parser_is_doubted_first(graph: Grap
     doubt, told = _engine(artifact).warnings
     assert doubt.startswith("The model is of opset 18")
     assert told == "a warning"
+
+
+def test_the_fp32_engine_is_told_axes_too(tmp_path: Path) -> None:
+    text = "g (float[2,3] x) => (float[2,1] y) <int64[1] axes = {1}> { y = ReduceMean(x, axes) }"
+    reduction = load_graph(write_model(tmp_path, text, opset=18))
+    script = small_script(engine(*MIXED))
+    with _tensorrt(script):
+        emit_fp32(reduction, tmp_path / "fp32.engine", SETTINGS, tf32=False)
+    ((content, _),) = script.parsed
+    assert b"axes" in content
+    assert [len(at.input) for at in onnx.ModelProto.FromString(content).graph.node] == [1]
 
 
 def test_a_pin_that_was_not_honoured_is_no_fp32_node(graph: Graph, tmp_path: Path) -> None:

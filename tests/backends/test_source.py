@@ -10,10 +10,12 @@ import onnxruntime
 import pytest
 from fake_tensorrt import Script, fake_tensorrt
 from onnx import TensorProto, helper, numpy_helper
+from standin_gpu import use_standin_gpu
 from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt.capabilities import probe
-from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source
+from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source, parse_graph
+from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.records import Clamp
 
@@ -183,3 +185,10 @@ def test_a_model_of_an_opset_that_came_after_the_parser_is_doubted(
     expected = "The model is of opset 18, and the parser of TensorRT 8.6.1 was made for 17 and older"
     assert doubt_opset(graph, OLD).startswith(expected) == is_doubted
     assert bool(doubt_opset(graph, OLD)) == is_doubted
+
+
+def test_the_doubt_is_told_where_the_model_is_refused(tmp_path: Path) -> None:
+    graph = load_graph(write_model(tmp_path, "g (float[2] x) => (float[2] y) { y = Abs(x) }", opset=18))
+    trt = fake_tensorrt("8.6", Script(parse_errors=["no importer"]))
+    with use_standin_gpu(trt), pytest.raises(BackendError, match="The model is of opset 18"):
+        parse_graph(trt, OLD, graph, (), "weak")

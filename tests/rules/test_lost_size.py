@@ -297,3 +297,9 @@ def test_no_weights_are_read_for_what_decides_a_size(tmp_path: Path, monkeypatch
     assert pinned_by(find_lost_sizes, graph, ranges) == []
     assert "scales" in read
     assert "w" not in read
+
+
+def test_a_size_that_is_fed_is_told_as_it_is(tmp_path: Path) -> None:
+    model = make_model([node("Range", "zero a one", "y")], {"a": []}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"a": scalar(1.1)})
+    assert [(found.node, found.tensor) for found in ask(find_lost_sizes, graph, ranges)] == [("Range_y", "a")]

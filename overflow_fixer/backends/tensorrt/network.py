@@ -119,7 +119,8 @@ def _explain(parser: Any, logger: Any, found: Capabilities) -> str:
 def _place(error: Any, found: Capabilities) -> str:
     """The node of an error; empty where it is of none."""
     if found.error_nodes:
-        return f"{error.node_operator()} {error.node_name()!r}" if error.node_operator() else ""
+        name = repr(error.node_name()) if error.node_name() else f"number {error.node()}"
+        return f"{error.node_operator()} {name}" if error.node_operator() else ""
     return f"node number {error.node()}" if error.node() >= 0 else ""
 
 

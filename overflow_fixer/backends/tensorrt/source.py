@@ -66,9 +66,10 @@ def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> P
     try:
         return bytes(model.SerializeToString())
     except Exception as error:
+        pinned = ", or plan with --masks pin" if clamps else ""
         raise BackendError(
             f"{graph.path}, changed for TensorRT {found.version}, does not fit one message: {error}. Expected under 2 GB "
-            "outside external data. Save the model with its weights in external data."
+            f"outside external data. Save the model with its weights in external data{pinned}."
         ) from error
 
 

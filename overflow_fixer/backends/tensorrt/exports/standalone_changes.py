@@ -19,12 +19,15 @@ import onnx.numpy_helper
 
 def change_model(
     trt: Any, path: str, clamps: Mapping[str, float], axes: Mapping[str, Sequence[int]]
-) -> bytes:
+) -> bytes | None:
     """The model with functions inlined, constants clamped, and axes as attributes where TensorRT's parser overlooks the input.
 
-    External data stays where it is.
+    External data stays where it is. None where nothing is to be changed.
     """
     model = onnx.load(path, load_external_data=False)
+    overlooked = {} if hasattr(trt.OnnxParser, "get_layer_output_tensor") else axes
+    if not (model.functions or clamps or overlooked):
+        return None
     if model.functions:
         from onnx.inliner import inline_local_functions
 
@@ -32,7 +35,6 @@ def change_model(
     missing = clamp_constants(model, os.path.dirname(path), clamps)
     if missing:
         raise RuntimeError(f"{path} has no constants {missing}, which the plan clamps.")
-    overlooked = {} if hasattr(trt.OnnxParser, "get_layer_output_tensor") else axes
     for node in model.graph.node:
         if node.output and node.output[0] in overlooked:
             tell_axes(node, overlooked[node.output[0]])
