@@ -415,6 +415,18 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
         exports.write_exports(["trtexec"], outside, plan, _engine_artifact(outside), _PLAIN, tmp_path)
 
 
+def test_trtexec_is_given_the_model_whose_axes_are_told(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    open_fake(fake_tensorrt("8.6", Script()))
+    graph = _model_with_axes(tmp_path)
+    listed, _, model = exports.write_exports(
+        ["trtexec"], graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out"
+    )
+    assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
+    assert [len(at.input) for at in onnx.load(model).graph.node] == [1, 1]
+
+
 def test_trtexec_builds_the_typed_model_where_typing_is_strong(
     tmp_path: Path, open_fake: Callable[..., None]
 ) -> None:
