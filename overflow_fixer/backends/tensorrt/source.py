@@ -42,7 +42,7 @@ def doubt_opset(graph: Graph, found: Capabilities) -> str:
         return ""
     return (
         f"The model is of opset {graph.opset}, and the parser of TensorRT {found.version} was made for {_OLD_OPSET} and older: "
-        f"what operators were given since is refused or overlooked. An export with opset {_OLD_OPSET} is safer."
+        f"what operators were given since may be refused or overlooked. An export with opset {_OLD_OPSET} is safer."
     )
 
 
