@@ -73,6 +73,13 @@ def make_transformer_block(batch: int = 8, tokens: int = 256, width: int = 1024,
     return _finish_block(net, rng, 13, batch, tokens, width)
 
 
+def make_opset18_block(batch: int = 8, tokens: int = 256, width: int = 1024, heads: int = 16) -> Network:
+    """The first as exporters write it since opset 18: the axes of its means are an input."""
+    net, rng = _Nodes(), Random(15)
+    _add_block(net, rng, _add_opset18_norm, batch, tokens, width, heads, None)
+    return _finish_block(net, rng, 18, batch, tokens, width)
+
+
 def make_layernorm_block(batch: int = 8, tokens: int = 256, width: int = 1024, heads: int = 16) -> Network:
     """The same with LayerNormalization nodes."""
     net, rng = _Nodes(), Random(7)
@@ -131,6 +138,7 @@ def make_gemm_softmax_l2(rows: int = 2048, width: int = 1024) -> Network:
 LARGE: Mapping[str, LargeNetwork] = {
     "big_conv_chain": LargeNetwork(make_big_conv_chain, "wrong"),
     "transformer_block": LargeNetwork(make_transformer_block, "wrong"),
+    "opset18_block": LargeNetwork(make_opset18_block, "wrong"),
     "layernorm_block": LargeNetwork(make_layernorm_block, "either"),
     "masked_block": LargeNetwork(make_masked_block, "either"),
     "boolean_mask_block": LargeNetwork(make_boolean_mask_block, "either"),
@@ -247,9 +255,27 @@ Norm = Callable[[_Nodes, Random, str, str, int], str]
 
 def _add_written_out_norm(net: _Nodes, rng: Random, name: str, x: str, width: int) -> str:
     """LayerNorm as exporters write it below opset 17: the square is a tensor of its own."""
-    centred = net.add("Sub", f"{name}_centred", x, net.add("ReduceMean", f"{name}_mean", x, axes=[-1]))
+
+    def average(what: str, values: str) -> str:
+        return net.add("ReduceMean", f"{name}_{what}", values, axes=[-1])
+
+    return _write_out_norm(net, rng, name, x, width, average)
+
+
+def _add_opset18_norm(net: _Nodes, rng: Random, name: str, x: str, width: int) -> str:
+    def average(what: str, values: str) -> str:
+        axes = net.weight(f"{name}_{what}.axes", np.asarray([-1]))
+        return net.add("ReduceMean", f"{name}_{what}", values, axes)
+
+    return _write_out_norm(net, rng, name, x, width, average)
+
+
+def _write_out_norm(
+    net: _Nodes, rng: Random, name: str, x: str, width: int, average: Callable[[str, str], str]
+) -> str:
+    centred = net.add("Sub", f"{name}_centred", x, average("mean", x))
     squared = net.add("Pow", f"{name}_squared", centred, net.weight(f"{name}.two", np.float32(2)))
-    variance = net.add("ReduceMean", f"{name}_variance", squared, axes=[-1])
+    variance = average("variance", squared)
     safe = net.add("Add", f"{name}_safe", variance, net.weight(f"{name}.epsilon", np.float32(1e-5)))
     scaled = net.add("Div", f"{name}_scaled", centred, net.add("Sqrt", f"{name}_root", safe))
     scale, bias = _add_scale_and_bias(net, rng, name, width)

@@ -22,6 +22,7 @@ from gpu_networks import (
     make_lookup,
     make_masked_block,
     make_non_zero,
+    make_opset18_block,
     make_reshape_by_input,
     make_transformer_block,
     write_network,
@@ -38,6 +39,7 @@ SMALL_BLOCK = (2, 16, 64, 4)
 SMALL: dict[str, Network] = {
     "big_conv_chain": make_big_conv_chain(1, 32, 12),
     "transformer_block": make_transformer_block(*SMALL_BLOCK),
+    "opset18_block": make_opset18_block(*SMALL_BLOCK),
     "layernorm_block": make_layernorm_block(*SMALL_BLOCK),
     "masked_block": make_masked_block(*SMALL_BLOCK),
     "boolean_mask_block": make_boolean_mask_block(*SMALL_BLOCK),
@@ -46,6 +48,7 @@ SMALL: dict[str, Network] = {
 REPAIRED_BY: dict[str, list[str]] = {
     "big_conv_chain": ["conv5", "relu5", "conv6"],
     "transformer_block": NORMS,
+    "opset18_block": NORMS,
     "masked_block": ["mask", "masked_scores", "attention"],
     "gemm_softmax_l2": ["gemm1", "length", "unit"],
 }
