@@ -277,6 +277,7 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
     yield from say_luck(result.best, result.naive)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
+    yield from bench.backend.warn(result.best.artifact, config.custom_ops)
     yield from say_of_model(bench.graph, bench.ranges, result.best, bench.tolerance)
 
 

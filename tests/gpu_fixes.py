@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnxruntime
 from gpu_networks import LARGE, write_network
 
 from overflow_fixer.backends import BACKENDS
+from overflow_fixer.backends.table import Backend
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import BuildOptions, Export, FixConfig
 from overflow_fixer.graph import Graph, load_graph
@@ -58,7 +60,11 @@ class Fixed:
 
     @cached_property
     def settings(self) -> BuildSettings:
-        return make_settings(self.config, self.graph, self.calibration, BACKENDS["tensorrt"])
+        return make_settings(self.config, self.graph, self.calibration, self.backend)
+
+    @property
+    def backend(self) -> Backend:
+        return BACKENDS[self.report.backend]
 
     @property
     def engine(self) -> Engine:
@@ -67,7 +73,7 @@ class Fixed:
 
     def open(self, artifact: Artifact | None = None) -> Runner:
         """The engine that shipped, or another artifact's, opened again."""
-        return BACKENDS["tensorrt"].open_runner(artifact or self.report.artifact, self.settings)
+        return self.backend.open_runner(artifact or self.report.artifact, self.settings)
 
     def verify(self, runner: Runner) -> Verification:
         return verify(open_reference(self.graph), runner, self.calibration, self.report.tolerance)
@@ -78,6 +84,7 @@ class Fixes:
     """Fixes each network when it is first asked for; a failure is raised again to whoever asks again."""
 
     folder: Path
+    backend: Literal["onnx", "tensorrt"] = "tensorrt"
     _found: dict[str, Fixed | Exception] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Fixed:
@@ -96,20 +103,20 @@ class Fixes:
 
     def _try(self, name: str) -> Fixed | Exception:
         try:
-            config = make_config(name, self.folder / name)
+            config = make_config(name, self.folder / name, self.backend)
             return Fixed(config, fix(config))
         except Exception as error:
             return error
 
 
-def make_config(name: str, folder: Path) -> FixConfig:
+def make_config(name: str, folder: Path, backend: Literal["onnx", "tensorrt"] = "tensorrt") -> FixConfig:
     """The main job on a network's files, which are written to `folder` or copied there."""
     if name in LARGE:
         model, data = write_network(LARGE[name].make(), folder)
     else:
         shutil.copytree(CALIB_DATA / name, folder)
         model, data = folder / "model.onnx", folder / "data"
-    build = BuildOptions(backend="tensorrt", exports=EXPORTS.get(name, ()))
+    build = BuildOptions(backend=backend, exports=EXPORTS.get(name, ()) if backend == "tensorrt" else ())
     return FixConfig(model=model, calib=data, out=folder / "out", build=build)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ class Backend:
     """What a backend does.
 
     `suffix` ends the artifact's file name. `describe` tells of an artifact that was built before.
+    `warn` tells, given the libraries of custom operators, what its users are to know of an artifact.
     `is_engine`: it runs on a GPU, is built for the shapes of the data, and is compared with engines of
     its own kind (see `backends.tensorrt`).
     """
@@ -34,6 +35,7 @@ class Backend:
     emit: Emit
     describe: Callable[[Graph, PrecisionPlan, Path, BuildSettings], Artifact]
     open_runner: Callable[[Artifact, BuildSettings], Runner]
+    warn: Callable[[Artifact, Sequence[Path]], Iterable[str]] = lambda artifact, custom_ops: ()
     is_engine: bool = False
 
 
@@ -47,6 +49,7 @@ BACKENDS: dict[str, Backend] = {
             graph, plan, path, io_types=settings.io_types
         ),
         lambda artifact, settings: mixed_onnx.open_runner(artifact),
+        lambda artifact, custom_ops: mixed_onnx.warn_of_default_loading(artifact, custom_ops),
     ),
     "tensorrt": Backend(
         ".engine",
