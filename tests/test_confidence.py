@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Confidence, PlanPolicy
 from overflow_fixer.reports import say_confidence
+from overflow_fixer.reports.confidence_wording import bound_failures, say_passes
 
 MAGNITUDES = st.floats(2.0**-20, 2.0**20, width=32)
 
@@ -267,3 +269,39 @@ def test_a_value_inside_a_body_counts(tmp_path: Path) -> None:
     ranges = collect_ranges(graph, InMemoryCalibration(feeds))
     found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
     assert "repeat/body/norm: sum of squares" in {one.tensor for one in found.nearest}
+
+
+@pytest.mark.parametrize(
+    ("batches", "share"), [(1, 0.95), (2, 0.77639), (3, 0.63160), (59, 0.049508), (299, 0.0099689)]
+)
+def test_what_passing_batches_leave_room_for_is_the_exact_binomial_limit(batches: int, share: float) -> None:
+    """So that a share of failures as large gives `batches` passes in a row with a chance of 5 %."""
+    assert bound_failures(batches) == pytest.approx(share, rel=1e-4)
+    assert (1 - bound_failures(batches)) ** batches == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        (1, "on 1 batch leaves room for up to 95.0 % of such batches to fail"),
+        (
+            58,
+            "up to 5.0 % of such batches to fail (with 95 % confidence, of a random sample that the plan was not made from); 59",
+        ),
+        (
+            59,
+            "up to 5.0 % of such batches to fail (with 95 % confidence, of a random sample that the plan was not made from).",
+        ),
+    ],
+)
+def test_what_passing_batches_prove_is_said(batches: int, words: str) -> None:
+    assert words in str(say_passes({"passed": True, "batch_count": batches}))
+
+
+@pytest.mark.parametrize(
+    "verification", [{"passed": False, "batch_count": 3}, {"passed": True, "batch_count": 0}]
+)
+def test_nothing_is_said_to_be_proved_where_a_batch_fails_or_none_was_run(
+    verification: dict[str, Any],
+) -> None:
+    assert say_passes(verification) is None

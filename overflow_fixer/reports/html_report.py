@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from overflow_fixer.records import FixReport
+from overflow_fixer.reports.confidence_wording import say_passes
 from overflow_fixer.reports.document import Document, build_document
 from overflow_fixer.reports.engine_wording import (
     OPAQUE_NOTE,
@@ -56,6 +57,7 @@ def fill_template(document: Document) -> str:
         pin_groups=group_pins(document["plan"]["pins"]),
         alerts=say_alerts(document),
         fp32_engine=say_fp32_engine(document),
+        passes=say_passes(document["verification"]["fixed"]),
         **_say_engine(document),
     )
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overflow_fixer.records import FixReport
+from overflow_fixer.reports.confidence_wording import say_passes
 from overflow_fixer.reports.document import Document, build_document
 from overflow_fixer.reports.engine_section import lay_out_engine, lay_out_proof
 from overflow_fixer.reports.engine_wording import OPAQUE_NOTE, TRACE_NOTES, say_alerts, say_fp32_engine
@@ -228,6 +229,7 @@ def _errors(document: Document) -> Iterator[RenderableType]:
         yield _error_table(outputs[:_MOST_ROWS], None if before is None else before["outputs"])
         yield from more(len(outputs) - _MOST_ROWS, "output", "report.json")
         yield from _remarks(outputs)
+        yield from map(note, filter(None, [say_passes(after)]))
     else:
         yield note("no output was compared", "bold red")
     reference = say_fp32_engine(document)

@@ -122,6 +122,11 @@ def test_random_data_is_said_before_anything_else(tmp_path: Path) -> None:
     assert "RANDOM DATA" not in render_html(make_report(tmp_path))
 
 
+def test_what_the_batches_prove_is_said_where_all_pass(tmp_path: Path) -> None:
+    assert "Passing on 3 batches leaves room" in render_html(make_report(tmp_path))
+    assert "leaves room" not in render_html(make_failed(tmp_path))
+
+
 def test_light_and_dark(tmp_path: Path) -> None:
     source = render_html(make_report(tmp_path))
     assert "color-scheme: light dark" in source

@@ -88,6 +88,11 @@ def test_before_and_after_stand_side_by_side(tmp_path: Path) -> None:
     assert "3.21 GFLOP of 3.3 GFLOP (97.3 %); FLOPs of 2 nodes unknown" in lines
 
 
+def test_what_the_batches_prove_is_said_where_all_pass(tmp_path: Path) -> None:
+    assert "Passing on 3 batches leaves room" in _words(_say(make_report(tmp_path)))
+    assert "leaves room" not in _words(_say(make_failed(tmp_path)))
+
+
 def test_the_first_wrong_tensor_of_both_sides_is_named(tmp_path: Path) -> None:
     text = _words(render_text(make_failed(tmp_path)))
     assert "before: /conv3/out: 2990 NaN, 10 Inf, SNR n/a dB, worst in frames/0003.npz" in text
