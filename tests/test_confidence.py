@@ -22,6 +22,12 @@ from overflow_fixer.records import Confidence, PlanPolicy
 from overflow_fixer.reports import say_confidence
 from overflow_fixer.reports.confidence_wording import bound_failures, say_passes
 
+
+def _verified(**fixed: Any) -> dict[str, Any]:
+    """Of a report.json, what tells of the verification."""
+    return {"verification": {"fixed": fixed}, "synthetic_data_warning": None}
+
+
 MAGNITUDES = st.floats(2.0**-20, 2.0**20, width=32)
 
 
@@ -281,27 +287,30 @@ def test_what_passing_batches_leave_room_for_is_the_exact_binomial_limit(batches
 
 
 @pytest.mark.parametrize(
-    ("batches", "words"),
+    ("batches", "words", "more"),
     [
-        (1, "on 1 batch leaves room for up to 95.0 % of such batches to fail"),
-        (
-            58,
-            "up to 5.0 % of such batches to fail (with 95 % confidence, of a random sample that the plan was not made from); 59",
-        ),
-        (
-            59,
-            "up to 5.0 % of such batches to fail (with 95 % confidence, of a random sample that the plan was not made from).",
-        ),
+        (1, "on 1 batch leaves room for up to 95.0 % of such batches to fail", True),
+        (3, "on 3 batches leaves room for up to 63.2 % of such batches to fail", True),
+        (58, "up to 5.0 % of such batches to fail", False),
+        (59, "up to 5.0 % of such batches to fail", False),
+        (299, "up to 1.0 % of such batches to fail", False),
     ],
 )
-def test_what_passing_batches_prove_is_said(batches: int, words: str) -> None:
-    assert words in str(say_passes({"passed": True, "batch_count": batches}))
+def test_what_passing_batches_prove_is_said(batches: int, words: str, more: bool) -> None:
+    said = str(say_passes(_verified(passed=True, batch_count=batches)))
+    assert words in said
+    assert ("; 59 would leave 5.0 %" in said) == more
 
 
 @pytest.mark.parametrize(
-    "verification", [{"passed": False, "batch_count": 3}, {"passed": True, "batch_count": 0}]
+    "document",
+    [
+        _verified(passed=False, batch_count=3),
+        _verified(passed=True, batch_count=0),
+        {**_verified(passed=True, batch_count=3), "synthetic_data_warning": "RANDOM DATA"},
+    ],
 )
-def test_nothing_is_said_to_be_proved_where_a_batch_fails_or_none_was_run(
-    verification: dict[str, Any],
+def test_nothing_is_said_to_be_proved_where_a_batch_fails_none_was_run_or_data_are_random(
+    document: dict[str, Any],
 ) -> None:
-    assert say_passes(verification) is None
+    assert say_passes(document) is None

@@ -11,7 +11,7 @@ from overflow_fixer.reports.wording import say_batches, say_share
 _MOST_NAMED = 3
 _CONFIDENCE = 0.95
 _ENOUGH = 59
-"""The fewest batches that, all passing, leave at most 5 %."""
+"""The fewest batches that, all passing, leave under 5 %."""
 
 
 def say_confidence(confidence: Confidence) -> str:
@@ -44,22 +44,22 @@ def say_confidence(confidence: Confidence) -> str:
 def bound_failures(batch_count: int) -> float:
     """The share of batches of which, with 95 % confidence, no more fail where `batch_count` (1 or more) drawn at random all pass.
 
-    1 - 0.05^(1/n): the exact upper limit of a binomial proportion for no failure in n trials (Clopper and Pearson, 1934).
+    1 - 0.05^(1/n): the exact one-sided limit of a binomial proportion for no failure in n trials (Clopper and Pearson, 1934).
     """
     return float(1 - (1 - _CONFIDENCE) ** (1 / batch_count))
 
 
-def say_passes(verification: dict[str, Any]) -> str | None:
-    """What it proves that every batch of a verification in report.json passes; None where one does not."""
-    count = verification["batch_count"]
-    if not verification["passed"] or not count:
+def say_passes(document: dict[str, Any]) -> str | None:
+    """What it proves, in a report.json, that every batch passes; None where one does not, or the data are random."""
+    fixed = document["verification"]["fixed"]
+    count = fixed["batch_count"]
+    if not fixed["passed"] or not count or document["synthetic_data_warning"]:
         return None
-    more = (
-        f"; {_ENOUGH} that pass would leave {say_share(bound_failures(_ENOUGH))}" if count < _ENOUGH else ""
-    )
+    share, least = say_share(bound_failures(count)), say_share(bound_failures(_ENOUGH))
+    more = f"; {_ENOUGH} would leave {least}" if count < _ENOUGH and share != least else ""
     return (
-        f"Passing on {say_batches(count)} leaves room for up to {say_share(bound_failures(count))} of such batches to fail (with 95 % "
-        f"confidence, of a random sample that the plan was not made from){more}."
+        f"Passing on {say_batches(count)} leaves room for up to {share} of such batches to fail, even if these were a random sample "
+        f"that the plan was not made from (95 % confidence){more}. To verify on others: fix-fp16 verify --calib."
     )
 
 

@@ -57,7 +57,7 @@ def fill_template(document: Document) -> str:
         pin_groups=group_pins(document["plan"]["pins"]),
         alerts=say_alerts(document),
         fp32_engine=say_fp32_engine(document),
-        passes=say_passes(document["verification"]["fixed"]),
+        passes=say_passes(document),
         **_say_engine(document),
     )
 

@@ -229,7 +229,7 @@ def _errors(document: Document) -> Iterator[RenderableType]:
         yield _error_table(outputs[:_MOST_ROWS], None if before is None else before["outputs"])
         yield from more(len(outputs) - _MOST_ROWS, "output", "report.json")
         yield from _remarks(outputs)
-        yield from map(note, filter(None, [say_passes(after)]))
+        yield from map(note, filter(None, [say_passes(document)]))
     else:
         yield note("no output was compared", "bold red")
     reference = say_fp32_engine(document)

@@ -24,10 +24,17 @@ _DISABLE = "optimization.disable_specified_optimizers"
 _OFTEN = ("LayerNormFusionL1", "NchwcTransformer", "LayerNormFusionL1;NchwcTransformer")
 """Optimisers that were seen to fail: docs/typed-onnx.md."""
 _REFUSED = 3
-_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+_MARK = "refused:"
+_LONGEST = 400
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 _LOAD = f"""
 import sys
 sys.path[:] = sys.argv[3].split({os.pathsep!r})
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+except (ImportError, ValueError, OSError):
+    pass
 import onnxruntime
 options = onnxruntime.SessionOptions()
 if sys.argv[2] == "off":
@@ -35,13 +42,12 @@ if sys.argv[2] == "off":
 else:
     options.add_session_config_entry("{_DISABLE}", sys.argv[2])
 options.log_severity_level = 4
-options.add_session_config_entry("session.disable_prepacking", "1")
 for library in sys.argv[4:]:
     options.register_custom_ops_library(library)
 try:
     onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 except Exception as error:
-    sys.stderr.write(" ".join(str(error).split()))
+    print("{_MARK}" + (" ".join(str(error).split()) or type(error).__name__)[:{_LONGEST}], flush=True)
     sys.exit({_REFUSED})
 """
 
@@ -49,38 +55,57 @@ except Exception as error:
 def warn_of_default_loading(artifact: Artifact, custom_ops: Sequence[Path]) -> Iterator[str]:
     """That ONNX Runtime does not load the typed model at its default optimisation, and how it does.
 
-    Nothing where it loads, or does not at all; where the model has over 2000 nodes or 500 MB, or loading takes over a
-    minute, which is not waited for.
+    Nothing where it loads, or was not seen to load in any way; where over 2000 nodes compute floats, the model has
+    over 500 MB, or a load takes over a minute.
     """
     size = sum(path.stat().st_size for path in artifact.files)
     if size > _MOST_BYTES or len(artifact.fp16_nodes) + len(artifact.fp32_nodes) > _MOST_NODES:
         return
     fault = _find_fault(artifact.path, "", custom_ops)
-    if fault is None:
+    if not fault:
         return
-    remedies = {**{name: f"{_DISABLE} set to {name}" for name in _OFTEN}, "off": "optimisation off"}
-    works = (
-        said for without, said in remedies.items() if not _find_fault(artifact.path, without, custom_ops)
-    )
-    remedy = next(works, None)
-    if remedy is not None:
+    tried = (without for without in (*_OFTEN, "off") if _find_fault(artifact.path, without, custom_ops) == "")
+    helps = next(tried, None)
+    if helps is not None:
         yield (
             f"ONNX Runtime {onnxruntime.__version__} does not load {artifact.path.name} on the CPU as it does by default, "
-            f"optimised: {fault}. It loads with {remedy}. TensorRT is not concerned (docs/typed-onnx.md)."
+            f"optimised: {fault}. It loads with {_say_remedy(helps)} (docs/typed-onnx.md)."
         )
+
+
+def _say_remedy(without: str) -> str:
+    if without == "off":
+        return "optimisation off"
+    return f"{_DISABLE} set to {without}. TensorRT is not concerned"
 
 
 def _find_fault(model: Path, without: str, custom_ops: Sequence[Path]) -> str | None:
-    """What happens without an optimiser, or all ("off"); None where the model loads, or nothing is known."""
+    """What happens without these optimisers ("off": without any); "" where the model loads, None where nothing is known."""
+    if not sys.executable:
+        return None
+    paths = os.pathsep.join(path for path in sys.path if isinstance(path, str))
     libraries = [str(path.resolve()) for path in custom_ops]
-    command = [sys.executable, "-c", _LOAD, str(model), without, os.pathsep.join(sys.path), *libraries]
+    command = [sys.executable, "-c", _LOAD, str(model), without, paths, *libraries]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_SECONDS
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_SECONDS,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
-    if done.returncode == _REFUSED:
-        return done.stderr.strip().rstrip(".")
-    crash = next((one for one in _CRASHES if done.returncode == -one), None)
+    return _read_fault(done.returncode, done.stdout)
+
+
+def _read_fault(code: int, said: str) -> str | None:
+    if code == 0:
+        return ""
+    marked = [line.removeprefix(_MARK) for line in said.splitlines() if line.startswith(_MARK)]
+    if code == _REFUSED and marked:
+        return marked[-1].rstrip(".")
+    crash = next((one for one in _CRASHES if code == -one), None)
     return None if crash is None else f"it crashes ({crash.name})"
