@@ -94,7 +94,7 @@ class BuildOptions(BaseModel):
 
 
 class VerifyOptions(BaseModel):
-    """The `[verify]` table; see records.Tolerance."""
+    """The `[verify]` table; see records.Tolerance, and calibration.jittered for `jitter`."""
 
     model_config = _FROZEN
 
@@ -102,9 +102,11 @@ class VerifyOptions(BaseModel):
     min_agreement: float = Field(default=0.99, ge=0, le=1)
     max_abs_error: float = Field(default=0.0, ge=0)
     per_output: dict[str, float] = Field(default_factory=dict)
+    jitter: int = Field(default=0, ge=0)
+    """Changed copies of each batch to verify on as well."""
 
     def tolerance(self) -> Tolerance:
-        return Tolerance(**self.model_dump())
+        return Tolerance(**self.model_dump(exclude={"jitter"}))
 
 
 class RepairOptions(BaseModel):

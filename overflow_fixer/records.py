@@ -48,10 +48,14 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Batch:
-    """One set of inputs, with the name of the file (and the sample in it) that it came from."""
+    """One set of inputs, with the name of the file (and the sample in it) that it came from.
+
+    `is_changed` where its values are not quite those of the file: see calibration.jittered.
+    """
 
     name: str
     feeds: Feeds
+    is_changed: bool = False
 
 
 class CalibrationSet(Protocol):
@@ -519,7 +523,7 @@ TracedIn = Literal["candidate", "simulation", "marked engine"]
 
 @dataclass(frozen=True)
 class Verification:
-    """A candidate against FP32 on the calibration batches.
+    """A candidate against FP32 on the calibration batches, and on `changed_count` changed copies of them.
 
     `first_wrong` is the first tensor in topological order that goes wrong, inputs that are FP16 included; None when nothing
     failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in`
@@ -533,6 +537,7 @@ class Verification:
     first_wrong: TensorError | None = None
     trace: tuple[TensorError, ...] = ()
     traced_in: TracedIn = "candidate"
+    changed_count: int = 0
 
     @property
     def passed(self) -> bool:

@@ -11,7 +11,7 @@ import onnxruntime
 
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
-from overflow_fixer.calibration import survey_shapes
+from overflow_fixer.calibration import jitter, survey_shapes
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder, move_files
@@ -65,6 +65,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.backend: Backend = BACKENDS[self.backend_name]
         self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
+        self.calibration = jitter(self.calibration, self.config.verify.jitter)
         self._reference = CachedRunner(open_reference(self.graph))
         self.tolerance: Tolerance = self.config.verify.tolerance()
         self._basis = make_key(

@@ -83,9 +83,10 @@ def verify(
     check_tolerance(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = {name: ErrorMeter(name) for name in reference.output_names}
-    count = 0
+    count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
         _compare(reference, candidate, batch, meters)
+        changed_count += batch.is_changed
         progress(count)
     if count == 0:
         raise CalibrationError(
@@ -93,7 +94,7 @@ def verify(
             "calibration data."
         )
     verdicts = (judge(meter.result(), tolerance) for meter in meters.values())
-    return Verification(tuple(verdicts), count)
+    return Verification(tuple(verdicts), count - changed_count, changed_count=changed_count)
 
 
 def check_tolerance(tolerance: Tolerance, outputs: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +168,43 @@ def test_nothing_to_fuse_ends_the_job_before_the_scan(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no LayerNorm that is written out"):
         fix(config)
     assert not (tmp_path / "out").exists()
+
+
+def _near_half(folder: Path, batches: Sequence[np.ndarray], jitter: int) -> FixConfig:
+    """x - 0.5 of an x near 0.5: exact where FP16 holds x."""
+    save(make_model([node("Sub", "x half", "y")], {"x": [4]}, "y", {"half": scalar(0.5)}), folder)
+    (folder / "data").mkdir()
+    for index, batch in enumerate(batches):
+        np.savez(folder / "data" / f"b{index}.npz", x=batch.astype(np.float32))
+    return FixConfig(
+        model=folder / "model.onnx",
+        calib=folder / "data",
+        out=folder / "out",
+        build=BuildOptions(backend="onnx"),
+        verify=VerifyOptions(jitter=jitter),
+    )
+
+
+def test_what_passes_by_the_luck_of_its_rounding_fails_on_changed_copies_and_is_repaired(
+    tmp_path: Path,
+) -> None:
+    batches = [0.5 + np.array(steps) / 2048 for steps in ([1, 2, -1, 4], [3, 1, 2, 4])]
+    (tmp_path / "plain").mkdir()
+    plain = fix(_near_half(tmp_path / "plain", batches, jitter=0))
+    assert (plain.passed, plain.plan.pinned) == (True, set())
+    changed = fix(_near_half(tmp_path, batches, jitter=3))
+    assert (changed.passed, changed.plan.pinned) == (True, {"Sub_y"})
+    assert changed.naive is not None
+    (lost,) = changed.naive.outputs
+    assert not lost.passed
+    assert "(changed " in lost.error.worst_batch
+    assert (changed.fixed.batch_count, changed.fixed.changed_count) == (2, 6)
+    assert changed.warnings == ()
+    assert "on 2 batches and 6 changed copies" in " ".join(render_text(changed).split())
+
+
+def test_copies_in_which_nothing_can_change_are_none_and_a_warning_says_so(tmp_path: Path) -> None:
+    report = fix(_near_half(tmp_path, [np.array([1, 2, 3, 4])], jitter=3))
+    assert (report.passed, report.fixed.batch_count, report.fixed.changed_count) == (True, 1, 0)
+    (warning,) = report.warnings
+    assert warning.startswith("Nothing was verified on changed copies (jitter)")

@@ -52,6 +52,12 @@ def test_equal_outputs_pass() -> None:
     assert (found.batch_count, found.outputs[0].reason, found.first_wrong) == (2, "equal", None)
 
 
+def test_changed_copies_are_counted_apart() -> None:
+    batches = [Batch("batch_0", {}), Batch("batch_0", {}, is_changed=True), Batch("batch_1", {})]
+    found = verify(Given([floats(1)] * 2), Given([floats(1)] * 2), batches, TOLERANCE)
+    assert (found.batch_count, found.changed_count, found.outputs[0].error.element_count) == (2, 1, 3)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("position", [0, 500, 999])
 def test_a_single_value_that_is_not_finite_fails(wrong: float, position: int) -> None:

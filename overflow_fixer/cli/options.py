@@ -41,6 +41,7 @@ _PLACES = {
     "compare": ("build",),
     "exports": ("build",),
     "min_snr_db": ("verify",),
+    "jitter": ("verify",),
     "max_rounds": ("repair",),
     "max_builds": ("repair",),
     "max_minutes": ("repair",),
@@ -210,6 +211,11 @@ def _engine_options(function: F) -> F:
 def verify_options(function: F) -> F:
     options = [
         click.option("--min-snr-db", type=float, help="SNR in dB from which an output passes [30]."),
+        click.option(
+            "--jitter",
+            type=int,
+            help="Verify on as many copies of each batch, changed by up to 2^-10, too [0].",
+        ),
     ]
     return _apply(options, function)
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from overflow_fixer.backends import BACKENDS, choose_backend
-from overflow_fixer.calibration import open_calibration
+from overflow_fixer.calibration import jitter, open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.results import say
@@ -74,7 +74,9 @@ def verify_command(
 
 def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verification:
     graph = load_graph(config.model)
-    calibration = open_calibration(config.calib, graph.inputs, config.calibration)
+    calibration = jitter(
+        open_calibration(config.calib, graph.inputs, config.calibration), config.verify.jitter
+    )
     name = "tensorrt" if path.suffix in _ENGINES else "onnx"
     choose_backend(name)
     if name == "onnx":
@@ -123,7 +125,8 @@ def _refuse_unsimulated(typed: Graph) -> None:
 def _print(found: Verification, quiet: bool, as_json: bool) -> None:
     if as_json:
         rows = [_row(verdict) for verdict in found.outputs]
-        say(options.to_json(passed=found.passed, batches=found.batch_count, outputs=rows))
+        counts = {"batches": found.batch_count, "changed": found.changed_count}
+        say(options.to_json(passed=found.passed, **counts, outputs=rows))
     elif not quiet:
         for verdict in found.outputs:
             mark = "ok   " if verdict.passed else "WRONG"

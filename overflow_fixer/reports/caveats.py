@@ -26,6 +26,12 @@ def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:
         )
 
 
+def say_unchanged(fixed: Verification) -> Iterator[str]:
+    """That no batch had a copy to verify on, where copies were asked for."""
+    if not fixed.changed_count:
+        yield "Nothing was verified on changed copies (jitter): the inputs hold no fraction in FP16, FP32 or FP64, only whole numbers."
+
+
 def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tolerance) -> Iterator[str]:
     """What is to be said of the model and its outputs."""
     fixed = best.verification

@@ -40,7 +40,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.5"
+SCHEMA_VERSION = "2.6"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -316,6 +316,7 @@ def _describe_verification(verification: Verification | None) -> Document | None
     return {
         "passed": is_proved(verification),
         "batch_count": int(verification.batch_count),
+        "changed_count": int(verification.changed_count),
         "outputs": [
             {"error": _describe_error(found.error), "passed": found.passed, "reason": found.reason}
             for found in verification.outputs

@@ -223,7 +223,7 @@ def _share(document: Document) -> Iterator[RenderableType]:
 def _errors(document: Document) -> Iterator[RenderableType]:
     before, after = (document["verification"][side] for side in ("naive", "fixed"))
     what = " (plain FP16 was not compared)" if before is None else ", before (naive FP16) and after"
-    yield title(f"Error against FP32{what}, on {say_batches(after['batch_count'])}")
+    yield title(f"Error against FP32{what}, on {say_batches(after['batch_count'], after['changed_count'])}")
     outputs = sorted(after["outputs"], key=lambda found: found["passed"])
     if outputs:
         yield _error_table(outputs[:_MOST_ROWS], None if before is None else before["outputs"])

@@ -35,7 +35,7 @@ def judge(report: FixReport) -> Verdict:
         return Verdict("not_verified", False, f"NOT verified: {_why_not(report)}.")
     status, label, why = _explain(report)
     outputs = say_plural(len(report.fixed.outputs), "output")
-    proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count)}"
+    proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count, report.fixed.changed_count)}"
     doubt = ", but on random data only" if is_synthetic(report) else ""
     return Verdict(status, True, f"{label}{doubt}: {proof}. {why}")
 

@@ -118,8 +118,11 @@ def say_share(share: JsonNumber) -> str:
     return "<0.1 %" if 0 < percent < 0.05 else f"{percent:.1f} %"
 
 
-def say_batches(count: int) -> str:
-    return "1 batch" if count == 1 else f"{count} batches"
+def say_batches(count: int, changed_count: int = 0) -> str:
+    """How many batches, and how many copies of them that are changed a little."""
+    batches = "1 batch" if count == 1 else f"{count} batches"
+    copies = "copy" if changed_count == 1 else "copies"
+    return f"{batches} and {changed_count} changed {copies}" if changed_count else batches
 
 
 def say_unobserved(not_observed: Mapping[str, str]) -> Iterator[str]:

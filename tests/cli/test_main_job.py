@@ -264,6 +264,23 @@ def test_fp16_inside_control_flow_is_refused_where_it_cannot_be_simulated(
     assert "cannot be simulated" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("jitter", "code"), [(0, 0), (3, 1)])
+def test_an_artifact_that_passes_by_luck_fails_on_changed_copies(
+    jitter: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """x - 0.5 of an x near 0.5: exact where FP16 holds x."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { %s }"""
+    half = "h = Cast <to: int = 10> (x) w = Cast <to: int = 1> (h)"
+    difference = "c = Constant <value_float: float = 0.5> () y = Sub (%s, c)"
+    for name, body in (("fp32", difference % "x"), ("fp16", f"{half} {difference % 'w'}")):
+        onnx.save(onnx.parser.parse_model(text % body), tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "b.npz", x=0.5 + np.float32([1, 2, 3, 4]) / 2048)
+    arguments = (tmp_path / "fp32.onnx", "--calib", tmp_path / "b.npz", "--artifact", tmp_path / "fp16.onnx")
+    assert _run("verify", *arguments, "--jitter", str(jitter), "--json") == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["batches"], found["changed"]) == (code == 0, 1, jitter)
+
+
 def test_an_artifact_that_cannot_be_run_is_wrong_and_the_model_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
