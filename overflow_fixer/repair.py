@@ -73,7 +73,8 @@ def repair(
 
     The first round pins the nodes that lose too much by themselves, with those that hand them what they lose, or take it;
     the others those whose FP16 the outputs are foreseen not to bear. Where nothing is foreseen, the first half of the rounds pins more of the
-    former, and the neighbourhoods of nodes behind which tensors get worse; the other half plans again with a tenth of the threshold each. A round that does
+    former, and the neighbourhoods of nodes behind which tensors get worse; the other half plans again with a tenth of the threshold each.
+    The last round but one pins all that the first wrong tensor depends on, the last all that the failing outputs do. A round that does
     not help is taken back. Once an attempt passes, pins of the repair that are foreseen not to be needed are taken back; where that
     is not what comes of it, at most `max_rounds` more try it, first with those of all costly nodes, then with the mildest. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
@@ -245,12 +246,41 @@ class _Search:
         return False
 
     def _propose(self) -> Proposal | None:
+        left = self.budget.max_rounds - len(self.rounds)
+        last = (self._all_before_outputs, self._all_before_first_wrong)
+        widest = last[left - 1]() if self.rounds and left <= len(last) else None
+        return widest or self._narrowest() or self._all_before_outputs()
+
+    def _narrowest(self) -> Proposal | None:
+        """The first that is new of what would pin few nodes."""
         proposal = (None if self.rounds else self._losing()) or self._foreseen()
         if proposal is not None:
             return proposal
         if 2 * len(self.rounds) < self.budget.max_rounds:
             return self._losing() or self._suspected() or self._lower_threshold()
         return self._lower_threshold() or self._losing() or self._suspected()
+
+    def _all_before_first_wrong(self) -> Proposal | None:
+        """All that the first wrong tensor depends on, which is right then."""
+        first = self.best.verification.first_wrong
+        return None if first is None else self._all_before([first])
+
+    def _all_before_outputs(self) -> Proposal | None:
+        """All that failing outputs depend on: they pass then where precision can help, and what they bear is taken back."""
+        failing = [v.error for v in self.best.verification.outputs if not v.passed]
+        return self._all_before([error for error in failing if not self._is_hopeless(error)])
+
+    def _all_before(self, errors: Sequence[TensorError]) -> Proposal | None:
+        added: dict[str, Finding] = {}
+        for error in errors:
+            before = find_ancestors(self.graph, [error.tensor])
+            nodes = (node for node in reversed(self.graph.nodes) if not before.isdisjoint(node.writes))
+            reason = f"leads to {error.tensor}, which no narrower plan that was tried makes right"
+            found = *self._match(error), reason, error.worst_batch
+            self._blame(added, nodes, Finding(RULE, "", error.tensor, *found))
+        if not self._is_new(added):
+            return None
+        return f"pinned all that leads to {_name(error.tensor for error in errors)}", list(added.values())
 
     def _losing(self) -> Proposal | None:
         """Nodes that lose too much by themselves, with those that hand them what they lose, or take it."""
@@ -295,12 +325,17 @@ class _Search:
             else f"leaves no match in {error.tensor}"
         )
         reason = f"in FP16 while all else is in FP32 {label} {tells}"
-        value, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.tensor)
-        if not error.is_float:
-            value, limit = 1 - error.mismatched / error.element_count, self.tolerance.min_agreement
-        elif math.isinf(times):
+        value, limit = self._match(error)
+        if error.is_float and math.isinf(times):
             value = -math.inf
         return Finding(RULE, label, self.graph.by_label[label].outputs[0], value, limit, reason)
+
+    def _match(self, error: TensorError) -> tuple[float, float]:
+        """How well a tensor matches, and has to: its SNR in dB, -inf where it has none; of integers the share that is equal."""
+        if not error.is_float:
+            return 1 - error.mismatched / max(error.element_count, 1), self.tolerance.min_agreement
+        snr_db = worst_snr_db(error)
+        return -math.inf if math.isnan(snr_db) else snr_db, self.tolerance.min_snr_of(error.tensor)
 
     def _foresee(self, attempt: Attempt) -> Foresight | None:
         """On the batch that is worst for the attempt; None where a model draws random numbers, or cannot be tried."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from overflow_fixer.records import (
     Finding,
     PlanPolicy,
     PrecisionPlan,
+    RepairRound,
     Tolerance,
     Verification,
 )
@@ -578,15 +580,65 @@ def test_a_lower_threshold_finds_causes_and_no_regions(tmp_path: Path) -> None:
 
 def test_the_second_half_of_the_rounds_begins_with_the_threshold(tmp_path: Path) -> None:
     trial = Trial(tmp_path, layers(3, cancelling), tolerance=Tolerance(min_snr_db=500.0))
-    first = trial.first()
+    search = _search(trial)
+    search.foreseen_of = search.best
+    for count, begins in ((1, "pinned"), (2, "pinned"), (3, "lowered")):
+        search.rounds = [RepairRound(1, "", (), 1.0, False, 0.0, 0, False)] * count
+        proposal = search._narrowest()
+        assert proposal is not None
+        assert proposal[0].split()[0] == begins
 
-    def build(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
-        return trial.build(plan)[0], first.verification
 
-    _, rounds = repair(
-        trial.graph, trial.ranges, trial.batches, trial.policy, first, build, trial.tolerance, Budget(2)
+def chaotic(i: int, source: str) -> list[onnx.NodeProto]:
+    """The sine of some thousand radians: rounding in any of ten factors before it decides what comes out."""
+    names = [source, *(f"f{i}_{j}" for j in range(10))]
+    factors = [node("Mul", f"{one} near", other) for one, other in itertools.pairwise(names)]
+    return [*factors, node("Mul", f"{names[-1]} k", f"s{i}"), node("Sin", f"s{i}", f"h{i}")]
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time to ask the outputs."""
+    monkeypatch.setattr("overflow_fixer.repair._SHARE_OF_TIME", -1.0)
+
+
+@pytest.mark.usefixtures("blind")
+@pytest.mark.parametrize("stages", [1, 2])
+def test_where_rounding_anywhere_before_decides_all_before_is_pinned(stages: int, tmp_path: Path) -> None:
+    """First all before the first wrong tensor, which is enough where there is one such stage, then before the output."""
+    nodes = [*chaotic(0, "x"), *(chaotic(1, "h0") if stages == 2 else [])]
+    nodes += [node("Relu", f"h{stages - 1}", "r"), node("Neg", "r", "y")]
+    trial = Trial(tmp_path, nodes, {"near": scalar(1.0001), "k": scalar(3000)})
+    best, rounds = trial.repair(max_rounds=4)
+    widened = rounds[:4]
+    assert [done.passed for done in widened] == [False] * (len(widened) - 1) + [True]
+    all_before = [done.action for done in widened if "all that leads to" in done.action]
+    assert all_before == ["pinned all that leads to h0", "pinned all that leads to y"][:stages]
+    assert best.verification.passed
+    needed = {item.name for item in nodes if item.op_type not in ("Relu", "Neg")}
+    assert best.plan.pinned == needed if stages == 1 else best.plan.pinned > needed
+    reasons = {finding.reason for pin in best.plan.pins for finding in pin.findings}
+    assert any(
+        reason.startswith(f"leads to {all_before[-1].split()[-1]}, which no narrower plan")
+        for reason in reasons
     )
-    assert [done.action.split()[0] for done in rounds] == ["pinned", "lowered"]
+
+
+def test_of_all_before_an_output_what_is_nearest_to_it_is_taken_back_first(tmp_path: Path) -> None:
+    proposal = _search(Trial(tmp_path, layers(2, cancelling)))._all_before_outputs()
+    assert proposal is not None
+    labels = [finding.node for finding in proposal[1]]
+    assert (len(labels), labels[0], labels[-1]) == (9, "Identity_y", "MatMul_a0")
+
+
+@pytest.mark.usefixtures("blind")
+@pytest.mark.parametrize("max_rounds", [1, 2, 3])
+def test_all_is_pinned_in_no_first_round_and_in_the_last(max_rounds: int, tmp_path: Path) -> None:
+    nodes = [*chaotic(0, "x"), node("Relu", "h0", "y")]
+    trial = Trial(tmp_path, nodes, {"near": scalar(1.0001), "k": scalar(3000)})
+    best, rounds = trial.repair(max_rounds)
+    assert "all that leads to" not in rounds[0].action
+    assert best.verification.passed is (max_rounds > 1)
 
 
 def test_the_first_artifact_is_not_discarded(tmp_path: Path) -> None:
@@ -677,6 +729,21 @@ def test_of_integers_the_share_that_is_equal_is_told(tmp_path: Path) -> None:
     halves = (x.astype(np.float16).astype(np.float32) + np.float32(4096)).astype(np.float16)
     equal = np.mean(halves.argmax(1) == (x + np.float32(4096)).argmax(1))
     assert (finding.node, finding.value, finding.limit) == ("Add_s", pytest.approx(equal), 0.99)
+
+
+def test_all_before_outputs_tells_how_each_matches_and_has_to(tmp_path: Path) -> None:
+    """Of integers the share that is equal; of values that are all NaN there is no SNR; NaN in FP32 is not mended."""
+    nodes = [node("Add", "x c", "s"), node("ArgMax", "s", "i", axis=1, keepdims=0), *vanishing()]
+    nodes += [node("Neg", "h0", "y"), node("Sub", "x x", "o"), node("Div", "o o", "z")]
+    types = {"i": TensorProto.INT64}
+    trial = Trial(tmp_path, nodes, {**CONSTANTS, "c": scalar(4096)}, "i y z", output_types=types)
+    proposal = _search(trial)._all_before_outputs()
+    assert proposal is not None
+    assert proposal[0] == "pinned all that leads to i, y"
+    errors = {v.error.tensor: v.error for v in _search(trial).first.verification.outputs}
+    equal = 1 - errors["i"].mismatched / errors["i"].element_count
+    found = {(finding.tensor, finding.value, finding.limit) for finding in proposal[1]}
+    assert found == {("i", equal, 0.99), ("y", -math.inf, 30.0)}
 
 
 def _worst_of(search: _Search) -> str:
