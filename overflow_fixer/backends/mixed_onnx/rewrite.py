@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, read_type
 from overflow_fixer.backends.mixed_onnx.editor import Editor
+from overflow_fixer.backends.mixed_onnx.fusion_guards import find_guarded_scales
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
@@ -102,14 +103,17 @@ class _Rewriter:
     def initializers(self) -> Iterator[TensorProto]:
         """The constants that are still read, then the FP16 ones, without their data."""
         unread = self._unread()
+        leading = dict.fromkeys(find_guarded_scales(self.graph, self.assignment), (1,))
         for name, tensor in self.graph.initializers.items():
             if name not in unread:
                 kept = TensorProto()
                 kept.CopyFrom(tensor)
                 kept.name = self.tensors[name].name
+                kept.dims[:] = (*leading.get(name, ()), *tensor.dims)
                 yield kept
         for name, half in self.halves.items():
-            yield TensorProto(name=half.name, data_type=FLOAT16, dims=self.graph.constants[name].dims)
+            dims = (*leading.get(name, ()), *self.graph.constants[name].dims)
+            yield TensorProto(name=half.name, data_type=FLOAT16, dims=dims)
 
     def _unread(self) -> set[str]:
         return self.halves.keys() - self.read_in_fp32
