@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from overflow_fixer.records import Artifact, PrecisionPlan, Tolerance, Verification
+from overflow_fixer.records import Artifact, PrecisionPlan, TensorError, Tolerance, Verification
 from overflow_fixer.verification import judge, worst_snr_db
 
 MIN_GAIN_DB = 0.5
@@ -64,3 +64,9 @@ def is_better(attempt: Attempt, best: Attempt, tolerance: Tolerance) -> bool:
     if abs(margin - best_margin) > MIN_GAIN_DB:
         return margin > best_margin
     return attempt.wrong_inside(tolerance) < best.wrong_inside(tolerance)
+
+
+def is_hopeless(error: TensorError, tolerance: Tolerance) -> bool:
+    """Whether an output fails by nothing but what is NaN in FP32, which no precision can mend."""
+    rest = replace(error, mismatched=0)
+    return 0 < error.mismatched <= error.reference_nan and judge(rest, tolerance).passed

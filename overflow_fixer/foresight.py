@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from overflow_fixer.attempts import Attempt, is_hopeless
 from overflow_fixer.culprits import BEARABLE, CulpritSearch, IsLate, excess
+from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import add_pins
+from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, TensorError, Tolerance
 from overflow_fixer.switchboard import Case, Switchboard
+from overflow_fixer.verification import find_worst_batch
 
 _MOST_CASES = 4
+_SHARE_OF_TIME = 0.1
+"""Of what is left until the deadline, that foreseeing may take."""
+
+
+@dataclass(frozen=True)
+class Foreseer:
+    """Foresees what findings added to the plan of `first` make of the outputs, on `batches`, before the `deadline`."""
+
+    graph: Graph
+    batches: Iterable[Batch]
+    policy: PlanPolicy
+    first: Attempt
+    tolerance: Tolerance
+    deadline: float
+    """Seconds of time.monotonic."""
+
+    def foresee(self, attempt: Attempt, best: Attempt) -> Foresight | None:
+        """On the batch that is worst for the attempt; None where a model draws random numbers, or cannot be tried."""
+        if not is_repeatable(self.graph):
+            return None
+        errors = [verdict.error for verdict in attempt.verification.outputs]
+        outputs = [error.tensor for error in errors if not is_hopeless(error, self.tolerance)]
+        batch = find_worst_batch(attempt.verification, self.batches)
+        log_energies = {v.error.tensor: v.error.log_energy for v in best.verification.outputs}
+        now = time.monotonic()
+        latest = now + _SHARE_OF_TIME * (self.deadline - now)
+        plan = self.first.plan
+        try:
+            board = Switchboard(self.graph, self.first.artifact.fp16_nodes, outputs, plan.clamped)
+            case = Case(board, batch, log_energies)
+        except ModelError:
+            return None
+        known = self.graph, self.policy, plan, board, self.tolerance, self.batches, log_energies
+        return Foresight(*known, is_late=lambda: time.monotonic() >= latest, cases=[case])
 
 
 @dataclass

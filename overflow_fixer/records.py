@@ -271,6 +271,11 @@ class PrecisionPlan:
         """Labels of the nodes that stay in FP32."""
         return frozenset(pin.node for pin in self.pins)
 
+    @cached_property
+    def clamped(self) -> frozenset[str]:
+        """The tensors that are clamped masks, or made of them alone."""
+        return frozenset(name for clamp in self.clamps for name in (clamp.tensor, *clamp.covers))
+
 
 @dataclass(frozen=True)
 class Growth:

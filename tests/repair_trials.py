@@ -14,6 +14,7 @@ from in_memory_calibration import InMemoryCalibration, ints, make_model, node, s
 
 from overflow_fixer.attempts import Attempt
 from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
+from overflow_fixer.foresight import Foreseer
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import (
@@ -93,6 +94,10 @@ class Trial:
         plan = plan_precision(self.graph, self.ranges, self.policy, FEW_RULES)
         return Attempt(plan, *self.build(plan))
 
+    def foreseer(self, first: Attempt | None = None, deadline: float = math.inf) -> Foreseer:
+        known = self.graph, self.batches, self.policy, first or self.first(), self.tolerance
+        return Foreseer(*known, deadline)
+
     def repair(
         self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **budget: Any
     ) -> tuple[Attempt, tuple[RepairRound, ...]]:
@@ -129,3 +134,41 @@ def vanishing(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:
         node("Mul", f"c{i} m{i}", f"e{i}"),
         node("Div", f"e{i} c{i}", f"h{i}"),
     ]
+
+
+def layers(count: int, kind: Callable[[int, str], list[onnx.NodeProto]]) -> list[onnx.NodeProto]:
+    nodes = [at for i in range(count) for at in kind(i, f"h{i - 1}" if i else "x")]
+    return [*nodes, node("Identity", f"h{count - 1}", "y")]
+
+
+def chained(x: str = "x") -> list[onnx.NodeProto]:
+    """x (k a b) - x (k a b - 1): of what each node does to its own output, nothing shows but at the end."""
+    return [
+        node("Mul", f"{x} k", "p"),
+        node("Mul", "p ka", "q"),
+        node("Mul", "q kb", "r"),
+        node("Mul", f"{x} all", "s"),
+        node("Sub", "r s", "d"),
+        node("MatMul", "d w1", "y"),
+    ]
+
+
+FACTORS = {"ka": scalar(0.11), "kb": scalar(3.3), "all": scalar(1000 * 0.11 * 3.3 - 1)}
+
+
+def two_halves(first: float, second: float) -> list[onnx.NodeProto]:
+    """Each half of x goes through a sum that takes digits away, and into an output of its own."""
+    return [
+        node("Split", "x", "u v", axis=1),
+        node("Add", f"u c{first:g}", "a"),
+        node("Sub", f"a c{first:g}", "y"),
+        node("Add", f"v c{second:g}", "b"),
+        node("Sub", f"b c{second:g}", "z"),
+    ]
+
+
+def worst_of(first: Attempt) -> str:
+    """The batch that is worst for the first output that fails."""
+    (verdict, *_) = (v for v in first.verification.outputs if not v.passed)
+    assert verdict.error.worst_batch is not None
+    return verdict.error.worst_batch

@@ -33,6 +33,7 @@ FLOORS = [
     {"attempts", "half_io", "switchboard", "trace"},
     {"culprits", "suspects"},
     {"foresight"},
+    {"proposals"},
     {"reports", "repair", "trials", "confidence", "refusing"},
     {"pipeline"},
     {"zoo"},

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
+from repair_trials import CONSTANTS, FACTORS, Trial, cancelling, chained
 from typed_models import plan_of
 
 from overflow_fixer.foresight import Foresight
@@ -163,3 +164,35 @@ def test_the_first_that_can_be_left_out_is(tmp_path: Path, labels: list[str]) ->
     foresight = Foresight(*known, is_late=lambda: False, cases=[case])
     (left,) = foresight.leave_out(tuple(map(_about, labels)), labels)
     assert left.node == labels[1]
+
+
+def test_foreseeing_may_take_a_tenth_of_the_time_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path, chained(), {**CONSTANTS, **FACTORS})
+    first, clock = trial.first(), [1000.0]
+    monkeypatch.setattr("overflow_fixer.foresight.time.monotonic", lambda: clock[0])
+    foresight = trial.foreseer(first, deadline=1100.0).foresee(first, first)
+    assert foresight is not None
+    for clock[0], is_late in ((1009.9, False), (1010.1, True)):
+        assert foresight.is_late() == is_late
+
+
+def test_nothing_is_foreseen_of_a_model_that_draws_random_numbers(tmp_path: Path) -> None:
+    nodes = [
+        node("RandomNormalLike", "x", "noise"),
+        node("Mul", "noise zero", "n"),
+        *cancelling(),
+        node("Sum", "h0 n", "y"),
+    ]
+    trial = Trial(tmp_path, nodes, {**CONSTANTS, "zero": scalar(0)})
+    first = trial.first()
+    assert trial.foreseer(first).foresee(first, first) is None
+
+
+def test_outputs_that_are_nan_in_fp32_are_not_asked(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y"), node("Log", "x", "z")], outputs="y z")
+    first = trial.first()
+    foresight = trial.foreseer(first).foresee(first, first)
+    assert foresight is not None
+    assert foresight.board.outputs == ("y",)

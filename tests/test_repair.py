@@ -17,12 +17,17 @@ from in_memory_calibration import InMemoryCalibration, ints, node, scalar
 from onnx import TensorProto
 from repair_trials import (
     CONSTANTS,
+    FACTORS,
     RNG,
     TOLERANCE,
     Trial,
     X,
     cancelling,
+    chained,
+    layers,
+    two_halves,
     vanishing,
+    worst_of,
 )
 
 from overflow_fixer.attempts import Attempt
@@ -30,22 +35,15 @@ from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.records import (
     Artifact,
     Budget,
-    Clamp,
     Engine,
     Finding,
     PlanPolicy,
     PrecisionPlan,
-    RepairRound,
     Tolerance,
     Verification,
 )
 from overflow_fixer.repair import _Search, repair
 from overflow_fixer.switchboard import Switchboard
-
-
-def layers(count: int, kind: Callable[[int, str], list[onnx.NodeProto]]) -> list[onnx.NodeProto]:
-    nodes = [at for i in range(count) for at in kind(i, f"h{i - 1}" if i else "x")]
-    return [*nodes, node("Identity", f"h{count - 1}", "y")]
 
 
 def test_a_plan_that_passes_is_left_alone(tmp_path: Path) -> None:
@@ -340,7 +338,7 @@ def _refuse(*arguments: Any) -> None:
 
 def test_what_is_needed_is_not_left_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three nodes the third is a half, and in the end one of three."""
-    monkeypatch.setattr("overflow_fixer.repair.Switchboard", _refuse)
+    monkeypatch.setattr("overflow_fixer.foresight.Switchboard", _refuse)
     trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
     best, rounds = trial.repair()
     assert best.plan.pinned == {"Mul_c0", "Mul_e0", "Div_h0"}
@@ -378,21 +376,6 @@ def test_pins_of_the_rules_are_never_taken_back(tmp_path: Path) -> None:
     trial = Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")], policy=policy)
     best, _ = trial.repair()
     assert best.plan.pinned == {"MatMul_a0", "Add_b0", "Sub_d0"}
-
-
-def chained(x: str = "x") -> list[onnx.NodeProto]:
-    """x (k a b) - x (k a b - 1): of what each node does to its own output, nothing shows but at the end."""
-    return [
-        node("Mul", f"{x} k", "p"),
-        node("Mul", "p ka", "q"),
-        node("Mul", "q kb", "r"),
-        node("Mul", f"{x} all", "s"),
-        node("Sub", "r s", "d"),
-        node("MatMul", "d w1", "y"),
-    ]
-
-
-FACTORS = {"ka": scalar(0.11), "kb": scalar(3.3), "all": scalar(1000 * 0.11 * 3.3 - 1)}
 
 
 def test_what_only_the_outputs_show_is_found_by_trying(tmp_path: Path) -> None:
@@ -469,7 +452,7 @@ def test_a_plan_that_cannot_be_run_is_repaired_and_costly_nodes_are_taken_back(
 ) -> None:
     """Nodes that are needed stand between, among the milder ones."""
     if not is_foreseen:
-        monkeypatch.setattr("overflow_fixer.repair.Switchboard", _refuse)
+        monkeypatch.setattr("overflow_fixer.foresight.Switchboard", _refuse)
     table = RNG.normal(size=(5000, 8)).astype(np.float32)
     trial = Trial(
         tmp_path,
@@ -498,7 +481,7 @@ def test_the_plan_that_fell_short_is_not_built_again_to_take_the_last_pin_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row 2999.7 of a table of 3000 is row 3000 in FP16."""
-    monkeypatch.setattr("overflow_fixer.repair.Switchboard", _refuse)
+    monkeypatch.setattr("overflow_fixer.foresight.Switchboard", _refuse)
     nodes = [
         node("ReduceSum", "x", "s", keepdims=0),
         node("Mul", "s zero", "n"),
@@ -517,76 +500,21 @@ def test_the_plan_that_fell_short_is_not_built_again_to_take_the_last_pin_back(
     assert first not in others
 
 
-# ---------------------------------------------------------------- what is proposed
+# ---------------------------------------------------------------- the search
 
 
-def _search(trial: Trial, first: Attempt | None = None) -> _Search:
+def _search(trial: Trial) -> _Search:
     return _Search(
         trial.graph,
         trial.ranges,
         trial.batches,
         trial.policy,
-        first or trial.first(),
+        trial.first(),
         trial.build,
         trial.tolerance,
         Budget(6),
         lambda artifact: None,
     )
-
-
-def test_of_the_failing_outputs_the_strictest_limit_counts(tmp_path: Path) -> None:
-    nodes = [*cancelling(0), *cancelling(1), node("Neg", "h0", "y"), node("Neg", "h1", "z")]
-    tolerance = Tolerance(min_snr_db=90.0, per_output={"z": 200.0})
-    proposal = _search(Trial(tmp_path, nodes, outputs="y z", tolerance=tolerance))._losing()
-    assert proposal is not None
-    assert {finding.limit for finding in proposal[1]} == {200.0}
-
-
-def test_what_a_clamp_covers_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y")])
-    first = trial.first()
-    clamp = Clamp("c", 4000.0, "test", covers=("b0", "d0"))
-    asked = []
-
-    def measure(*given: Any) -> dict[str, Any]:
-        asked.append(given[-1])
-        return {}
-
-    monkeypatch.setattr("overflow_fixer.repair.measure_losses", measure)
-    _search(trial, replace(first, plan=replace(first.plan, clamps=(clamp,))))._measure()
-    assert asked == [{"c", "b0", "d0"}]
-
-
-SOFTMAX = [
-    node("MatMul", "x w0", "m"),
-    node("Mul", "m k", "a"),
-    node("ReduceMax", "a", "mx", axes=[-1]),
-    node("Sub", "a mx", "s"),
-    node("Exp", "s", "e"),
-    node("ReduceSum", "e ax", "sum"),
-    node("Div", "e sum", "p"),
-    node("Mul", "p one", "y"),
-]
-
-
-def test_a_lower_threshold_finds_causes_and_no_regions(tmp_path: Path) -> None:
-    """What goes along with them in a softmax is pinned by the plan that is made of these."""
-    proposal = _search(Trial(tmp_path, SOFTMAX, {**CONSTANTS, "ax": ints(-1)}))._lower_threshold()
-    assert proposal is not None
-    assert proposal[0] == "lowered the threshold to 1000"
-    assert "Sub_s" in {finding.node for finding in proposal[1]}
-    assert "region" not in {finding.rule for finding in proposal[1]}
-
-
-def test_the_second_half_of_the_rounds_begins_with_the_threshold(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, layers(3, cancelling), tolerance=Tolerance(min_snr_db=500.0))
-    search = _search(trial)
-    search.foreseen_of = search.best
-    for count, begins in ((1, "pinned"), (2, "pinned"), (3, "lowered")):
-        search.rounds = [RepairRound(1, "", (), 1.0, False, 0.0, 0, False)] * count
-        proposal = search._narrowest()
-        assert proposal is not None
-        assert proposal[0].split()[0] == begins
 
 
 def chaotic(i: int, source: str) -> list[onnx.NodeProto]:
@@ -599,7 +527,7 @@ def chaotic(i: int, source: str) -> list[onnx.NodeProto]:
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time to ask the outputs."""
-    monkeypatch.setattr("overflow_fixer.repair._SHARE_OF_TIME", -1.0)
+    monkeypatch.setattr("overflow_fixer.foresight._SHARE_OF_TIME", -1.0)
 
 
 @pytest.mark.usefixtures("blind")
@@ -622,13 +550,6 @@ def test_where_rounding_anywhere_before_decides_all_before_is_pinned(stages: int
         reason.startswith(f"leads to {all_before[-1].split()[-1]}, which no narrower plan")
         for reason in reasons
     )
-
-
-def test_of_all_before_an_output_what_is_nearest_to_it_is_taken_back_first(tmp_path: Path) -> None:
-    proposal = _search(Trial(tmp_path, layers(2, cancelling)))._all_before_outputs()
-    assert proposal is not None
-    labels = [finding.node for finding in proposal[1]]
-    assert (len(labels), labels[0], labels[-1]) == (9, "Identity_y", "MatMul_a0")
 
 
 @pytest.mark.usefixtures("blind")
@@ -683,75 +604,6 @@ def test_the_mildest_come_first_each_by_its_worst(tmp_path: Path) -> None:
     assert search._mildest_first()[0] == "Neg_y"
 
 
-def two_halves(first: float, second: float) -> list[onnx.NodeProto]:
-    """Each half of x goes through a sum that takes digits away, and into an output of its own."""
-    return [
-        node("Split", "x", "u v", axis=1),
-        node("Add", f"u c{first:g}", "a"),
-        node("Sub", f"a c{first:g}", "y"),
-        node("Add", f"v c{second:g}", "b"),
-        node("Sub", f"b c{second:g}", "z"),
-    ]
-
-
-def test_each_finding_tells_the_snr_of_the_output_that_bears_its_node_worst(tmp_path: Path) -> None:
-    """The limits of y and z differ by 40 dB, and no node is on the way to both but Split."""
-    tolerance = Tolerance(per_output={"y": 20.0, "z": 60.0})
-    constants = {"c4096": scalar(4096), "c8": scalar(8)}
-    trial = Trial(tmp_path, two_halves(4096, 8), constants, "y z", tolerance=tolerance)
-    search = _search(trial)
-    proposal = search._foreseen()
-    assert proposal is not None
-    worst = int(_worst_of(search)[-1])
-    found = {finding.node: finding for finding in proposal[1]}
-    assert found.keys() >= {"Add_a", "Sub_y", "Add_b", "Sub_z"}
-    for label, part, constant, output in (("Add_a", 0, 4096, "y"), ("Add_b", 1, 8, "z")):
-        half = X[worst]["x"][:, 4 * part : 4 * part + 4]
-        rounded = (half.astype(np.float16).astype(np.float32) + np.float32(constant)).astype(np.float16)
-        wrong = (rounded.astype(np.float32) - np.float32(constant)).astype(np.float64)
-        right = ((half + np.float32(constant)) - np.float32(constant)).astype(np.float64)
-        snr_db = 10 * math.log10((right**2).sum() / ((right - wrong) ** 2).sum())
-        assert (found[label].value, found[label].limit) == (
-            pytest.approx(snr_db),
-            tolerance.per_output[output],
-        )
-        assert found[label].reason.endswith(f"times the error that {output} may have")
-
-
-def test_of_integers_the_share_that_is_equal_is_told(tmp_path: Path) -> None:
-    nodes = [node("Add", "x c", "s"), node("ArgMax", "s", "y", axis=1, keepdims=0)]
-    trial = Trial(tmp_path, nodes, {"c": scalar(4096)}, output_types={"y": TensorProto.INT64})
-    search = _search(trial)
-    proposal = search._foreseen()
-    assert proposal is not None
-    (finding,) = proposal[1]
-    x = X[int(_worst_of(search)[-1])]["x"]
-    halves = (x.astype(np.float16).astype(np.float32) + np.float32(4096)).astype(np.float16)
-    equal = np.mean(halves.argmax(1) == (x + np.float32(4096)).argmax(1))
-    assert (finding.node, finding.value, finding.limit) == ("Add_s", pytest.approx(equal), 0.99)
-
-
-def test_all_before_outputs_tells_how_each_matches_and_has_to(tmp_path: Path) -> None:
-    """Of integers the share that is equal; of values that are all NaN there is no SNR; NaN in FP32 is not mended."""
-    nodes = [node("Add", "x c", "s"), node("ArgMax", "s", "i", axis=1, keepdims=0), *vanishing()]
-    nodes += [node("Neg", "h0", "y"), node("Sub", "x x", "o"), node("Div", "o o", "z")]
-    types = {"i": TensorProto.INT64}
-    trial = Trial(tmp_path, nodes, {**CONSTANTS, "c": scalar(4096)}, "i y z", output_types=types)
-    proposal = _search(trial)._all_before_outputs()
-    assert proposal is not None
-    assert proposal[0] == "pinned all that leads to i, y"
-    errors = {v.error.tensor: v.error for v in _search(trial).first.verification.outputs}
-    equal = 1 - errors["i"].mismatched / errors["i"].element_count
-    found = {(finding.tensor, finding.value, finding.limit) for finding in proposal[1]}
-    assert found == {("i", equal, 0.99), ("y", -math.inf, 30.0)}
-
-
-def _worst_of(search: _Search) -> str:
-    (first, *_) = (v for v in search.first.verification.outputs if not v.passed)
-    assert first.error.worst_batch is not None
-    return first.error.worst_batch
-
-
 def test_pins_are_taken_back_beside_a_batch_that_is_quiet(tmp_path: Path) -> None:
     """4096 spoils every batch; 4 spoils one that is quiet, which passes all the same, for it is judged as if it were louder."""
     nodes = [*two_halves(4096, 4)[:2], node("Sub", "a c4096", "d"), *two_halves(4096, 4)[3:]]
@@ -778,7 +630,7 @@ def test_nothing_is_foreseen_where_another_batch_is_foreseen_not_to_pass_at_all(
     left[:, 4:], right[:, :4] = 0, 0
     trial.batches = InMemoryCalibration(({"x": left}, {"x": right}))
     search = _search(trial)
-    assert _worst_of(search) == "batch_0"
+    assert worst_of(search.first) == "batch_0"
     search.findings = tuple(
         Finding("repair", label, "", 0.0, 30.0, "") for label in ("Add_a", "Sub_d", "Split_u")
     )
@@ -795,7 +647,7 @@ def test_where_memory_runs_out_on_another_batch_nothing_is_foreseen(
     if stage == "_leave_out":
         pinned = tuple(Finding("repair", label, "", 0.0, 30.0, "") for label in trial.graph.by_label)
         assert search._try(pinned, "all")
-    worst, run = _worst_of(search), Switchboard.run
+    worst, run = worst_of(search.first), Switchboard.run
 
     def run_out(board: Switchboard, batch: Any, in_fp16: Any = ()) -> Any:
         if batch.name != worst:
@@ -803,40 +655,8 @@ def test_where_memory_runs_out_on_another_batch_nothing_is_foreseen(
         return run(board, batch, in_fp16)
 
     monkeypatch.setattr(Switchboard, "run", run_out)
-    assert not getattr(search, stage)()
-
-
-def test_what_the_user_excludes_is_not_accused(tmp_path: Path) -> None:
-    policy = PlanPolicy(exclude_nodes=("Mul_q",))
-    search = _search(Trial(tmp_path, chained(), {**CONSTANTS, **FACTORS}, policy=policy))
-    proposal = search._foreseen()
-    assert proposal is not None
-    assert "Mul_q" not in {finding.node for finding in proposal[1]}
-    assert search._foreseen() is None  # nothing was tried since
-
-
-def test_foreseeing_may_take_a_tenth_of_the_time_that_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = _search(Trial(tmp_path, chained(), {**CONSTANTS, **FACTORS}))
-    clock = [1000.0]
-    monkeypatch.setattr("overflow_fixer.repair.time.monotonic", lambda: clock[0])
-    search.deadline = 1100.0
-    foresight = search._foresee(search.first)
-    assert foresight is not None
-    for clock[0], is_late in ((1009.9, False), (1010.1, True)):
-        assert foresight.is_late() == is_late
-
-
-def test_nothing_is_foreseen_of_a_model_that_draws_random_numbers(tmp_path: Path) -> None:
-    nodes = [
-        node("RandomNormalLike", "x", "noise"),
-        node("Mul", "noise zero", "n"),
-        *cancelling(),
-        node("Sum", "h0 n", "y"),
-    ]
-    search = _search(Trial(tmp_path, nodes, {**CONSTANTS, "zero": scalar(0)}))
-    assert search._foresee(search.first) is None
+    find = search._leave_out if stage == "_leave_out" else search.proposals._foreseen
+    assert not find()
 
 
 def test_where_the_first_plan_is_foreseen_to_pass_trying_tells_what_is_needed(tmp_path: Path) -> None:
@@ -844,15 +664,6 @@ def test_where_the_first_plan_is_foreseen_to_pass_trying_tells_what_is_needed(tm
     search = _search(Trial(tmp_path, [node("Neg", "x", "n"), node("Mul", "n k", "y")]))
     search.findings = (Finding("repair", "Neg_n", "", 0.0, 30.0, ""),)
     assert search._find_needed() is None
-
-
-def test_outputs_that_are_nan_in_fp32_are_not_asked(tmp_path: Path) -> None:
-    search = _search(
-        Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y"), node("Log", "x", "z")], outputs="y z")
-    )
-    foresight = search._foresee(search.first)
-    assert foresight is not None
-    assert foresight.board.outputs == ("y",)
 
 
 @pytest.mark.parametrize("is_engine", [False, True])
