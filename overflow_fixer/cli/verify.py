@@ -20,6 +20,7 @@ from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
+from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import open_reference, verify
 
@@ -133,6 +134,7 @@ def _print(found: Verification, quiet: bool, as_json: bool) -> None:
             say(
                 f"{mark} {verdict.error.tensor}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
             )
+        say(f"Compared with FP32 on {say_batches(found.batch_count, found.changed_count)}.")
 
 
 def _row(verdict: OutputVerdict) -> dict[str, object]:

@@ -279,6 +279,9 @@ def test_an_artifact_that_passes_by_luck_fails_on_changed_copies(
     assert _run("verify", *arguments, "--jitter", str(jitter), "--json") == code
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["batches"], found["changed"]) == (code == 0, 1, jitter)
+    assert _run("verify", *arguments, "--jitter", str(jitter)) == code
+    counts = "1 batch" if code == 0 else "1 batch and 3 changed copies"
+    assert capsys.readouterr().out.endswith(f"Compared with FP32 on {counts}.\n")
 
 
 def test_an_artifact_that_cannot_be_run_is_wrong_and_the_model_is_not(
