@@ -92,7 +92,7 @@ class Proposals:
         for error in errors:
             before = find_ancestors(self.graph, [error.tensor])
             nodes = (node for node in reversed(self.graph.nodes) if not before.isdisjoint(node.writes))
-            reason = f"leads to {error.tensor}, which no narrower plan that was tried makes right"
+            reason = f"leads to {error.tensor}, which narrower plans tried before had left wrong"
             found = *self._match(error), reason, error.worst_batch
             self._blame(added, nodes, Finding(RULE, "", error.tensor, *found))
         if not self._is_new(added):

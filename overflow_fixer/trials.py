@@ -37,6 +37,7 @@ from overflow_fixer.trace import OpenRunner, trace
 from overflow_fixer.trial_folders import TrialFolders
 from overflow_fixer.verification import (
     CachedRunner,
+    CopyCheck,
     check_tolerance,
     find_worst_batch,
     open_reference,
@@ -65,8 +66,9 @@ class Bench:
     def __post_init__(self) -> None:
         self.backend: Backend = BACKENDS[self.backend_name]
         self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
-        self.calibration = jitter(self.calibration, self.config.verify.jitter)
         self._reference = CachedRunner(open_reference(self.graph))
+        is_borne = CopyCheck(self._reference)
+        self.calibration = jitter(self.calibration, self.config.verify.jitter, is_borne)
         self.tolerance: Tolerance = self.config.verify.tolerance()
         self._basis = make_key(
             self.graph.sha256,

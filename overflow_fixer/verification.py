@@ -65,6 +65,35 @@ class CachedRunner:
                 array.flags.writeable = False
 
 
+class CopyCheck:
+    """Whether FP32 runs a changed copy of a batch, and gives no more NaN and infinities in it than in the batch; asked once of each."""
+
+    def __init__(self, reference: Runner) -> None:
+        self._reference = reference
+        self._not_finite: dict[str, int] = {}
+        self._is_borne: dict[str, bool] = {}
+
+    def __call__(self, batch: Batch, copy: Batch) -> bool:
+        if copy.name not in self._is_borne:
+            self._is_borne[copy.name] = self._is_as_good(batch, copy)
+        return self._is_borne[copy.name]
+
+    def _is_as_good(self, batch: Batch, copy: Batch) -> bool:
+        if batch.name not in self._not_finite:
+            self._not_finite[batch.name] = _count_not_finite(self._reference.run(batch))
+        try:
+            return _count_not_finite(self._reference.run(copy)) <= self._not_finite[batch.name]
+        except RunError:
+            return False
+
+
+def _count_not_finite(outputs: Mapping[str, Array]) -> int:
+    arrays = (
+        value for value in outputs.values() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    )
+    return sum(array.size - np.count_nonzero(np.isfinite(array)) for array in arrays)
+
+
 def verify(
     reference: Runner,
     candidate: Runner,
@@ -87,7 +116,7 @@ def verify(
     for count, batch in enumerate(batches, start=1):
         _compare(reference, candidate, batch, meters)
         changed_count += batch.is_changed
-        progress(count)
+        progress(count - changed_count)
     if count == 0:
         raise CalibrationError(
             "There was no batch to verify on. Expected at least one: without data nothing is proved. Check the "

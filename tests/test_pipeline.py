@@ -207,4 +207,30 @@ def test_copies_in_which_nothing_can_change_are_none_and_a_warning_says_so(tmp_p
     report = fix(_near_half(tmp_path, [np.array([1, 2, 3, 4])], jitter=3))
     assert (report.passed, report.fixed.batch_count, report.fixed.changed_count) == (True, 1, 0)
     (warning,) = report.warnings
-    assert warning.startswith("Nothing was verified on changed copies (jitter)")
+    assert warning.startswith("3 of 3 changed copies (jitter) were left out: those in which nothing changes")
+
+
+def test_copies_that_fp32_cannot_run_are_left_out(tmp_path: Path) -> None:
+    """1 / x of the second value is a row of the table in the batch, and behind its end in some copies."""
+    nodes = [
+        node("Split", "x", "a b c", axis=0),
+        node("Div", "one b", "r"),
+        node("Cast", "r", "row", to=TensorProto.INT64),
+        node("Gather", "table row", "t"),
+        node("Mul", "t a", "y"),
+    ]
+    constants = {"one": scalar(1), "table": np.arange(10, dtype=np.float32)}
+    save(make_model(nodes, {"x": [3]}, "y", constants), tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([0.05, 0.10001, 0.9], np.float32))
+    config = FixConfig(
+        model=tmp_path / "model.onnx",
+        calib=tmp_path / "data.npz",
+        out=tmp_path / "out",
+        build=BuildOptions(backend="onnx"),
+        verify=VerifyOptions(jitter=8),
+    )
+    report = fix(config)
+    assert report.passed
+    assert 0 < report.fixed.changed_count < 8
+    (warning,) = report.warnings
+    assert warning.startswith(f"{8 - report.fixed.changed_count} of 8 changed copies (jitter) were left out")

@@ -547,7 +547,9 @@ def test_where_rounding_anywhere_before_decides_all_before_is_pinned(stages: int
     assert best.plan.pinned == needed if stages == 1 else best.plan.pinned > needed
     reasons = {finding.reason for pin in best.plan.pins for finding in pin.findings}
     assert any(
-        reason.startswith(f"leads to {all_before[-1].split()[-1]}, which no narrower plan")
+        reason.startswith(
+            f"leads to {all_before[-1].split()[-1]}, which narrower plans tried before had left wrong"
+        )
         for reason in reasons
     )
 

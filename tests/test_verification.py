@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save, scalar, scan
+from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, save, scalar, scan
 from naive_artifacts import naive_artifact, sample
 from onnx import TensorProto
 
@@ -19,7 +19,7 @@ from overflow_fixer.errors import BackendError, CalibrationError, ConfigError, M
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, Tolerance, Verification
-from overflow_fixer.verification import CachedRunner, judge, open_reference, verify
+from overflow_fixer.verification import CachedRunner, CopyCheck, judge, open_reference, verify
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 TOLERANCE = Tolerance()
@@ -56,6 +56,44 @@ def test_changed_copies_are_counted_apart() -> None:
     batches = [Batch("batch_0", {}), Batch("batch_0", {}, is_changed=True), Batch("batch_1", {})]
     found = verify(Given([floats(1)] * 2), Given([floats(1)] * 2), batches, TOLERANCE)
     assert (found.batch_count, found.changed_count, found.outputs[0].error.element_count) == (2, 1, 3)
+
+
+@dataclass
+class Told:
+    """A runner that tells the batches it ran, and what of each: an error is raised."""
+
+    outputs: dict[str, Any]
+    ran: list[str] = field(default_factory=list)
+    output_names: tuple[str, ...] = ("y",)
+
+    def run(self, batch: Batch) -> dict[str, Any]:
+        self.ran.append(batch.name)
+        if isinstance(self.outputs[batch.name], Exception):
+            raise self.outputs[batch.name]
+        return {"y": self.outputs[batch.name]}
+
+
+@pytest.mark.parametrize(
+    ("batch", "copy", "is_borne"),
+    [
+        (floats(1), floats(2), True),
+        (floats(math.nan), floats(math.nan), True),
+        (floats(math.nan), floats(math.inf), True),
+        (floats(math.nan, math.nan), floats(1, math.nan), True),
+        (floats(1), floats(math.nan), False),
+        (floats(math.nan, 1), floats(math.nan, math.inf), False),
+        (floats(1), RunError("no", "no such row"), False),
+        (ints(1), ints(2), True),
+        ([floats(1)], [floats(math.nan)], True),
+    ],
+)
+def test_a_copy_is_borne_where_fp32_gives_no_more_nan_and_infinities(
+    batch: Any, copy: Any, is_borne: bool
+) -> None:
+    reference = Told({"b": batch, "c": copy})
+    check = CopyCheck(reference)
+    assert [check(Batch("b", {}), Batch("c", {}, is_changed=True)) for _ in range(2)] == [is_borne] * 2
+    assert reference.ran == ["b", "c"]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

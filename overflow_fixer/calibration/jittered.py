@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,18 +12,23 @@ from overflow_fixer.records import Array, Batch, CalibrationSet, Feeds
 CHANGE = 2.0**-10
 """The most by which a value is changed, relatively: a step of FP16, twice what rounding to it takes."""
 
+IsBorne = Callable[[Batch, Batch], bool]
+"""Whether the model can be judged on a copy (the second) of a batch."""
+
 
 @dataclass(frozen=True, eq=False)
 class JitteredBatches:
-    """A CalibrationSet: each batch of `original`, followed by `copies` of it.
+    """A CalibrationSet: each batch of `original`, followed by up to `copies` of it, those that are borne.
 
-    In a copy each float is x (1 + u), u drawn uniformly from [-CHANGE, CHANGE), rounded to its type. Whole numbers stay as
-    they are, for they may count, name or mask something; so do NaN and infinities, and bfloat16 and float8. A batch in
-    which nothing would change has no copies. The same data have the same copies on each walk.
+    In a copy each float is x (1 + u), u drawn uniformly from [-CHANGE, CHANGE), rounded to its type and kept within the range
+    of its input in that batch, so that it stays in the model's domain. Whole numbers stay as they are, for they may count, name
+    or mask something; so do NaN and infinities, and bfloat16 and float8. A copy in which nothing changes is left out. The
+    same data have the same copies on each walk.
     """
 
     original: CalibrationSet
     copies: int
+    is_borne: IsBorne
 
     @property
     def source(self) -> str:
@@ -38,22 +43,23 @@ class JitteredBatches:
         return f"{self.original.fingerprint}, jitter {self.copies}"
 
     def __len__(self) -> int:
-        """Of the batches and the most copies that they can have."""
-        return len(self.original) * (1 + self.copies)
+        """Of the batches, without their copies."""
+        return len(self.original)
 
     def __iter__(self) -> Iterator[Batch]:
         for index, batch in enumerate(self.original):
             yield batch
-            for copy in range(1, self.copies + 1):
-                feeds = _change_all(batch.feeds, np.random.default_rng([index, copy]))
-                if all(feeds[name] is array for name, array in batch.feeds.items()):
-                    break
-                yield Batch(f"{batch.name} (changed {copy})", feeds, is_changed=True)
+            for number in range(1, self.copies + 1):
+                feeds = _change_all(batch.feeds, np.random.default_rng([index, number]))
+                copy = Batch(f"{batch.name} (changed {number})", feeds, is_changed=True)
+                is_other = any(feeds[name] is not array for name, array in batch.feeds.items())
+                if is_other and self.is_borne(batch, copy):
+                    yield copy
 
 
-def jitter(calibration: CalibrationSet, copies: int) -> CalibrationSet:
-    """The batches with `copies` changed copies of each; themselves for 0."""
-    return JitteredBatches(calibration, copies) if copies else calibration
+def jitter(calibration: CalibrationSet, copies: int, is_borne: IsBorne) -> CalibrationSet:
+    """The batches with up to `copies` changed copies of each; themselves for 0."""
+    return JitteredBatches(calibration, copies, is_borne) if copies else calibration
 
 
 def _change_all(feeds: Feeds, generator: np.random.Generator) -> Feeds:
@@ -61,11 +67,24 @@ def _change_all(feeds: Feeds, generator: np.random.Generator) -> Feeds:
 
 
 def _change(array: Array, generator: np.random.Generator) -> Array:
-    """The array itself where nothing in it may change."""
+    """The array itself where nothing in it changes."""
     if array.dtype.kind != "f":
         return array
-    may_change = np.isfinite(array) & (np.trunc(array) != array)
-    if not may_change.any():
-        return array
-    factors = 1 + generator.uniform(-CHANGE, CHANGE, array.shape)
-    return np.asarray(np.where(may_change, array * factors, array)).astype(array.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        is_finite = np.isfinite(array)
+        may_change = is_finite & (np.trunc(array) != array)
+        if not may_change.any():
+            return array
+        changed = np.asarray(generator.random(array.shape, np.float64 if array.itemsize == 8 else np.float32))
+        changed *= 2 * CHANGE
+        changed += 1 - CHANGE
+        changed *= array
+    np.clip(changed, *_range(array, is_finite), out=changed)
+    np.copyto(changed, array, where=~may_change)
+    rounded = changed.astype(array.dtype, copy=False)
+    return array if np.array_equal(rounded, array, equal_nan=True) else rounded
+
+
+def _range(array: Array, where: Array) -> tuple[float, float]:
+    least, most = np.min(array, where=where, initial=np.inf), np.max(array, where=where, initial=-np.inf)
+    return float(least), float(most)

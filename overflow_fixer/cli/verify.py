@@ -20,9 +20,10 @@ from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
+from overflow_fixer.reports.caveats import say_left_out
 from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
-from overflow_fixer.verification import open_reference, verify
+from overflow_fixer.verification import CachedRunner, CopyCheck, open_reference, verify
 
 _ENGINES = frozenset({".engine", ".plan", ".trt"})
 
@@ -65,7 +66,7 @@ def verify_command(
             report = verify_built(config, progress, ranges)
             found = report.fixed
     if artifact is not None:
-        _print(found, quiet, as_json)
+        _print(found, config.verify.jitter, quiet, as_json)
     elif as_json:
         say(render_json(report))
     elif not quiet:
@@ -75,9 +76,8 @@ def verify_command(
 
 def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verification:
     graph = load_graph(config.model)
-    calibration = jitter(
-        open_calibration(config.calib, graph.inputs, config.calibration), config.verify.jitter
-    )
+    reference = CachedRunner(open_reference(graph))
+    calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     name = "tensorrt" if path.suffix in _ENGINES else "onnx"
     choose_backend(name)
     if name == "onnx":
@@ -87,9 +87,9 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
     settings = config.build.settings(config.folder, {})
     candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings)
     return verify(
-        open_reference(graph),
+        reference,
         candidate,
-        calibration,
+        jitter(calibration, config.verify.jitter, CopyCheck(reference)),
         config.verify.tolerance(),
         lambda done: progress("verify", done, len(calibration)),
     )
@@ -123,7 +123,7 @@ def _refuse_unsimulated(typed: Graph) -> None:
         )
 
 
-def _print(found: Verification, quiet: bool, as_json: bool) -> None:
+def _print(found: Verification, jitter: int, quiet: bool, as_json: bool) -> None:
     if as_json:
         rows = [_row(verdict) for verdict in found.outputs]
         counts = {"batches": found.batch_count, "changed": found.changed_count}
@@ -135,6 +135,8 @@ def _print(found: Verification, quiet: bool, as_json: bool) -> None:
                 f"{mark} {verdict.error.tensor}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
             )
         say(f"Compared with FP32 on {say_batches(found.batch_count, found.changed_count)}.")
+        for warning in say_left_out(found, jitter):
+            say(f"Warning: {warning}")
 
 
 def _row(verdict: OutputVerdict) -> dict[str, object]:

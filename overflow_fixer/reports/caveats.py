@@ -26,10 +26,16 @@ def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:
         )
 
 
-def say_unchanged(fixed: Verification) -> Iterator[str]:
-    """That no batch had a copy to verify on, where copies were asked for."""
-    if not fixed.changed_count:
-        yield "Nothing was verified on changed copies (jitter): the inputs hold no fraction in FP16, FP32 or FP64, only whole numbers."
+def say_left_out(fixed: Verification, jitter: int) -> Iterator[str]:
+    """How many changed copies were not verified on, of `jitter` of each batch that were asked for."""
+    asked = jitter * fixed.batch_count
+    left = asked - fixed.changed_count
+    if left:
+        yield (
+            f"{left} of {asked} changed copies (jitter) were left out: those in which nothing changes, since whole numbers, bfloat16 "
+            "and float8 stay and no value leaves the range of its input; and those that FP32 itself cannot run, or for which it gives "
+            "more NaN and infinities than for the batch."
+        )
 
 
 def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tolerance) -> Iterator[str]:

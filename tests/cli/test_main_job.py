@@ -284,6 +284,19 @@ def test_an_artifact_that_passes_by_luck_fails_on_changed_copies(
     assert capsys.readouterr().out.endswith(f"Compared with FP32 on {counts}.\n")
 
 
+def test_copies_that_are_left_out_are_told_of_an_artifact_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "masked_attention"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path, "--jitter", "3")
+    assert _run(*arguments, "-q") == 0
+    capsys.readouterr()
+    assert _run("verify", *arguments, "--artifact", tmp_path / "model.fp16.onnx") == 0
+    *_, compared, warning = capsys.readouterr().out.splitlines()
+    assert compared == "Compared with FP32 on 4 batches."
+    assert warning.startswith("Warning: 12 of 12 changed copies (jitter) were left out")
+
+
 def test_an_artifact_that_cannot_be_run_is_wrong_and_the_model_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
