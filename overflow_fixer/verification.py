@@ -180,7 +180,7 @@ def _praise(error: TensorError) -> str:
         return "it had no element in any batch, so there was nothing to compare"
     if not error.is_float or error.compared == 0:
         return f"{error.element_count - error.mismatched} of {error.element_count} values are equal"
-    return "equal" if error.snr_db == math.inf else f"SNR {error.snr_db:.1f} dB"
+    return "equal" if error.snr_db == math.inf else f"SNR {worst_snr_db(error):.1f} dB"
 
 
 def find_worst_batch(verification: Verification, batches: Iterable[Batch]) -> Batch:

@@ -65,7 +65,7 @@ def make_error(tensor: str, snr_db: float = 62.5, **changes: Any) -> TensorError
         cosine=0.99999,
         snr_db=snr_db,
         worst_batch=BATCHES[2],
-        worst_batch_snr_db=11.25,
+        worst_batch_snr_db=55.5,
         quiet_batch="batch_quiet",
         quiet_batch_snr_db=3.75,
     )
@@ -75,6 +75,7 @@ def make_error(tensor: str, snr_db: float = 62.5, **changes: Any) -> TensorError
 def make_lost_error(tensor: str) -> TensorError:
     """Every element NaN or infinite: nothing left to compare."""
     nothing = {"max_abs_error": NAN, "mean_abs_error": NAN, "max_rel_error": NAN, "cosine": NAN}
+    nothing["worst_batch_snr_db"] = NAN
     counts = {"compared": 0, "candidate_nan": 2990, "candidate_inf": 10, "mismatched": 3000}
     return make_error(tensor, NAN, **nothing, **counts)
 

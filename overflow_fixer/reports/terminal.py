@@ -239,7 +239,7 @@ def _errors(document: Document) -> Iterator[RenderableType]:
 
 def _error_table(outputs: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]] | None) -> Table:
     sides = () if before is None else ("",)
-    table = make_table("Output", *sides, "NaN>", "Inf>", "Max abs\nerror>", "SNR\n(dB)>", "")
+    table = make_table("Output", *sides, "NaN>", "Inf>", "Max abs\nerror>", "Worst\nSNR (dB)>", "")
     naive = {found["error"]["tensor"]: found for found in before or ()}
     for found in outputs:
         name = found["error"]["tensor"]

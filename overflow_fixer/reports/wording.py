@@ -82,9 +82,10 @@ def say_ratio(value: JsonNumber) -> str:
 
 
 def say_match(error: dict[str, Any]) -> str:
-    """A tensor's SNR in dB; the share of equal elements where it is not of floats."""
+    """The SNR in dB by which a tensor is judged, of its worst batch; the share of equal elements where it is not of floats."""
     if error["is_float"]:
-        return say_decibels(error["snr_db"])
+        worst = error["worst_batch_snr_db"]
+        return say_decibels(error["snr_db"] if math.isnan(decode_number(worst)) else worst)
     count = error["element_count"]
     share = 1 - error["mismatched"] / count if count else math.nan
     return f"{say_share(encode_number(share))} equal"

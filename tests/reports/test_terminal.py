@@ -83,7 +83,7 @@ def test_random_data_is_said_on_the_first_line(tmp_path: Path) -> None:
 def test_before_and_after_stand_side_by_side(tmp_path: Path) -> None:
     lines = [_words(line) for line in render_text(make_report(tmp_path)).splitlines()]
     at = lines.index("logits before 2990 10 n/a n/a WRONG")
-    assert lines[at + 1] == "after 0 0 0.0123 62.5 ok"
+    assert lines[at + 1] == "after 0 0 0.0123 55.5 ok"
     assert "96 of 100 float nodes (96.0 %)" in lines
     assert "3.21 GFLOP of 3.3 GFLOP (97.3 %); FLOPs of 2 nodes unknown" in lines
 
