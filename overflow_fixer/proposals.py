@@ -136,11 +136,10 @@ class Proposals:
     def _accuse(self, label: str, error: TensorError) -> Finding:
         """The finding about a node that alone in FP16 makes this error of an output: its SNR, or the share that is equal."""
         times = excess([error], self.tolerance)
-        tells = (
-            f"takes {times:.3g} times the error that {error.tensor} may have"
-            if math.isfinite(times)
-            else f"leaves no match in {error.tensor}"
-        )
+        share = f"{times:.3g} times" if times >= 1 else f"{100 * times:.3g} % of"
+        tells = f"takes {share} the error that {error.tensor} may have"
+        if math.isinf(times):
+            tells = f"leaves no match in {error.tensor}"
         reason = f"in FP16 while all else is in FP32 {label} {tells}"
         value, limit = self._match(error)
         if error.is_float and math.isinf(times):

@@ -392,7 +392,8 @@ def test_what_only_the_outputs_show_is_found_by_trying(tmp_path: Path) -> None:
     ]
     assert found
     for finding in found:
-        times = float(finding.reason.rpartition("takes ")[2].split()[0])
+        share, unit = finding.reason.rpartition("takes ")[2].split()[:2]
+        times = float(share) / {"times": 1, "%": 100}[unit]
         assert finding.value == pytest.approx(30 - 10 * math.log10(times), abs=0.03)
         assert finding.value == pytest.approx(_snr_alone(X[worst]["x"], finding.node), abs=0.03)
 

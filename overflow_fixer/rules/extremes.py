@@ -1,4 +1,4 @@
-"""How far tensors can reach whatever is fed: what Clip, Max, Min and Relu bound, and constants.
+"""How far tensors can reach whatever is fed: what Clip, Max, Min and Relu bound, what a Sigmoid or Softmax gives, and constants.
 
 What such a tensor was measured at is no sample of more: a Clip at 10000 gives out 10000 for any larger value.
 """
@@ -42,6 +42,8 @@ def _pass_on(graph: Graph, node: Node, found: Mapping[str, Extremes]) -> Extreme
         return _least_of([_greatest_of([read[0], low]), _clip_bound(node, ("max", 2), found, math.inf)])
     if op in _BOUNDS:
         return _BOUNDS[op](read)
+    if op in _RESULTS:
+        return _RESULTS[op]
     is_cast = len({graph.dtypes.get(name) for name in (node.inputs[:1] + node.outputs)}) > 1
     return _join(read if op == "Concat" else read[:1]) if moves(node, 0) and not is_cast else UNKNOWN
 
@@ -74,3 +76,9 @@ _BOUNDS: Mapping[str, Callable[[Sequence[Extremes]], Extremes]] = {
     "Relu": lambda read: _greatest_of([read[0], (0.0, 0.0)]),
     "Where": lambda read: _join(read[1:]),
 }
+
+_RESULTS: Mapping[str, Extremes] = {
+    **dict.fromkeys(("HardSigmoid", "Hardmax", "Sigmoid", "Softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("Cos", "Erf", "Sign", "Sin", "Softsign", "Tanh"), (-1.0, 1.0)),
+}
+"""What an operator gives of anything."""

@@ -30,6 +30,8 @@ BOUNDED: dict[str, tuple[list[onnx.NodeProto], Extremes]] = {
         (-3, 8),
     ),
     "moved": ([node("Clip", "x low high", "a"), node("Reshape", "a shape", "y")], (-3, 8)),
+    **{op: ([node(op, "x", "y")], (0, 1)) for op in ("HardSigmoid", "Hardmax", "Sigmoid", "Softmax")},
+    **{op: ([node(op, "x", "y")], (-1, 1)) for op in ("Erf", "Sign", "Tanh")},
     "joined": ([node("Clip", "x low high", "a"), node("Concat", "a some", "y", axis=0)], (-3, 8)),
 }
 
@@ -49,6 +51,14 @@ def test_what_is_given_out_stays_within(name: str, tmp_path: Path) -> None:
     assert found.max() <= expected[1]
     for bound, seen in zip(expected, (found.min(), found.max()), strict=True):
         assert seen == bound or math.isinf(bound)
+
+
+@pytest.mark.parametrize("op", ["Cos", "Sin", "Softsign"])
+def test_what_comes_near_one_stays_within(op: str, tmp_path: Path) -> None:
+    graph, ranges = _scan([node(op, "x", "y")], tmp_path)
+    assert find_extremes(graph, ranges)["y"] == (-1, 1)
+    (found,) = run_session(open_session(graph.path, graph.folder), ["y"], Batch("b", {"x": HUGE}))
+    assert np.abs(found).max() <= 1
 
 
 def test_bounds_that_are_attributes(tmp_path: Path) -> None:
