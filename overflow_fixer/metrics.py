@@ -17,7 +17,7 @@ _CHUNK_ELEMENTS = 1 << 15
 _SAFE_EXPONENT = 400
 """Between 2^-400 and 2^400 no square, and no sum of a chunk of them, leaves float64's range."""
 
-_QUIET_SHARE = 0.01
+QUIET_SHARE = 0.01
 """A batch whose energy is under this share of the mean is judged as if it had this much."""
 
 
@@ -110,7 +110,7 @@ class ErrorMeter:
     def _floor(self, batch: _BatchError) -> float:
         """log10 of the energy that a batch is judged as if it had at least."""
         mean = max(self._mean_log_energy(), self._log_energy)
-        return mean + math.log10(_QUIET_SHARE * batch.compared)
+        return mean + math.log10(QUIET_SHARE * batch.compared)
 
     def _mean_log_energy(self) -> float:
         return self._total.reference.log10 - math.log10(self._counts["compared"])

@@ -523,6 +523,23 @@ class OutputVerdict:
     reason: str
 
 
+@dataclass(frozen=True)
+class HiddenSlice:
+    """A part of an output that is under its SNR, and so much smaller than the rest that the output's does not show it.
+
+    The worst of `count` such, at `index` along `axis`. `rms` and `output_rms` are the root mean squares of its FP32 values and of
+    all.
+    """
+
+    tensor: str
+    axis: int
+    index: int
+    count: int
+    snr_db: float
+    rms: float
+    output_rms: float
+
+
 TracedIn = Literal["candidate", "simulation", "marked engine"]
 
 
@@ -534,7 +551,7 @@ class Verification:
     failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in`
     is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
     "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
-    outputs, whose fusions differ.
+    outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output.
     """
 
     outputs: tuple[OutputVerdict, ...]
@@ -543,6 +560,7 @@ class Verification:
     trace: tuple[TensorError, ...] = ()
     traced_in: TracedIn = "candidate"
     changed_count: int = 0
+    hidden: tuple[HiddenSlice, ...] = ()
 
     @property
     def passed(self) -> bool:

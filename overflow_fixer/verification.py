@@ -22,6 +22,7 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
+from overflow_fixer.slices import SliceMeter
 
 _CACHE_BYTES = 64 << 20
 
@@ -112,9 +113,10 @@ def verify(
     check_tolerance(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = {name: ErrorMeter(name) for name in reference.output_names}
+    slices = {name: SliceMeter(name) for name in reference.output_names}
     count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
-        _compare(reference, candidate, batch, meters)
+        _compare(reference, candidate, batch, meters, slices)
         changed_count += batch.is_changed
         progress(count - changed_count)
     if count == 0:
@@ -122,8 +124,10 @@ def verify(
             "There was no batch to verify on. Expected at least one: without data nothing is proved. Check the "
             "calibration data."
         )
-    verdicts = (judge(meter.result(), tolerance) for meter in meters.values())
-    return Verification(tuple(verdicts), count - changed_count, changed_count=changed_count)
+    verdicts = tuple(judge(meter.result(), tolerance) for meter in meters.values())
+    found = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())
+    hidden = tuple(one for one in found if one is not None)
+    return Verification(verdicts, count - changed_count, changed_count=changed_count, hidden=hidden)
 
 
 def check_tolerance(tolerance: Tolerance, outputs: Collection[str]) -> None:
@@ -217,7 +221,13 @@ def _check_outputs(reference: Runner, candidate: Runner) -> None:
         )
 
 
-def _compare(reference: Runner, candidate: Runner, batch: Batch, meters: Mapping[str, ErrorMeter]) -> None:
+def _compare(
+    reference: Runner,
+    candidate: Runner,
+    batch: Batch,
+    meters: Mapping[str, ErrorMeter],
+    slices: Mapping[str, SliceMeter],
+) -> None:
     expected = reference.run(batch)
     try:
         found = candidate.run(batch)
@@ -227,3 +237,4 @@ def _compare(reference: Runner, candidate: Runner, batch: Batch, meters: Mapping
         return
     for name, meter in meters.items():
         meter.add(expected[name], found[name], batch.name)
+        slices[name].add(expected[name], found[name])

@@ -21,7 +21,7 @@ FLOORS = [
     },
     {"files", "records", "subgraphs"},
     {"sessions", "metrics", "chunks", "model_file", "trial_folders", "weights", "nodes"},
-    {"external_data", "operator_ranks"},
+    {"external_data", "operator_ranks", "slices"},
     {"operator_types"},
     {"tensor_types"},
     {"graph"},

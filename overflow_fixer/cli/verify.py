@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
-from overflow_fixer.reports.caveats import say_left_out
+from overflow_fixer.reports.caveats import say_hidden, say_left_out
 from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import CachedRunner, CopyCheck, open_reference, verify
@@ -61,12 +62,12 @@ def verify_command(
     config = options.settings(**flags)
     with show_progress(quiet or as_json) as progress:
         if artifact is not None:
-            found = _verify_foreign(config, artifact, progress)
+            found, warnings = _verify_foreign(config, artifact, progress)
         else:
             report = verify_built(config, progress, ranges)
             found = report.fixed
     if artifact is not None:
-        _print(found, config.verify.jitter, quiet, as_json)
+        _print(found, warnings, quiet, as_json)
     elif as_json:
         say(render_json(report))
     elif not quiet:
@@ -74,7 +75,9 @@ def verify_command(
     return EXIT_FIXED if found.passed else EXIT_NOT_VERIFIED
 
 
-def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verification:
+def _verify_foreign(
+    config: FixConfig, path: Path, progress: Progress
+) -> tuple[Verification, tuple[str, ...]]:
     graph = load_graph(config.model)
     reference = CachedRunner(open_reference(graph))
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
@@ -86,13 +89,15 @@ def _verify_foreign(config: FixConfig, path: Path, progress: Progress) -> Verifi
         _refuse_unsimulated(typed)
     settings = config.build.settings(config.folder, {})
     candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings)
-    return verify(
+    jitter_count, tolerance = config.verify.jitter, config.verify.tolerance()
+    found = verify(
         reference,
         candidate,
-        jitter(calibration, config.verify.jitter, CopyCheck(reference)),
-        config.verify.tolerance(),
+        jitter(calibration, jitter_count, CopyCheck(reference)),
+        tolerance,
         lambda done: progress("verify", done, len(calibration)),
     )
+    return found, (*say_left_out(found, jitter_count), *say_hidden(found, graph, tolerance))
 
 
 def _read(path: Path) -> Graph:
@@ -123,11 +128,11 @@ def _refuse_unsimulated(typed: Graph) -> None:
         )
 
 
-def _print(found: Verification, jitter: int, quiet: bool, as_json: bool) -> None:
+def _print(found: Verification, warnings: Sequence[str], quiet: bool, as_json: bool) -> None:
     if as_json:
         rows = [_row(verdict) for verdict in found.outputs]
         counts = {"batches": found.batch_count, "changed": found.changed_count}
-        say(options.to_json(passed=found.passed, **counts, outputs=rows))
+        say(options.to_json(passed=found.passed, **counts, warnings=list(warnings), outputs=rows))
     elif not quiet:
         for verdict in found.outputs:
             mark = "ok   " if verdict.passed else "WRONG"
@@ -135,7 +140,7 @@ def _print(found: Verification, jitter: int, quiet: bool, as_json: bool) -> None
                 f"{mark} {verdict.error.tensor}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
             )
         say(f"Compared with FP32 on {say_batches(found.batch_count, found.changed_count)}.")
-        for warning in say_left_out(found, jitter):
+        for warning in warnings:
             say(f"Warning: {warning}")
 
 

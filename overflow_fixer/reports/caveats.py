@@ -52,6 +52,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
         yield from _warn_of_quiet(verdict, tolerance)
+    yield from say_hidden(fixed, graph, tolerance)
     yield from say_unobserved(ranges.not_observed)
     yield from _warn_of_steps(graph, best)
 
@@ -65,6 +66,21 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
             f"Output {error.tensor} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
             f"{error.quiet_batch_snr_db:.1f} dB: it passes there because such a batch is judged as if it had 1 %. If batches like "
             "that matter, verify on them alone, which judges them by their own."
+        )
+
+
+def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Which part of an output that passes is under its SNR, unseen; not of probabilities, of which small ones matter to nobody."""
+    passed = {verdict.error.tensor for verdict in fixed.outputs if verdict.passed}
+    for found in fixed.hidden:
+        producer = graph.producers.get(found.tensor)
+        if found.tensor not in passed or (producer is not None and producer.standard_op == "Softmax"):
+            continue
+        others = f", and {found.count - 1} more" if found.count > 1 else ""
+        yield (
+            f"Output {found.tensor} passes as a whole, but at index {found.index} of axis {found.axis} (counted from 0{others}) its SNR is "
+            f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. What is there, {found.rms:.3g} (root mean "
+            f"square), is hidden beside the {found.output_rms:.3g} of the whole. Where it matters, make it an output of its own, which is judged by itself."
         )
 
 

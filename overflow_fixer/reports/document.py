@@ -17,6 +17,7 @@ from overflow_fixer.records import (
     FixReport,
     FusedModel,
     Growth,
+    HiddenSlice,
     Kept,
     Latency,
     Pin,
@@ -323,6 +324,19 @@ def _describe_verification(verification: Verification | None) -> Document | None
         ],
         "first_wrong": None if first is None else _describe_error(first),
         "traced_in": verification.traced_in,
+        "hidden": [_describe_hidden(found) for found in verification.hidden],
+    }
+
+
+def _describe_hidden(found: HiddenSlice) -> Document:
+    return {
+        "output": found.tensor,
+        "axis": int(found.axis),
+        "index": int(found.index),
+        "count": int(found.count),
+        "snr_db": encode_number(found.snr_db),
+        "rms": encode_number(found.rms),
+        "output_rms": encode_number(found.output_rms),
     }
 
 

@@ -295,6 +295,8 @@ def test_copies_that_are_left_out_are_told_of_an_artifact_too(
     *_, compared, warning = capsys.readouterr().out.splitlines()
     assert compared == "Compared with FP32 on 4 batches."
     assert warning.startswith("Warning: 12 of 12 changed copies (jitter) were left out")
+    assert _run("verify", *arguments, "--artifact", tmp_path / "model.fp16.onnx", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [warning.removeprefix("Warning: ")]
 
 
 def test_an_artifact_that_cannot_be_run_is_wrong_and_the_model_is_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -219,3 +220,36 @@ def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, ma
     for warning in told:
         assert f"Output y has under 1 % of its mean energy in {verdict.error.quiet_batch}" in warning
         assert "where its SNR is 0.0 dB" in warning
+
+
+def _two_scales(folder: Path, last: str) -> FixConfig:
+    """One output of two channels, 1000 tanh(x) and 1e-9 tanh(x), of which FP16 makes zeros."""
+    nodes = [node("Tanh", "x", "t"), node("Mul", "t scales", "y" if last == "Mul" else "m")]
+    nodes += [] if last == "Mul" else [node(last, "m", "y", axis=1)]
+    scales = np.array([[[1000.0], [1e-9]]], np.float32)
+    save(make_model(nodes, {"x": [1, 2, 20]}, "y", {"scales": scales}), folder)
+    x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(1, 2, 20)
+    np.savez(folder / "data.npz", x=x)
+    build = BuildOptions(backend="onnx")
+    return FixConfig(model=folder / "model.onnx", calib=folder / "data.npz", out=folder / "out", build=build)
+
+
+def test_a_channel_that_is_lost_beside_a_larger_one_is_told(tmp_path: Path) -> None:
+    report = fix(_two_scales(tmp_path, "Mul"))
+    assert report.passed
+    (warning,) = report.warnings
+    x = np.load(tmp_path / "data.npz")["x"].astype(np.float64)
+    there = np.sqrt(np.mean(np.tanh(x[0, 1]) ** 2)) * 1e-9
+    assert warning.startswith(
+        "Output y passes as a whole, but at index 1 of axis 1 (counted from 0) its SNR is 0.0 dB, under 30 dB. "
+        f"What is there, {there:.3g} (root mean square), is hidden beside the "
+    )
+    written = json.loads((tmp_path / "out" / "report.json").read_text())["verification"]["fixed"]["hidden"]
+    assert [(one["output"], one["axis"], one["index"], one["count"]) for one in written] == [("y", 1, 1, 1)]
+
+
+def test_of_probabilities_small_ones_are_not_told(tmp_path: Path) -> None:
+    report = fix(_two_scales(tmp_path, "Softmax"))
+    assert report.passed
+    assert report.fixed.hidden
+    assert report.warnings == ()
