@@ -70,11 +70,12 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
 
 
 def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
-    """Which part of an output that passes is under its SNR, unseen; not of probabilities, of which small ones matter to nobody."""
-    passed = {verdict.error.tensor for verdict in fixed.outputs if verdict.passed}
+    """Which part of an output that passes by its SNR is under it, unseen; not of probabilities, of which small ones matter to nobody."""
+    passed = (verdict.error for verdict in fixed.outputs if verdict.passed)
+    by_snr = {error.tensor for error in passed if error.max_abs_error > tolerance.max_abs_error}
     for found in fixed.hidden:
         producer = graph.producers.get(found.tensor)
-        if found.tensor not in passed or (producer is not None and producer.standard_op == "Softmax"):
+        if found.tensor not in by_snr or (producer is not None and producer.standard_op == "Softmax"):
             continue
         others = f", and {found.count - 1} more" if found.count > 1 else ""
         yield (

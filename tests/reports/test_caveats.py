@@ -253,3 +253,10 @@ def test_of_probabilities_small_ones_are_not_told(tmp_path: Path) -> None:
     assert report.passed
     assert report.fixed.hidden
     assert report.warnings == ()
+
+
+def test_where_the_absolute_error_is_allowed_nothing_is_hidden(tmp_path: Path) -> None:
+    config = _two_scales(tmp_path, "Mul").model_copy(update={"verify": VerifyOptions(max_abs_error=1.0)})
+    report = fix(config)
+    assert report.fixed.hidden
+    assert report.warnings == ()
