@@ -149,7 +149,12 @@ def _start(zoo: Path, out: Path) -> subprocess.Popen[bytes]:
         "2",
         "-q",
     ]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=_heed_ctrl_c)
+
+
+def _heed_ctrl_c() -> None:
+    """What a shell starts in the background, these tests perhaps, ignores it, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_killed_at_random_moments_it_comes_to_the_same_end(tmp_path: Path) -> None:
