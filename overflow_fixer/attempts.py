@@ -22,12 +22,13 @@ class Attempt:
 
     @property
     def mismatched(self) -> int:
-        return sum(verdict.error.mismatched for verdict in self.verification.outputs)
+        errors = [verdict.error for verdict in self.verification.outputs]
+        return sum(error.mismatched for error in errors if not error.part)
 
     @property
-    def failing(self) -> list[str]:
-        """The outputs that do not pass."""
-        return [verdict.error.tensor for verdict in self.verification.outputs if not verdict.passed]
+    def failing(self) -> list[TensorError]:
+        """The errors of the outputs, and parts of them, that do not pass."""
+        return [verdict.error for verdict in self.verification.outputs if not verdict.passed]
 
     @property
     def worst_snr_db(self) -> float:
@@ -37,7 +38,7 @@ class Attempt:
     def worst_margin_db(self, tolerance: Tolerance) -> float:
         """The smallest distance of an output's SNR from its tolerance; inf where there is no SNR."""
         errors = [verdict.error for verdict in self.verification.outputs if verdict.error.is_float]
-        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.tensor) for e in errors if e.compared]
+        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.name) for e in errors if e.compared]
         return min(margins, default=math.inf)
 
     @property

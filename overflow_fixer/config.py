@@ -102,6 +102,7 @@ class VerifyOptions(BaseModel):
     min_agreement: float = Field(default=0.99, ge=0, le=1)
     max_abs_error: float = Field(default=0.0, ge=0)
     per_output: dict[str, float] = Field(default_factory=dict)
+    parts: tuple[str, ...] = ()
     jitter: int = Field(default=0, ge=0)
     """Changed copies of each batch to verify on as well."""
 

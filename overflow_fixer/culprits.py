@@ -19,7 +19,7 @@ IsLate = Callable[[], bool]
 
 
 def excess(errors: Sequence[TensorError], tolerance: Tolerance) -> float:
-    """The largest error of an output as a multiple of what is allowed: of its energy, or of the share that differs.
+    """The largest error of an output, or a part of one, as a multiple of what is allowed: of its energy, or of the share that differs.
 
     inf where values do not match that FP32 has; what is NaN in FP32 too counts for nothing.
     """
@@ -34,7 +34,7 @@ def _excess(error: TensorError, tolerance: Tolerance) -> float:
         return math.inf
     if error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error:
         return 0.0
-    missing_db = tolerance.min_snr_of(error.tensor) - worst_snr_db(error)
+    missing_db = tolerance.min_snr_of(error.name) - worst_snr_db(error)
     return math.inf if missing_db > _MOST_DB else 10 ** (missing_db / 10)
 
 

@@ -10,6 +10,7 @@ from overflow_fixer.attempts import Attempt, is_hopeless
 from overflow_fixer.culprits import BEARABLE, CulpritSearch, IsLate, excess
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
+from overflow_fixer.parts import find_parts
 from overflow_fixer.planning import add_pins
 from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, TensorError, Tolerance
@@ -38,15 +39,15 @@ class Foreseer:
         if not is_repeatable(self.graph):
             return None
         errors = [verdict.error for verdict in attempt.verification.outputs]
-        outputs = [error.tensor for error in errors if not is_hopeless(error, self.tolerance)]
+        outputs = dict.fromkeys(error.tensor for error in errors if not is_hopeless(error, self.tolerance))
         batch = find_worst_batch(attempt.verification, self.batches)
-        log_energies = {v.error.tensor: v.error.log_energy for v in best.verification.outputs}
+        log_energies = {v.error.name: v.error.log_energy for v in best.verification.outputs}
         now = time.monotonic()
         latest = now + _SHARE_OF_TIME * (self.deadline - now)
         plan = self.first.plan
         try:
-            board = Switchboard(self.graph, self.first.artifact.fp16_nodes, outputs, plan.clamped)
-            case = Case(board, batch, log_energies)
+            board = Switchboard(self.graph, self.first.artifact.fp16_nodes, tuple(outputs), plan.clamped)
+            case = Case(board, batch, log_energies, find_parts(self.tolerance, self.graph.outputs))
         except ModelError:
             return None
         known = self.graph, self.policy, plan, board, self.tolerance, self.batches, log_energies
@@ -118,12 +119,13 @@ class Foresight:
         """The first other batch on which the outputs do not pass, if there is one."""
         in_fp16 = self._in_fp16(findings)
         known = {case.batch for case in self.cases}
+        parts = find_parts(self.tolerance, self.graph.outputs)
         for batch in self.batches:
             if self.is_late():
                 return None
             if batch.name in known:
                 continue
-            case = Case(self.board, batch, self.log_energies)
+            case = Case(self.board, batch, self.log_energies, parts)
             if excess(case.compare(in_fp16), self.tolerance) > BEARABLE:
                 return case
         return None
@@ -144,7 +146,7 @@ class Foresight:
         return excess([self._find_worst(in_fp16)], self.tolerance)
 
     def _find_worst(self, in_fp16: Collection[str]) -> TensorError:
-        """The error of an output in a case that is the most times what is allowed."""
+        """The error of an output, or a part of one, in a case that is the most times what is allowed."""
         errors = (error for case in self.cases for error in case.compare(in_fp16))
         return max(errors, key=lambda error: excess([error], self.tolerance))
 

@@ -27,11 +27,12 @@ class ErrorMeter:
     Sums are float64 with an exponent of their own, so nothing overflows or vanishes. NaN and infinity
     are counted on each side; only elements finite on both sides enter the errors, and an element that
     is non-finite on one side counts as mismatched unless the other side holds the same infinity. NaN is
-    never equal to anything.
+    never equal to anything. `part` is what is compared of the tensor: see TensorError.
     """
 
-    def __init__(self, tensor: str, log_energy: float = -math.inf) -> None:
+    def __init__(self, tensor: str, log_energy: float = -math.inf, part: str = "") -> None:
         self.tensor = tensor
+        self.part = part
         self._log_energy = log_energy
         self._counts: Counter[str] = Counter()
         self._total = _Sums()
@@ -94,6 +95,7 @@ class ErrorMeter:
             quiet_batch_snr_db=quiet.snr_db if quiet is not None else math.nan,
             log_energy=self._mean_log_energy() if compared else -math.inf,
             other_shape=self._other_shape,
+            part=self.part,
         )
 
     def _find_quiet(self) -> _BatchError | None:

@@ -84,25 +84,26 @@ class Proposals:
 
     def _all_before_outputs(self) -> Proposal | None:
         """All that failing outputs depend on: they pass then where precision can help, and what they bear is taken back."""
-        failing = [v.error for v in self.best.verification.outputs if not v.passed]
-        return self._all_before([error for error in failing if not is_hopeless(error, self.tolerance)])
+        return self._all_before(
+            [error for error in self.best.failing if not is_hopeless(error, self.tolerance)]
+        )
 
     def _all_before(self, errors: Sequence[TensorError]) -> Proposal | None:
         added: dict[str, Finding] = {}
         for error in errors:
             before = find_ancestors(self.graph, [error.tensor])
             nodes = (node for node in reversed(self.graph.nodes) if not before.isdisjoint(node.writes))
-            reason = f"leads to {error.tensor}, which narrower plans tried before had left wrong"
+            reason = f"leads to {error.name}, which narrower plans tried before had left wrong"
             found = *self._match(error), reason, error.worst_batch
             self._blame(added, nodes, Finding(RULE, "", error.tensor, *found))
         if not self._is_new(added):
             return None
-        return f"pinned all that leads to {name_few(error.tensor for error in errors)}", list(added.values())
+        return f"pinned all that leads to {name_few(error.name for error in errors)}", list(added.values())
 
     def _losing(self) -> Proposal | None:
         """Nodes that lose too much by themselves, with those that hand them what they lose, or take it."""
         losses = self._measure()
-        limit = max(self.tolerance.min_snr_of(name) for name in self.best.failing)
+        limit = max(self.tolerance.min_snr_of(error.name) for error in self.best.failing)
         for margin in _MARGINS_DB:
             culprits = [node for node, loss in losses.items() if loss.worst_db < limit + margin]
             culprits.sort(key=lambda node: losses[node].worst_db)
@@ -137,9 +138,9 @@ class Proposals:
         """The finding about a node that alone in FP16 makes this error of an output: its SNR, or the share that is equal."""
         times = excess([error], self.tolerance)
         share = f"{times:.3g} times" if times >= 1 else f"{100 * times:.3g} % of"
-        tells = f"takes {share} the error that {error.tensor} may have"
+        tells = f"takes {share} the error that {error.name} may have"
         if math.isinf(times):
-            tells = f"leaves no match in {error.tensor}"
+            tells = f"leaves no match in {error.name}"
         reason = f"in FP16 while all else is in FP32 {label} {tells}"
         value, limit = self._match(error)
         if error.is_float and math.isinf(times):
@@ -151,12 +152,12 @@ class Proposals:
         if not error.is_float:
             return 1 - error.mismatched / max(error.element_count, 1), self.tolerance.min_agreement
         snr_db = worst_snr_db(error)
-        return -math.inf if math.isnan(snr_db) else snr_db, self.tolerance.min_snr_of(error.tensor)
+        return -math.inf if math.isnan(snr_db) else snr_db, self.tolerance.min_snr_of(error.name)
 
     def _measure(self) -> dict[Node, Loss]:
         """What each node on the way to a failing output loses by itself, on the batch that is worst."""
         best = self.best
-        relevant = find_ancestors(self.graph, best.failing)
+        relevant = find_ancestors(self.graph, [error.tensor for error in best.failing])
         batch = find_worst_batch(best.verification, self.batches)
         losses = measure_losses(self.graph, self.ranges, best.artifact.fp16_nodes, batch, best.plan.clamped)
         nodes = {self.graph.by_label[label]: loss for label, loss in losses.items()}
@@ -170,7 +171,7 @@ class Proposals:
             chosen = suspects[: _MORE_SUSPECTS ** (self.reach - 1)]
             added: dict[str, Finding] = {}
             for error in chosen:
-                snr_db, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.tensor)
+                snr_db, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.name)
                 verdict = judge(error, self.tolerance)
                 reason = (
                     f"{error.tensor} {'gets worse' if verdict.passed else 'goes wrong'}: {verdict.reason}"

@@ -460,7 +460,8 @@ class Runner(Protocol):
 class Tolerance:
     """When an output counts as right: SNR at least `min_snr_db`, per output if named.
 
-    `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
+    `parts` of outputs, as NumPy indexes them ("boxes[:, 4:]"), are judged by themselves beside the whole; so are those that
+    `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
     that are not floats pass when at least `min_agreement` of their elements are equal.
     """
 
@@ -468,8 +469,10 @@ class Tolerance:
     min_agreement: float = 0.99
     per_output: Mapping[str, float] = field(default_factory=dict)
     max_abs_error: float = 0.0
+    parts: tuple[str, ...] = ()
 
     def min_snr_of(self, output: str) -> float:
+        """In dB, of an output or a part, by TensorError.name."""
         return self.per_output.get(output, self.min_snr_db)
 
 
@@ -487,7 +490,8 @@ class TensorError:
     noise. `quiet_batch` is the worst of those for which that was done, `quiet_batch_snr_db` its SNR without it; None and
     NaN where there are none. `log_energy` is log10 of the mean of ref^2 over the compared elements, -inf for 0 or of none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the most
     mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
-    could on all. `other_shape` tells both shapes, and the first batch where they differ; None where they do not.
+    could on all. `other_shape` tells both shapes, and the first batch where they differ; None where they do not. `part` is of an
+    output that part of it which is compared, as NumPy indexes it ("[:, 4:]"); "" for the whole.
     """
 
     tensor: str
@@ -512,11 +516,17 @@ class TensorError:
     failure: str | None = None
     log_energy: float = -math.inf
     other_shape: str | None = None
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """What is compared: the tensor, or a part of it."""
+        return self.tensor + self.part
 
 
 @dataclass(frozen=True)
 class OutputVerdict:
-    """One output's error, whether it passes and, if not, why."""
+    """The error of an output, or of a part of one, whether it passes and, if not, why."""
 
     error: TensorError
     passed: bool
@@ -527,8 +537,8 @@ class OutputVerdict:
 class HiddenSlice:
     """A part of an output that is under its SNR, and so much smaller than the rest that the output's does not show it.
 
-    The worst of `count` such, at `index` along `axis`. `rms` and `output_rms` are the root mean squares of its FP32 values and of
-    all.
+    The worst of `count` such, at `index` along `axis`, the second or the last. `rms` and `output_rms` are the root mean squares
+    of its FP32 values and of all.
     """
 
     tensor: str
@@ -538,6 +548,11 @@ class HiddenSlice:
     snr_db: float
     rms: float
     output_rms: float
+
+    @property
+    def part(self) -> str:
+        """As NumPy indexes it."""
+        return f"[:, {self.index}]" if self.axis == 1 else f"[..., {self.index}]"
 
 
 TracedIn = Literal["candidate", "simulation", "marked engine"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,8 +12,9 @@ from onnx.helper import make_node, make_tensor_value_info
 from overflow_fixer.copies import copy_shell
 from overflow_fixer.errors import RunError
 from overflow_fixer.graph import Graph
-from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.nodes import Node
+from overflow_fixer.output_meters import OutputMeters
+from overflow_fixer.parts import Part
 from overflow_fixer.records import Array, Batch, TensorError
 from overflow_fixer.roundings import Roundings, computes_floats, list_floats
 from overflow_fixer.sessions import open_session, run_session
@@ -50,11 +50,18 @@ class Switchboard:
 class Case:
     """A batch on which choices of nodes are compared with none. Raises RunError where it does not run in FP32.
 
-    `log_energies` are TensorError.log_energy of outputs over all batches: one that is quiet here is judged as `verify` does.
+    `log_energies` are TensorError.log_energy over all batches, by its name: what is quiet here is judged as `verify` does. `parts`
+    of outputs are compared as well.
     """
 
-    def __init__(self, board: Switchboard, batch: Batch, log_energies: Mapping[str, float]) -> None:
-        self._board, self._batch, self._log_energies = board, batch, log_energies
+    def __init__(
+        self,
+        board: Switchboard,
+        batch: Batch,
+        log_energies: Mapping[str, float],
+        parts: Sequence[Part] = (),
+    ) -> None:
+        self._board, self._batch, self._log_energies, self._parts = board, batch, log_energies, parts
         self._right = board.run(batch)
 
     @property
@@ -62,17 +69,15 @@ class Case:
         return self._batch.name
 
     def compare(self, in_fp16: Collection[str]) -> list[TensorError]:
-        """The errors of the outputs with these nodes in FP16. Raises ModelError where memory runs out."""
-        meters = [ErrorMeter(name, self._log_energies.get(name, -math.inf)) for name in self._right]
+        """The errors of the outputs and parts with these nodes in FP16. Raises ModelError where memory runs out."""
+        meters = OutputMeters(self._right, self._parts, self._log_energies)
         try:
             found = self._board.run(self._batch, in_fp16)
         except RunError as error:
-            for meter in meters:
-                meter.add_failure(self._right[meter.tensor], self._batch.name, error.reason)
+            meters.add_failure(self._right, self._batch.name, error.reason)
         else:
-            for meter in meters:
-                meter.add(self._right[meter.tensor], found[meter.tensor], self._batch.name)
-        return [meter.result() for meter in meters]
+            meters.add(self._right, found, self._batch.name)
+        return meters.results()
 
 
 class _Writer:

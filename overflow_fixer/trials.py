@@ -18,6 +18,7 @@ from overflow_fixer.files import make_folder, move_files
 from overflow_fixer.finished_trials import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import RoundedRunner, find_wrong_input
+from overflow_fixer.parts import find_parts
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import (
     Artifact,
@@ -38,7 +39,6 @@ from overflow_fixer.trial_folders import TrialFolders
 from overflow_fixer.verification import (
     CachedRunner,
     CopyCheck,
-    check_tolerance,
     find_worst_batch,
     open_reference,
     verify,
@@ -168,13 +168,13 @@ class Bench:
         return self._blame_input(traced)
 
     def find_lost_outputs(self) -> tuple[str, ...]:
-        """The outputs that are wrong with FP16 inputs and outputs alone, FP32 in between; what FP32 has NaN in is not told."""
+        """The outputs, and parts of them, that are wrong with FP16 inputs and outputs alone, FP32 in between; what FP32 has NaN in is not told."""
         if not self._has_half_io:
             return ()
         rounded = RoundedRunner(self.graph, self._reference)
         found = verify(self._reference, rounded, self.calibration, self.tolerance)
         wrong = [verdict.error for verdict in found.outputs if not verdict.passed]
-        return tuple(error.tensor for error in wrong if not error.reference_nan)
+        return tuple(error.name for error in wrong if not error.reference_nan)
 
     @property
     def _has_half_io(self) -> bool:
@@ -252,7 +252,8 @@ class Bench:
 
 def check_request(config: FixConfig, graph: Graph, backend: Backend) -> None:
     """Raise at once what building or verifying would raise after the scan, for what cannot be had as asked for."""
-    check_tolerance(config.verify.tolerance(), graph.outputs)
+    for part in find_parts(config.verify.tolerance(), graph.outputs):
+        part.check(graph.sure_shapes.get(part.output))
     if backend.is_engine:
         tensorrt.override_shapes(graph, {}, config.build.profile)
         tensorrt.check_settings(config.build.settings(config.folder, {}))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from overflow_fixer.copies import copy_model
-from overflow_fixer.errors import BackendError, CalibrationError, ConfigError, RunError
+from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.graph import Graph
-from overflow_fixer.metrics import ErrorMeter
+from overflow_fixer.output_meters import OutputMeters
+from overflow_fixer.parts import find_parts
 from overflow_fixer.records import (
     Array,
     Batch,
@@ -102,17 +103,17 @@ def verify(
     tolerance: Tolerance,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Verification:
-    """Compare every output over all batches, one batch in memory at a time.
+    """Compare every output, and each part that the tolerance names, over all batches, one batch in memory at a time.
 
     An output passes when the candidate has no NaN, no infinity that the reference does not have in
     the same place, and in every batch an SNR of at least its tolerance (or no error over
     `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. So does a batch
     that ONNX Runtime cannot run in the candidate and can in the reference: overflow can end in an index or a size. Raises
-    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError as check_tolerance.
+    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError for a part that is none.
     """
-    check_tolerance(tolerance, reference.output_names)
+    parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
-    meters = {name: ErrorMeter(name) for name in reference.output_names}
+    meters = OutputMeters(reference.output_names, parts)
     slices = {name: SliceMeter(name) for name in reference.output_names}
     count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
@@ -124,20 +125,10 @@ def verify(
             "There was no batch to verify on. Expected at least one: without data nothing is proved. Check the "
             "calibration data."
         )
-    verdicts = tuple(judge(meter.result(), tolerance) for meter in meters.values())
+    verdicts = tuple(judge(error, tolerance) for error in meters.results())
     found = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())
     hidden = tuple(one for one in found if one is not None)
     return Verification(verdicts, count - changed_count, changed_count=changed_count, hidden=hidden)
-
-
-def check_tolerance(tolerance: Tolerance, outputs: Collection[str]) -> None:
-    """Raise ConfigError where an output is named that is none: the limit that was meant for another would not hold."""
-    unknown = next((name for name in tolerance.per_output if name not in outputs), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"[verify.per_output] names {unknown!r}, which is no output of the model. Expected one of: "
-            f"{', '.join(sorted(outputs))}. Nothing was judged."
-        )
 
 
 def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:
@@ -172,7 +163,7 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
             f"{shape}{'; ' if shape else ''}{error.mismatched} of {error.element_count} values do not match: {error.candidate_nan} NaN and "
             f"{error.candidate_inf} infinite, against {error.reference_nan} and {error.reference_inf} in FP32"
         )
-    limit, snr_db = tolerance.min_snr_of(error.tensor), worst_snr_db(error)
+    limit, snr_db = tolerance.min_snr_of(error.name), worst_snr_db(error)
     if error.compared == 0 or snr_db >= limit or error.max_abs_error <= tolerance.max_abs_error:
         return None
     where = "" if error.snr_db < limit else f" in {error.worst_batch}"
@@ -225,16 +216,15 @@ def _compare(
     reference: Runner,
     candidate: Runner,
     batch: Batch,
-    meters: Mapping[str, ErrorMeter],
+    meters: OutputMeters,
     slices: Mapping[str, SliceMeter],
 ) -> None:
     expected = reference.run(batch)
     try:
         found = candidate.run(batch)
     except RunError as error:
-        for name, meter in meters.items():
-            meter.add_failure(expected[name], batch.name, error.reason)
+        meters.add_failure(expected, batch.name, error.reason)
         return
-    for name, meter in meters.items():
-        meter.add(expected[name], found[name], batch.name)
-        slices[name].add(expected[name], found[name])
+    meters.add(expected, found, batch.name)
+    for name, meter in slices.items():
+        meter.add(expected[name], found[name])

@@ -79,6 +79,16 @@ def test_a_tolerance_for_an_output_that_is_none_is_refused_before_the_scan(tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("part", ["lgits[0]", "y[0, 0, 0, 0, 0, 0]", "y[x]"])
+def test_a_part_that_is_none_is_refused_before_the_scan(part: str, tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    name = load_graph(config.model).outputs[0]
+    parts = (part.replace("y[", f"{name}["),)
+    with pytest.raises(ConfigError, match="part"):
+        fix(config.model_copy(update={"verify": VerifyOptions(parts=parts)}))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "options",
     [{"include_nodes": ("(",)}, {"exclude_nodes": ("nothing",)}, {"exclude_ops": ("Convv",)}],

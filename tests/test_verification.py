@@ -283,9 +283,27 @@ def test_what_the_reference_cannot_run_and_memory_that_ran_out_are_errors() -> N
 
 def test_a_tolerance_for_an_output_that_is_none_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"names 'Y', which is no output of the model. Expected one of: y\."
+        ConfigError, match=r"names 'Y', which is no output of the model. Expected one of: y; or a part of one"
     ):
         compare([floats(1)], [floats(1)], Tolerance(per_output={"Y": 90.0}))
+
+
+def test_a_part_that_is_wrong_fails_by_itself_and_by_its_own_limit() -> None:
+    right = np.stack([floats(1000, 2000, 3000), floats(1e-9, 2e-9, 3e-9)])
+    wrong = np.where(right < 1, 0, right).astype(np.float32)
+    found = compare([right], [wrong], Tolerance(parts=("y[1]", "y[0]")))
+    assert [(one.error.name, one.passed) for one in found.outputs] == [
+        ("y", True),
+        ("y[1]", False),
+        ("y[0]", True),
+    ]
+    assert found.outputs[1].reason == "SNR 0.0 dB is under 30 dB"
+    assert compare([right], [wrong], Tolerance(per_output={"y[1]": 0.0})).passed
+
+
+def test_a_part_that_is_not_in_the_output_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"There is no part y\[:, 2\]: y is of shape \[2\]"):
+        compare([floats(1, 2)], [floats(1, 2)], Tolerance(parts=("y[:, 2]",)))
 
 
 def test_no_batch_proves_nothing() -> None:

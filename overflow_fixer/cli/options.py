@@ -42,6 +42,7 @@ _PLACES = {
     "exports": ("build",),
     "min_snr_db": ("verify",),
     "jitter": ("verify",),
+    "parts": ("verify",),
     "max_rounds": ("repair",),
     "max_builds": ("repair",),
     "max_minutes": ("repair",),
@@ -215,6 +216,13 @@ def verify_options(function: F) -> F:
             "--jitter",
             type=int,
             help="Verify on as many copies of each batch, changed by up to 2^-10, too [0].",
+        ),
+        click.option(
+            "--part",
+            "parts",
+            multiple=True,
+            metavar="OUTPUT[INDEX]",
+            help="A part of an output, as NumPy indexes it ('y[:, 4:]'), to judge by itself too.",
         ),
     ]
     return _apply(options, function)

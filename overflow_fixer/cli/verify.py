@@ -137,7 +137,7 @@ def _print(found: Verification, warnings: Sequence[str], quiet: bool, as_json: b
         for verdict in found.outputs:
             mark = "ok   " if verdict.passed else "WRONG"
             say(
-                f"{mark} {verdict.error.tensor}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
+                f"{mark} {verdict.error.name}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
             )
         say(f"Compared with FP32 on {say_batches(found.batch_count, found.changed_count)}.")
         for warning in warnings:

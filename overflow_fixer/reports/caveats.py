@@ -50,7 +50,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
     yield from () if fixed.passed else _warn_of_chance(graph)
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
-            yield f"Output {verdict.error.tensor} was empty in every batch, so nothing of it was compared."
+            yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
         yield from _warn_of_quiet(verdict, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_unobserved(ranges.not_observed)
@@ -61,9 +61,9 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
     """That an output passes in a batch for nothing but having next to nothing there."""
     error = verdict.error
     is_small = error.max_abs_error <= tolerance.max_abs_error
-    if verdict.passed and not is_small and error.quiet_batch_snr_db < tolerance.min_snr_of(error.tensor):
+    if verdict.passed and not is_small and error.quiet_batch_snr_db < tolerance.min_snr_of(error.name):
         yield (
-            f"Output {error.tensor} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
+            f"Output {error.name} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
             f"{error.quiet_batch_snr_db:.1f} dB: it passes there because such a batch is judged as if it had 1 %. If batches like "
             "that matter, verify on them alone, which judges them by their own."
         )
@@ -71,17 +71,19 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
 
 def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
     """Which part of an output that passes by its SNR is under it, unseen; not of probabilities, of which small ones matter to nobody."""
-    passed = (verdict.error for verdict in fixed.outputs if verdict.passed)
-    by_snr = {error.tensor for error in passed if error.max_abs_error > tolerance.max_abs_error}
+    wholes = [verdict for verdict in fixed.outputs if verdict.passed and not verdict.error.part]
+    by_snr = {one.error.tensor for one in wholes if one.error.max_abs_error > tolerance.max_abs_error}
+    judged = {verdict.error.name.replace(" ", "") for verdict in fixed.outputs}
     for found in fixed.hidden:
-        producer = graph.producers.get(found.tensor)
-        if found.tensor not in by_snr or (producer is not None and producer.standard_op == "Softmax"):
+        producer, part = graph.producers.get(found.tensor), found.tensor + found.part
+        is_of_shares = producer is not None and producer.standard_op == "Softmax"
+        if found.tensor not in by_snr or is_of_shares or part.replace(" ", "") in judged:
             continue
         others = f", and {found.count - 1} more" if found.count > 1 else ""
         yield (
             f"Output {found.tensor} passes as a whole, but at index {found.index} of axis {found.axis} (counted from 0{others}) its SNR is "
             f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. What is there, {found.rms:.3g} (root mean "
-            f"square), is hidden beside the {found.output_rms:.3g} of the whole. Where it matters, make it an output of its own, which is judged by itself."
+            f"square), is hidden beside the {found.output_rms:.3g} of the whole. Where it matters, have it judged by itself: --part '{part}'."
         )
 
 
@@ -100,7 +102,7 @@ def say_half_io(graph: Graph, ranges: RangeTable, lost_outputs: tuple[str, ...])
 def _warn_of_nan(graph: Graph, ranges: RangeTable, fixed: Verification) -> Iterator[str]:
     """Which outputs are NaN before anything is converted, and the first tensor of the model's own FP16 that does not fit."""
     lost = find_lost_in_own_fp16(graph, ranges)
-    broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan]
+    broken = [v.error.tensor for v in fixed.outputs if v.error.reference_nan and not v.error.part]
     own, others = ([name for name in broken if (name in lost) is is_own] for is_own in (True, False))
     if own:
         yield f"The model as it stands, with its own FP16, gives NaN in {', '.join(own)}."

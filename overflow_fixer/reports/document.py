@@ -41,7 +41,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.6"
+SCHEMA_VERSION = "2.7"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -197,6 +197,7 @@ def _describe_tolerance(tolerance: Tolerance) -> Document:
             for output, snr in tolerance.per_output.items()
         ],
         "max_abs_error": encode_number(tolerance.max_abs_error),
+        "parts": list(tolerance.parts),
     }
 
 
@@ -343,6 +344,7 @@ def _describe_hidden(found: HiddenSlice) -> Document:
 def _describe_error(error: TensorError) -> Document:
     return {
         "tensor": error.tensor,
+        "part": error.part,
         **{name: int(getattr(error, name)) for name in _ERROR_COUNTS},
         **{name: encode_number(getattr(error, name)) for name in _ERROR_NUMBERS},
         "is_float": error.is_float,

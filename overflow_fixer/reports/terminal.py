@@ -25,6 +25,7 @@ from overflow_fixer.reports.wording import (
     say_batches,
     say_bits,
     say_bytes,
+    say_compared,
     say_count,
     say_decibels,
     say_flops,
@@ -240,9 +241,9 @@ def _errors(document: Document) -> Iterator[RenderableType]:
 def _error_table(outputs: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]] | None) -> Table:
     sides = () if before is None else ("",)
     table = make_table("Output", *sides, "NaN>", "Inf>", "Max abs\nerror>", "Worst\nSNR (dB)>", "")
-    naive = {found["error"]["tensor"]: found for found in before or ()}
+    naive = {say_compared(found["error"]): found for found in before or ()}
     for found in outputs:
-        name = found["error"]["tensor"]
+        name = say_compared(found["error"])
         if name in naive:
             table.add_row(Name(name), "before", *_error_cells(naive[name]))
         after = () if before is None else ("after",)
@@ -262,7 +263,7 @@ def _error_cells(found: dict[str, Any]) -> Iterator[RenderableType]:
 def _remarks(outputs: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
     wrong = [found for found in outputs if not found["passed"]]
     for found in wrong[:_MOST_ROWS]:
-        name = shorten_middle(make_visible(found["error"]["tensor"]), 40)
+        name = shorten_middle(make_visible(say_compared(found["error"])), 40)
         yield note(f"{name}: {shorten_reason(found['reason'])}", "red")
     broken = [f for f in outputs if f["error"]["reference_nan"] or f["error"]["reference_inf"]]
     if broken:
@@ -292,7 +293,7 @@ def _say_first_of(verification: Document | None) -> str:
 
 
 def _say_first(error: dict[str, Any]) -> str:
-    name = shorten_middle(make_visible(error["tensor"]), 60)
+    name = shorten_middle(make_visible(say_compared(error)), 60)
     if error.get("failure"):
         return f"{name}: it cannot be computed: {shorten_reason(error['failure'])}"
     batch = (

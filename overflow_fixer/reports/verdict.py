@@ -34,7 +34,7 @@ def judge(report: FixReport) -> Verdict:
     if not is_proved(report.fixed):
         return Verdict("not_verified", False, f"NOT verified: {_why_not(report)}.")
     status, label, why = _explain(report)
-    outputs = say_plural(len(report.fixed.outputs), "output")
+    outputs = _say_compared(report.fixed)
     proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count, report.fixed.changed_count)}"
     doubt = ", but on random data only" if is_synthetic(report) else ""
     return Verdict(status, True, f"{label}{doubt}: {proof}. {why}")
@@ -116,6 +116,13 @@ def _say_proof(report: FixReport) -> str:
     return f" ({say_outcomes(found)}{only})"
 
 
+def _say_compared(found: Verification) -> str:
+    """How many outputs, and parts of them."""
+    parts = sum(bool(verdict.error.part) for verdict in found.outputs)
+    outputs = say_plural(len(found.outputs) - parts, "output")
+    return f"{outputs} and {say_plural(parts, 'part')}" if parts else outputs
+
+
 def _why_not(report: FixReport) -> str:
     outputs = report.fixed.outputs
     if not outputs or report.fixed.batch_count <= 0:
@@ -124,8 +131,8 @@ def _why_not(report: FixReport) -> str:
     if not failed:
         return "every output was empty in every batch, so nothing was compared"
     first = failed[0]
-    name = shorten_middle(first.error.tensor, _NAME_WIDTH)
-    why = f"{len(failed)} of {say_plural(len(outputs), 'output')} wrong: {name}: {first.reason.rstrip('. ')}"
+    name = shorten_middle(first.error.name, _NAME_WIDTH)
+    why = f"{len(failed)} of {_say_compared(report.fixed)} wrong: {name}: {first.reason.rstrip('. ')}"
     worse = "; plain FP16 passes, so this plan makes it worse" if is_proved(report.naive) else ""
     return why + worse + _say_fault(report)
 

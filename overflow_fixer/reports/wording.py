@@ -81,6 +81,11 @@ def say_ratio(value: JsonNumber) -> str:
     return said if said == "n/a" else f"{said}x"
 
 
+def say_compared(error: dict[str, Any]) -> str:
+    """The tensor, or the part of an output, that an error is of."""
+    return f"{error['tensor']}{error['part']}"
+
+
 def say_match(error: dict[str, Any]) -> str:
     """The SNR in dB by which a tensor is judged, of its worst batch; the share of equal elements where it is not of floats."""
     if error["is_float"]:

@@ -284,6 +284,29 @@ def test_an_artifact_that_passes_by_luck_fails_on_changed_copies(
     assert capsys.readouterr().out.endswith(f"Compared with FP32 on {counts}.\n")
 
 
+def test_a_part_of_an_artifacts_output_is_judged_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x) => (float[2,3] y) { %s }"""
+    half = "h = Cast <to: int = 10> (x) y = Cast <to: int = 1> (h)"
+    for name, body in (("fp32", "y = Identity (x)"), ("fp16", half)):
+        onnx.save(onnx.parser.parse_model(text % body), tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "b.npz", x=np.float32([[1000, 20, 1e-9], [3000, 10, 2e-9]]))
+    arguments = (tmp_path / "fp32.onnx", "--calib", tmp_path / "b.npz", "--artifact", tmp_path / "fp16.onnx")
+    assert _run("verify", *arguments, "--part", "y[:, :2]") == 0
+    assert _run("verify", *arguments, "--part", "y[:, :2]", "--part", "y[:, 2]") == 1
+    *_, last, _ = capsys.readouterr().out.splitlines()
+    assert last == "WRONG y[:, 2]: SNR 0.0 dB is under 30 dB (max error 2e-09)"
+    assert _run("verify", *arguments, "--part", "y[:, 2]", "--json") == 1
+    found = json.loads(capsys.readouterr().out)["outputs"]
+    assert [(one["tensor"], one["part"], one["passed"]) for one in found] == [
+        ("y", "", True),
+        ("y", "[:, 2]", False),
+    ]
+    assert _run("verify", *arguments, "--part", "y[:, 3]") == 2
+    assert "y is of shape [2, 3]" in capsys.readouterr().err
+
+
 def test_copies_that_are_left_out_are_told_of_an_artifact_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

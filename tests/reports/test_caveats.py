@@ -20,7 +20,8 @@ from overflow_fixer.pipeline import fix
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Engine, FixReport
-from overflow_fixer.reports.caveats import _warn_of_quiet, say_luck
+from overflow_fixer.reports import render_text
+from overflow_fixer.reports.caveats import _warn_of_quiet, say_hidden, say_luck
 from overflow_fixer.trials import Bench
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
@@ -260,3 +261,19 @@ def test_where_the_absolute_error_is_allowed_nothing_is_hidden(tmp_path: Path) -
     report = fix(config)
     assert report.fixed.hidden
     assert report.warnings == ()
+
+
+@pytest.mark.parametrize("part", ["y[:, 1]", "y[:,1]"])
+def test_a_channel_that_is_judged_by_itself_is_repaired_and_not_told(part: str, tmp_path: Path) -> None:
+    """Nor is it where it fails: the table says so."""
+    verify = VerifyOptions(parts=(part,))
+    report = fix(_two_scales(tmp_path, "Mul").model_copy(update={"verify": verify}))
+    assert (report.passed, report.plan.pinned, report.warnings) == (True, {"Mul_y"}, ())
+    assert report.naive is not None
+    assert report.naive.hidden
+    assert list(say_hidden(report.naive, load_graph(tmp_path / "model.onnx"), verify.tolerance())) == []
+    assert [(one.error.name, one.passed) for one in report.naive.outputs] == [("y", True), (part, False)]
+    (finding,) = report.plan.pins[0].findings
+    assert f"the error that {part} may have" in finding.reason
+    told = " ".join(render_text(report).split())
+    assert "FIXED and verified: 1 output and 1 part within tolerance of FP32 on 1 batch." in told
