@@ -523,6 +523,11 @@ class TensorError:
         """What is compared: the tensor, or a part of it."""
         return self.tensor + self.part
 
+    @property
+    def lost_count(self) -> int:
+        """How many more elements are NaN or infinite than in FP32."""
+        return self.candidate_nan + self.candidate_inf - self.reference_nan - self.reference_inf
+
 
 @dataclass(frozen=True)
 class OutputVerdict:
@@ -582,6 +587,11 @@ class Verification:
         """Whether every output passed, and at least one had an element to compare."""
         compared = any(verdict.error.element_count for verdict in self.outputs)
         return self.batch_count > 0 and compared and all(verdict.passed for verdict in self.outputs)
+
+    @property
+    def first_not_finite(self) -> TensorError | None:
+        """The first tensor of the trace with more NaN and infinities than in FP32; None where there is none."""
+        return next((error for error in self.trace if error.lost_count > 0), None)
 
 
 # ---------------------------------------------------------------- repair and report

@@ -314,7 +314,7 @@ def _divide(part: float, whole: float) -> JsonNumber:
 def _describe_verification(verification: Verification | None) -> Document | None:
     if verification is None:
         return None
-    first = verification.first_wrong
+    first, not_finite = verification.first_wrong, verification.first_not_finite
     return {
         "passed": is_proved(verification),
         "batch_count": int(verification.batch_count),
@@ -324,6 +324,7 @@ def _describe_verification(verification: Verification | None) -> Document | None
             for found in verification.outputs
         ],
         "first_wrong": None if first is None else _describe_error(first),
+        "first_not_finite": None if not_finite is None else _describe_error(not_finite),
         "traced_in": verification.traced_in,
         "hidden": [_describe_hidden(found) for found in verification.hidden],
     }

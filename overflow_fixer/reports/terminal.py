@@ -276,9 +276,17 @@ def _first_wrong(document: Document) -> Iterator[RenderableType]:
     found = [document["verification"][side] for side in ("naive", "fixed")]
     for verification, side in zip(found, ("before", "after"), strict=True):
         yield note(f"{side}: {_say_first_of(verification)}")
+        yield from _not_finite(verification)
     for source in dict.fromkeys(side["traced_in"] for side in found if side and side["first_wrong"]):
         if TRACE_NOTES[source]:
             yield note(f"({TRACE_NOTES[source]})", "dim")
+
+
+def _not_finite(verification: Document | None) -> Iterator[RenderableType]:
+    """Where NaN or infinities begin, if that is further on."""
+    found = verification and verification["first_not_finite"]
+    if verification and found and found != verification["first_wrong"]:
+        yield note(f"NaN or infinities begin in {_say_first(found)}")
 
 
 def _say_first_of(verification: Document | None) -> str:

@@ -127,6 +127,18 @@ def test_the_first_wrong_tensor_is_described_in_full(tmp_path: Path) -> None:
     assert (first["tensor"], first["snr_db"], first["worst_batch"]) == ("/a", 12.0, BATCHES[2])
 
 
+def test_where_nan_and_infinities_begin_is_described_in_full(tmp_path: Path) -> None:
+    traced = (
+        make_error("/a", 12.0),
+        make_error("/b", 2.0, candidate_nan=1),
+        make_error("/c", candidate_inf=1),
+    )
+    found = build_document(make_report(tmp_path, fixed=replace(make_passing("logits"), trace=traced)))
+    first = found["verification"]["fixed"]["first_not_finite"]
+    assert (first["tensor"], first["snr_db"], first["candidate_nan"]) == ("/b", 2.0, 1)
+    assert found["verification"]["naive"]["first_not_finite"] is None
+
+
 def test_a_model_that_was_made_of_another_names_it(tmp_path: Path) -> None:
     assert build_document(make_report(tmp_path))["fused"] is None
     assert build_document(make_report(tmp_path, fused=make_fused()))["fused"] == {

@@ -12,6 +12,7 @@ from report_factories import (
     ENGINE_FACTORIES,
     HOSTILE,
     LONG,
+    NAN,
     make_crowded,
     make_error,
     make_failed,
@@ -97,6 +98,22 @@ def test_the_first_wrong_tensor_of_both_sides_is_named(tmp_path: Path) -> None:
     text = _words(render_text(make_failed(tmp_path)))
     assert "before: /conv3/out: 2990 NaN, 10 Inf, SNR n/a dB, worst in frames/0003.npz" in text
     assert "after: /head/Exp_output_0: 2990 NaN" in text
+
+
+def test_where_nan_begins_is_told_if_that_is_behind_the_first_wrong_tensor(tmp_path: Path) -> None:
+    small, masks = make_error("/small", 12.0), make_error("/mask", candidate_inf=7, reference_inf=7)
+    lost = make_error("/exp", NAN, candidate_inf=8, reference_inf=7, worst_batch_snr_db=NAN)
+    behind = replace(make_passing("logits"), first_wrong=small, trace=(small, masks, lost))
+    told = "NaN or infinities begin in /exp: 0 NaN, 8 Inf, SNR n/a dB"
+    report = make_report(tmp_path, naive=behind)
+    assert told in _words(render_text(report))
+    assert 'NaN or infinities begin in <span class="name">/exp</span>.' in render_html(report)
+    for others in (
+        replace(behind, first_wrong=lost),
+        replace(behind, trace=(small, masks)),
+    ):
+        report = make_report(tmp_path, naive=others)
+        assert "infinities begin" not in render_text(report) + render_html(report)
 
 
 def test_the_first_tensor_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
