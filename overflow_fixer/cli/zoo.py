@@ -163,8 +163,10 @@ def _open_host(workers: int, gpus: tuple[str, ...] | None, ray: bool, address: s
 
 @contextmanager
 def _end_on_sigterm() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: models are asked to stop, and a cluster is left in order."""
-    previous = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    """SIGTERM as Ctrl-C: models are asked to stop, and a cluster is left in order. A shell's background job ignores Ctrl-C alone."""
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    handler = signal.default_int_handler if on_ctrl_c is signal.SIG_IGN else on_ctrl_c
+    previous = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -152,9 +153,11 @@ def test_a_zoo_file_is_exit_code_2_where_it_is_wrong(run: Run, tmp_path: Path) -
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def _start_shard(zoo: Path, out: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
+def _start_shard(
+    zoo: Path, out: Path, arguments: list[str], prepare: Callable[[], object] | None = None
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "overflow_fixer", "zoo", str(zoo), "--out", str(out), "-q", *arguments]
-    return subprocess.Popen(command)
+    return subprocess.Popen(command, preexec_fn=prepare)
 
 
 def _read_names(out: Path) -> list[tuple[str, str]]:
@@ -202,7 +205,11 @@ def test_the_kubernetes_job_asks_for_what_there_is() -> None:
 
 
 @pytest.mark.alone
-def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_ctrl_c", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(
+    on_ctrl_c: signal.Handlers, tmp_path: Path
+) -> None:
+    """One that a script starts in the background, which ignores Ctrl-C, too."""
     zoo = write_model(tmp_path / "zoo", "m").parent
     loop = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[n] x, int64 trips) => (float[n] y) <bool go = {1}> {
@@ -215,7 +222,7 @@ def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(tmp_path: Path
     (zoo / "m.calib").mkdir()
     for index in range(9):
         np.savez(zoo / "m.calib" / f"{index}.npz", x=np.ones(4, np.float32), trips=np.array(50_000))
-    process = _start_shard(zoo, tmp_path / "out", [])
+    process = _start_shard(zoo, tmp_path / "out", [], lambda: signal.signal(signal.SIGINT, on_ctrl_c))
     while (read_progress(tmp_path / "out" / "m") or ("", 0, 0))[1] < 1:
         assert process.poll() is None
         time.sleep(0.05)
