@@ -21,6 +21,7 @@ from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.rules.near_zero import ELEMENTWISE, PLACES, SUMS, TERMS
 from overflow_fixer.rules.semantics import moves, readers
 
 LEAST_MAGNITUDE = 2.0**-18
@@ -30,22 +31,6 @@ _MOST_NOISE = 10.0**-1.5
 _OWN_ROUNDING = 2.0**-11
 """What an output loses by its own rounding, as a share of its largest value."""
 
-_ELEMENTWISE = frozenset(
-    """Mul Div Mod Neg Abs Relu LeakyRelu PRelu ThresholdedRelu Shrink Elu Selu Celu Gelu Mish Swish HardSwish
-    Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf Sqrt Pow Reciprocal Log Sign Floor Ceil Clip Dropout LRN
-    ReduceMax ReduceMin ReduceProd MaxPool GlobalMaxPool Resize Upsample""".split()
-)
-"""Operators whose output loses, element by element, the share that their input lost."""
-_PLACES = frozenset("Where Pad Trilu TopK Scatter ScatterElements ScatterND CenterCropPad MaxUnpool".split())
-"""Operators that put what comes in beside other values, as it is."""
-_SUMS = frozenset(
-    """MatMul Einsum Gemm Conv ConvTranspose ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare AveragePool
-    GlobalAveragePool LpPool GlobalLpPool ReduceLogSum CumSum LayerNormalization InstanceNormalization
-    GroupNormalization RMSNormalization LpNormalization MeanVarianceNormalization""".split()
-)
-"""The same of sums over elements, in which larger ones hide it."""
-_TERMS = frozenset("Add Sub Sum Mean Max Min HardSigmoid".split())
-"""Operators whose output hides the loss where another term is much larger."""
 _WEIGHTED = frozenset("Conv ConvTranspose Gemm".split())
 _ADDED = dict.fromkeys(
     [*_WEIGHTED, "BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization"], 2
@@ -150,7 +135,7 @@ def _pass(
 ) -> _Loss | None:
     """The loss in an output of a node that reads a tensor with one; None where it is gone."""
     op, read, written = node.standard_op, ranges.get(tensor), ranges.get(output)
-    is_moved = op in _PLACES or moves(node, node.inputs.index(tensor))
+    is_moved = op in PLACES or moves(node, node.inputs.index(tensor))
     if not op or read is None or written is None or is_moved:
         return loss
     if read.max_abs == 0 or written.max_abs == 0:
@@ -162,11 +147,11 @@ def _pass(
         passed = _Loss(loss.magnitude * abs(_number(node, "beta", 1.0)), loss.share)
     elif op in _WEIGHTED or op == "BatchNormalization":
         passed = _through_weights(graph, ranges, node, tensor, loss)
-    elif op in _ELEMENTWISE or op in _SUMS:
+    elif op in ELEMENTWISE or op in SUMS:
         passed = _Loss(loss.magnitude * written.max_abs / read.max_abs, loss.share)
-    elif op not in _TERMS:
+    elif op not in TERMS:
         return None
-    return passed if op in _ELEMENTWISE or passed.shows_in(written) else None
+    return passed if op in ELEMENTWISE or passed.shows_in(written) else None
 
 
 def _through_weights(graph: Graph, ranges: RangeTable, node: Node, tensor: str, loss: _Loss) -> _Loss:

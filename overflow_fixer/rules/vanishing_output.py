@@ -7,6 +7,7 @@ whole (Softmax, Sigmoid and products of them) are told of and left alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,14 +19,13 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.softmax import find_shared_out
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.rules.near_zero import BORNE, ELEMENTWISE, SUMS, TERMS
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves
 
 _SHARES = frozenset("Softmax Sigmoid HardSigmoid".split())
-_KEEPS_SMALL = frozenset("Mul Div Add Sqrt Abs Neg Sum ReduceMin ReduceMean ReduceSum".split())
-"""Operators whose small outputs may come from inputs as small."""
-_ADDS = frozenset("Add Sum ReduceMin ReduceMean ReduceSum".split())
-"""Those of them whose output may be other than zero where an input is zero."""
+_ADDS = (SUMS | TERMS | {"BatchNormalization"}) - BORNE
+"""Operators whose output may be other than zero where an input is zero."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,22 @@ def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
     """The node that writes the tensor, and those before it that write values as small for it, of whatever sign."""
 
     def keeps_small(node: Node, name: str) -> bool:
-        matters = _vanishes if node.standard_op in _ADDS else _is_small
-        return (node.standard_op in _KEEPS_SMALL or moves(node, 0)) and matters(graph, ranges, name)
+        if node.standard_op in _ADDS:
+            return _vanishes(graph, ranges, name)
+        if node.standard_op in BORNE and _is_not_taken(graph, ranges, name):
+            return True
+        hands_on = node.standard_op in ELEMENTWISE | BORNE or moves(node, 0)
+        return hands_on and _is_small(graph, ranges, name)
 
     return walk_back(graph, tensor, keeps_small)
+
+
+def _is_not_taken(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is computed in FP32, of finite values of both signs of which nobody took the smallest magnitude."""
+    seen = ranges.get(tensor)
+    if seen is None or tensor in graph.constants or graph.dtypes.get(tensor) != TensorProto.FLOAT:
+        return False
+    return not seen.nan_count and not seen.inf_count and seen.min_nonzero_abs == -math.inf
 
 
 def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:

@@ -26,6 +26,7 @@ from overflow_fixer.formats import FP16_MIN_SUBNORMAL
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.records import Finding, PlanPolicy, PrecisionPlan
 from overflow_fixer.rules.vanishing_output import find_vanishing_outputs
+from overflow_fixer.verification import open_reference
 
 LEAST = FP16_MIN_SUBNORMAL
 BELOW = float(np.nextafter(np.float32(LEAST), np.float32(0)))
@@ -251,6 +252,79 @@ def test_what_writes_values_as_small_before_is_part_of_it(tmp_path: Path) -> Non
     x = floats(20, 1)
     assert np.exp(-x).astype(np.float16)[0] == 0
     assert _pins(tmp_path, nodes, x, {"two": scalar(2)}) == ["Exp_rate", "Mul_double", "Add_y"]
+
+
+LAST = {
+    "Clip": [node("Clip", "m zero one", "y")],
+    "Relu": [node("Relu", "m", "y")],
+    "LeakyRelu": [node("LeakyRelu", "m", "y")],
+    "PRelu": [node("PRelu", "m half", "y")],
+    "ThresholdedRelu": [node("ThresholdedRelu", "m", "y", alpha=0.0)],
+    "Elu": [node("Elu", "m", "y")],
+    "HardSwish": [node("HardSwish", "m", "y")],
+    "Softsign": [node("Softsign", "m", "y")],
+    "Tanh": [node("Tanh", "m", "y")],
+    "Sin": [node("Sin", "m", "y")],
+    "Pow": [node("Pow", "m three_halves", "y")],
+    "Max": [node("Max", "m zero", "y")],
+    "Min": [node("Min", "m one", "y")],
+    "Where": [node("Less", "m one", "is_low"), node("Where", "is_low m one", "y")],
+    "Pad": [node("Pad", "m pads one", "y")],
+    "TopK": [node("TopK", "m k", "y places", axis=1, largest=0)],
+    "MaxPool": [node("Unsqueeze", "m axes", "u"), node("MaxPool", "u", "y", kernel_shape=[1], strides=[1])],
+    "AveragePool": [node("Unsqueeze", "m axes", "u"), node("AveragePool", "u", "y", kernel_shape=[1])],
+    "Resize": [node("Resize", "m - scales", "y", mode="nearest")],
+    "Mean": [node("Mean", "m m", "y")],
+    "Sum": [node("Sum", "m m m", "y")],
+    "MatMul": [node("MatMul", "m identity", "y")],
+    "Gemm": [node("Gemm", "m identity", "y")],
+    "Einsum": [node("Einsum", "m identity", "y", equation="ij,jk->ik")],
+    "CumSum": [node("CumSum", "m last", "y")],
+    "ReduceMax": [node("ReduceMax", "m", "y", axes=[1])],
+    "ReduceProd": [node("ReduceProd", "m", "y", axes=[0])],
+    "ReduceL1": [node("ReduceL1", "m", "y", axes=[0])],
+    "ReduceL2": [node("ReduceL2", "m", "y", axes=[0])],
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_whatever_operator_comes_last_none_of_its_values_is_zero_then(name: str, tmp_path: Path) -> None:
+    constants = {
+        "zero": scalar(0),
+        "one": scalar(1),
+        "half": scalar(0.5),
+        "three_halves": scalar(1.5),
+        "pads": ints(0, 1, 0, 0),
+        "k": ints(3),
+        "axes": ints(1),
+        "scales": floats(1, 2),
+        "identity": np.eye(8, dtype=np.float32),
+        "last": np.asarray(1),
+    }
+    nodes = [node("Exp", "x", "e"), node("Mul", "e e", "m"), *LAST[name]]
+    feeds = {"x": np.sort(np.random.default_rng(1).uniform(-10, -8, (2, 8)).astype(np.float32))}
+    graph, ranges = scan(make_model(nodes, {"x": [2, 8]}, "y", constants, 14), tmp_path, feeds)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    (batch,) = InMemoryCalibration((feeds,))
+    right = open_reference(graph).run(batch)["y"].astype(np.float64)
+    assert 0 < right.min() < LEAST
+    plain = PrecisionPlan(graph.sha256, 10000.0, ())
+    lost = open_runner(emit(graph, plain, tmp_path / "plain.onnx")).run(batch)["y"]
+    found = open_runner(emit(graph, plan, tmp_path / "planned.onnx")).run(batch)["y"]
+    assert np.max(np.abs(lost / right - 1)) > 0.2
+    np.testing.assert_allclose(found, right, rtol=0.02)
+
+
+@pytest.mark.parametrize("last", [node("Abs", "m", "y"), node("ReduceL2", "m", "y", axes=[1])], ids=str)
+def test_what_an_output_bears_was_as_small_before_taken_or_not(last: onnx.NodeProto, tmp_path: Path) -> None:
+    """Behind a product of matrices, of whose small values of both signs nothing is known."""
+    nodes = [node("MatMul", "x w", "p"), node("Mul", "p small", "m"), last]
+    w = np.random.default_rng(2).normal(size=(4, 2)).astype(np.float32)
+    x = np.random.default_rng(3).normal(size=(9, 4)).astype(np.float32)
+    model = make_model(nodes, {"x": [9, 4]}, "y", {"w": w, "small": scalar(1e-8)}, 13)
+    graph, ranges = scan(model, tmp_path, {"x": x})
+    assert ranges.by_tensor["m"].min_nonzero_abs == -math.inf
+    assert pinned_by(find_vanishing_outputs, graph, ranges) == ["Mul_m", last.name]
 
 
 def test_the_evidence(tmp_path: Path) -> None:
