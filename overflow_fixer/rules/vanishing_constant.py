@@ -18,8 +18,9 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.paths import lead_back
+from overflow_fixer.rules.rounded_away import find_rounded_away
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.settling import protection_of
 
@@ -33,12 +34,6 @@ _GUARD_SLOTS = {
 _SENSITIVE = {"Sqrt": 0, "Div": 1, "Log": 0, "Reciprocal": 0, "Pow": 0}
 """Operators for which zero at this slot is not just a small number."""
 
-_SCALES = frozenset("Abs Neg Relu Mul Div Pow Sqrt".split())
-_TOTALS = frozenset("ReduceSum ReduceMean".split())
-_LONGEST_WAY = 16
-"""Nodes between a difference and its guard."""
-_HALF_STEP = 2.0**-11
-"""By which share of itself FP16 may round a number."""
 _LARGEST_EPSILON = 2.0**-10
 """An array with a vanishing element and a larger one than this is a bias, not an epsilon by channel."""
 
@@ -247,76 +242,12 @@ def _of_a_guard(graph: Graph, ranges: RangeTable, use: _Use, behind: tuple[Node,
     """
     text = f"so that it no longer keeps zero from {behind[-1].op_type}"
     seen = ranges.get(use.node.outputs[0])
-    least = max(FP16_MIN_NORMAL, *(_rounding(graph, ranges, name) for name in use.node.inputs))
+    away = find_rounded_away(graph, ranges)
+    least = max(FP16_MIN_NORMAL, *(away.get(name, 0.0) for name in use.node.inputs))
     if seen is None or seen.nan_count or seen.inf_count or not max(seen.min, -seen.max) >= least:
         return _Consequence(text, (*use.movers, use.node, *behind))
     measured = f"below {seen.min:.4g}" if seen.min > 0 else f"above {seen.max:.4g}"
     return _Consequence(f"{text}; but what it guards was never {measured}", (use.node,), "none")
-
-
-def _rounding(graph: Graph, ranges: RangeTable, tensor: str) -> float:
-    """What is zero in FP16, of a tensor that is made of a difference of computed ones, where FP16 rounds all of that away; else 0.
-
-    Its magnitude, its products and quotients (as far as largest values tell the other factor), its powers and roots,
-    and a sum of such, of which every term must be zero then.
-    """
-    way: list[tuple[Node, str, str]] = []
-    for _ in range(_LONGEST_WAY):
-        node = graph.producers.get(tensor)
-        if node is None or node.standard_op in ("Add", "Sub"):
-            break
-        source = next((name for name in node.inputs if name not in graph.constants), "")
-        if not source or not _follows(graph, node, source):
-            return 0.0
-        way.append((node, source, tensor))
-        tensor = source
-    else:
-        return 0.0
-    found = 0.0 if node is None else _rounding_of_terms(graph, ranges, node)
-    for node, source, written in reversed(way):
-        found = (
-            _rounding_behind(graph, node, found, ranges.get(source), ranges.get(written)) if found else 0.0
-        )
-    return found
-
-
-def _follows(graph: Graph, node: Node, source: str) -> bool:
-    """Whether zero makes zero there."""
-    op = node.standard_op
-    if op == "Pow":
-        return _exponent(graph, node) > 0
-    return op in _SCALES or op in _TOTALS or moves(node, node.inputs.index(source))
-
-
-def _rounding_behind(
-    graph: Graph, node: Node, before: float, read: Range | None, written: Range | None
-) -> float:
-    """What becomes zero of what was zero before; infinity where all that the node reads was."""
-    if read is None or written is None or not 0 < read.max_abs < math.inf:
-        return 0.0
-    if node.standard_op in _TOTALS:
-        count = read.element_count / max(written.element_count, 1) if node.standard_op == "ReduceSum" else 1.0
-        return before * count
-    if before >= read.max_abs:
-        return math.inf
-    return math.pow(before / read.max_abs, _power(graph, node)) * written.max_abs
-
-
-def _power(graph: Graph, node: Node) -> float:
-    """To which the node takes what it reads."""
-    if node.standard_op == "Pow":
-        return _exponent(graph, node)
-    if node.standard_op == "Sqrt":
-        return 0.5
-    return 2.0 if node.standard_op == "Mul" and node.inputs[0] == node.inputs[1] else 1.0
-
-
-def _rounding_of_terms(graph: Graph, ranges: RangeTable, node: Node) -> float:
-    """Where two terms nearly cancel, neither is larger than the smaller of their largest values."""
-    terms = [ranges.get(name) for name in node.inputs if name not in graph.constants]
-    largest = [term.max_abs for term in terms if term is not None]
-    is_positive = node.standard_op == "Add" and all(term is not None and term.min >= 0 for term in terms)
-    return 2 * _HALF_STEP * min(largest) if len(largest) > 1 and not is_positive else 0.0
 
 
 def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:

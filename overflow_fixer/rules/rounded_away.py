@@ -1,0 +1,153 @@
+"""How large a value may be that FP16 makes zero of, because it comes of a difference.
+
+A difference of two computed tensors is zero in FP16 wherever both are rounded to one number: at up to 2^-10 of the smaller of
+their largest values. So are its products, powers, sums of squares and all else that is zero at zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
+from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.rules.near_zero import BORNE
+from overflow_fixer.rules.semantics import moves
+
+_HALF_STEP = 2.0**-11
+"""By which share of itself FP16 may round a number."""
+_MOST_WEIGHTS = 1 << 12
+"""A larger kernel is not read."""
+_TERMS = frozenset("Add Sub Sum".split())
+_FACTORS = frozenset("Mul MatMul Einsum Gemm Conv".split())
+_KERNELS = frozenset("MatMul Gemm Conv".split())
+_SUMS: Mapping[str, tuple[float, Callable[[float], float]]] = {
+    "ReduceSum": (1.0, lambda total: total),
+    "ReduceL1": (1.0, lambda total: total),
+    "ReduceL2": (2.0, math.sqrt),
+    "ReduceSumSquare": (2.0, lambda total: total),
+}
+"""Of sums over elements: the power that is added up, and what becomes of the sum."""
+_AS_LARGE = (BORNE - {"LpPool", "GlobalLpPool", *_SUMS}) | frozenset(
+    "LeakyRelu PRelu Tanh Softsign Erf Sin Atan Asinh ReduceMean AveragePool GlobalAveragePool".split()
+)
+"""Operators of whose output no more is rounded away than of what comes in."""
+
+
+@lru_cache(maxsize=1)
+def find_rounded_away(graph: Graph, ranges: RangeTable) -> Mapping[str, float]:
+    """By tensor, the largest magnitude that FP16 may make zero of; inf where it may of all. Others have no such value.
+
+    That is as far as the largest values of what a node reads and writes tell: an estimate.
+    """
+    found = _Found(graph, ranges)
+    for node in graph.nodes:
+        found.add(node)
+    return found.of
+
+
+@dataclass
+class _Found:
+    graph: Graph
+    ranges: RangeTable
+    of: dict[str, float] = field(default_factory=dict)
+
+    def add(self, node: Node) -> None:
+        """Tell of what the node writes."""
+        for name in node.writes if node.standard_op else ():
+            written = self.ranges.get(name)
+            value = 0.0 if written is None else self._find(node, written)
+            if value > 0:
+                self.of[name] = value
+
+    def _find(self, node: Node, written: Range) -> float:
+        op = node.standard_op
+        if op in _TERMS:
+            return self._of_terms(node)
+        if op in _FACTORS:
+            return max(self._of_factors(node, written), self._of_kernel(node) if op in _KERNELS else 0.0)
+        if op == "Div":
+            return self._scale(node.inputs[0], written)
+        if op == "Pow":
+            return self._scale(node.inputs[0], written, self._exponent(node))
+        if op == "Sqrt":
+            return self._scale(node.inputs[0], written, 0.5)
+        if op in _SUMS:
+            return self._of_sum(node, written)
+        hands_on = (name for slot, name in enumerate(node.inputs) if op in _AS_LARGE or moves(node, slot))
+        return max((self.of.get(name, 0.0) for name in hands_on), default=0.0)
+
+    def _of_terms(self, node: Node) -> float:
+        """Where terms nearly cancel, none is larger than what the others may be; where they cannot, all must be zero."""
+        seen = [self.ranges.get(name) for name in node.inputs if name not in self.graph.constants]
+        known = [one for one in seen if one is not None]
+        if len(known) < max(2, len(node.inputs)):
+            return 0.0
+        if node.standard_op != "Sub" and all(one.min >= 0 for one in known):
+            away = [self.of.get(name, 0.0) for name in node.inputs]
+            return sum(away) if all(away) else 0.0
+        largest = sorted(one.max_abs for one in known)
+        return 2 * _HALF_STEP * sum(largest[:-1])
+
+    def _of_factors(self, node: Node, written: Range) -> float:
+        """Of a product, in which one factor is zero; both where they are one."""
+        if self._has_bias(node):
+            return 0.0
+        power = 2.0 if len({self._source(name) for name in node.inputs if name}) == 1 else 1.0
+        return max(self._scale(name, written, power) for name in node.inputs)
+
+    def _of_kernel(self, node: Node) -> float:
+        """Of a product by constants that add up to zero, which is a difference of what lies near one another."""
+        read, weights = self.ranges.get(node.inputs[0]), self.graph.constants.get(node.inputs[1])
+        if weights is None or read is None or node.inputs[0] in self.graph.constants or self._has_bias(node):
+            return 0.0
+        if math.prod(weights.dims) > _MOST_WEIGHTS or len(weights.dims) < 2:
+            return 0.0
+        values = self.graph.read_constant(node.inputs[1])
+        assert values is not None
+        axes = tuple(range(1, values.ndim)) if node.standard_op == "Conv" else (self._summed_axis(node),)
+        magnitudes = np.abs(values).sum(axes, dtype=np.float64)
+        cancels = np.abs(values.sum(axes, dtype=np.float64)) <= _HALF_STEP * magnitudes
+        return _HALF_STEP * read.max_abs * float(np.max(magnitudes, initial=0.0, where=cancels))
+
+    def _of_sum(self, node: Node, written: Range) -> float:
+        """Of a sum over elements that are all zero."""
+        read, away = self.ranges.get(node.inputs[0]), self.of.get(node.inputs[0], 0.0)
+        if read is None or not away:
+            return 0.0
+        power, finish = _SUMS[node.standard_op]
+        return finish(read.element_count / max(written.element_count, 1) * away**power)
+
+    def _scale(self, name: str, written: Range, power: float = 1.0) -> float:
+        """What becomes of it by a power or factor, as far as the largest values tell that; inf where all of it may be zero."""
+        read, away = self.ranges.get(name), self.of.get(name, 0.0)
+        if read is None or not away or not 0 < read.max_abs < math.inf or not power > 0:
+            return 0.0
+        return math.inf if away >= read.max_abs else math.pow(away / read.max_abs, power) * written.max_abs
+
+    def _exponent(self, node: Node) -> float:
+        """The least of a constant's elements; 0 where it is not constant."""
+        value = self.graph.read_constant(node.inputs[1])
+        return 0.0 if value is None or not value.size else float(value.min())
+
+    def _source(self, name: str) -> str:
+        """The tensor that has the same elements, before they were moved."""
+        node = self.graph.producers.get(name)
+        while node is not None and moves(node, 0) and node.standard_op != "Concat":
+            name = node.inputs[0]
+            node = self.graph.producers.get(name)
+        return name
+
+    @staticmethod
+    def _summed_axis(node: Node) -> int:
+        found = node.attribute("transB")
+        return -1 if found is not None and found.i else -2
+
+    @staticmethod
+    def _has_bias(node: Node) -> bool:
+        return node.standard_op in ("Gemm", "Conv") and len(node.inputs) > 2 and bool(node.inputs[2])
