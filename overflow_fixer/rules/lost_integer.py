@@ -25,16 +25,18 @@ from overflow_fixer.rules.places import LARGEST_COORDINATE
 from overflow_fixer.rules.semantics import moves
 
 _ADDED = frozenset(
-    """Add Sub Sum Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu
+    """Add Sub Sum Mean Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu
     Scatter ScatterElements ScatterND""".split()
 )
 """Operators that keep an absolute error."""
-_CHOSEN = frozenset("Resize Upsample CenterCropPad ThresholdedRelu MaxPool GlobalMaxPool".split())
+_CHOSEN = frozenset(
+    "Resize Upsample CenterCropPad ThresholdedRelu LeakyRelu PRelu MaxPool GlobalMaxPool GridSample".split()
+)
 """Operators that do so of their first input."""
 _SCALED = {
     "Mul": frozenset({0, 1}),
     "Div": frozenset({0}),
-    **dict.fromkeys(("MatMul", "Einsum", "Gemm"), frozenset({0, 1})),
+    **dict.fromkeys(("MatMul", "Einsum", "Gemm", "Conv"), frozenset({0, 1})),
 }
 """Operators that scale it; followed where the other factor is no data."""
 _ROUNDS = frozenset("Floor Ceil Round".split())
@@ -45,8 +47,9 @@ _DECIDES = {
     **dict.fromkeys("ArgMax ArgMin TopK OneHot NonMaxSuppression Unique".split(), frozenset({0})),
     **dict.fromkeys("RoiAlign MaxRoiPool Upsample".split(), frozenset({1})),
     "Resize": frozenset({2}),
+    **dict.fromkeys("SequenceConstruct SequenceInsert SplitToSequence Optional".split(), None),
 }
-"""Operators to which another integer is another answer, and at which slots (None: at any)."""
+"""Operators to which another integer is another answer, and at which slots (None: at any); and those behind which nobody looks."""
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,11 @@ def test_the_way_goes_on_where_values_become_small_but_are_rounded(tmp_path: Pat
         (node("ThresholdedRelu", "image", "a", alpha=0.5), 17),
         (node("MaxPool", "image", "a", kernel_shape=[1, 1]), 17),
         (node("GlobalMaxPool", "image", "a"), 17),
+        (node("GridSample", "image grid", "a", mode="nearest"), 16),
+        (node("LeakyRelu", "image", "a"), 17),
+        (node("PRelu", "image tenth", "a"), 17),
+        (node("Conv", "image unit", "a"), 17),
+        (node("Mean", "image image", "a"), 17),
     ],
     ids=lambda given: given.op_type if isinstance(given, onnx.NodeProto) else "",
 )
@@ -128,7 +133,14 @@ def test_labels_in_an_image(mover: onnx.NodeProto, opset: int, tmp_path: Path) -
         node("Cast", "a", "i", to=INT64),
         node("Cast", "i", "y", to=TensorProto.FLOAT),
     ]
-    constants = {"shape": ints(1, 1, 1, 2), "doubled": floats(1, 1, 2, 2), "four": ints(4)}
+    constants = {
+        "shape": ints(1, 1, 1, 2),
+        "doubled": floats(1, 1, 2, 2),
+        "four": ints(4),
+        "grid": floats(-0.5, 0, 0.5, 0).reshape(1, 1, 2, 2),
+        "tenth": scalar(0.1),
+        "unit": floats(1).reshape(1, 1, 1, 1),
+    }
     graph, ranges = scan(
         make_model(nodes, {"ids": (INT64, [2])}, "y", constants, opset), tmp_path, {"ids": ints(1, 4001)}
     )
@@ -261,6 +273,27 @@ def test_bodies_and_operators_of_other_domains_may_tell_them_apart(tmp_path: Pat
     graph, ranges = _scan(tmp_path, nodes, [1, 4001])
     found = {f.node for f in ask(find_lost_integers, graph, ranges)}
     assert found == {"Cast_p", "Relu_q", "If_a", "Gelu_b"}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("SequenceConstruct", "p p", "s"), node("SequenceAt", "s zero", "a")],
+        [node("SplitToSequence", "p", "s"), node("SequenceAt", "s zero", "a")],
+        [
+            node("SequenceEmpty", "", "e"),
+            node("SequenceInsert", "e p", "s"),
+            node("SequenceAt", "s zero", "a"),
+        ],
+        [node("Optional", "p", "s"), node("OptionalGetElement", "s", "a")],
+    ],
+    ids=lambda nodes: nodes[-2].op_type,
+)
+def test_into_a_sequence_or_optional_nobody_looks(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    nodes = [*nodes, node("Cast", "a", "y", to=INT64)]
+    model = make_model([CAST, *nodes], {"ids": (INT64, None)}, "y", {"zero": np.asarray(0)}, 15, {"y": INT64})
+    graph, ranges = scan(model, tmp_path, {"ids": ints(1, 4001)})
+    assert pinned_by(find_lost_integers, graph, ranges)[0] == "Cast_p"
 
 
 def test_what_holds_nan_or_infinity_is_left_to_other_rules(tmp_path: Path) -> None:
