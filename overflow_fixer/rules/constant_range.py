@@ -21,7 +21,15 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
-from overflow_fixer.rules.semantics import NEGATIVE, POSITIVE, Signs, is_bound, moves, shown_signs
+from overflow_fixer.rules.semantics import (
+    NEGATIVE,
+    POSITIVE,
+    Signs,
+    is_bound,
+    moves,
+    replaced_infinity,
+    shown_signs,
+)
 from overflow_fixer.rules.traces import Origin, Trace, Traces, ends_beyond_fp32, is_like_others, merge, resize
 
 RULE = "constant_range"
@@ -49,7 +57,7 @@ def find_constants_out_of_range(
         for trace in reached.get(name, ()) if _is_of_floats(node, name, graph) else ():
             if is_like_others(node, slot, trace, reached):
                 continue
-            if name == trace.origin.tensor and is_bound(node, slot, trace.signs, graph):
+            if name == trace.origin.tensor and _is_only_bound(node, slot, trace, reached, graph):
                 bounds[trace.origin] = None
             else:
                 carried.setdefault(trace.origin, name)
@@ -147,10 +155,21 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
             if ends_beyond_fp32(node, trace):
                 continue
             signs = shown_signs(node, slot, index, trace.signs, graph) - _outdone(node, slot, reached)
+            if _may_replace(node, slot, reached, graph):
+                signs = trace.signs
             by_data = trace.by_data or may_hide
             if signs and (by_data or not _fits(ranges.get(output))):
                 sizes = resize(node, slot, trace, reached, graph, ranges)
                 yield Trace(trace.origin, signs, by_data, *sizes)
+
+
+def _is_only_bound(node: Node, slot: int, trace: Trace, reached: Traces, graph: Graph) -> bool:
+    return is_bound(node, slot, trace.signs, graph) and not _may_replace(node, slot, reached, graph)
+
+
+def _may_replace(node: Node, slot: int, reached: Traces, graph: Graph) -> bool:
+    """Whether a Where puts what comes in at this slot in the place of infinities that constants can bring."""
+    return slot == 1 and (replaced_infinity(node, graph) or "") in reached
 
 
 def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:

@@ -52,6 +52,9 @@ _ABSORBED: Mapping[str, frozenset[int]] = {
 _ATTENTION_INPUTS = ({2, 5}, {1, 4}, {2, 5})
 """For each output of Attention, the inputs whose magnitude it shows: the others end in its softmax."""
 
+_CONVERTS = frozenset("Cast CastLike Identity".split())
+_ENDLESS = 2.0**120
+
 _STOPS_NEGATIVE = frozenset(
     "Relu Exp Elu Celu Selu Softplus Gelu Mish Swish HardSwish ThresholdedRelu".split()
 )
@@ -108,14 +111,15 @@ def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
 def is_bound(node: Node, slot: int, signs: Signs, graph: Graph) -> bool:
     """Whether a huge constant of `signs` at `slot` is a bound that no FP16 value passes.
 
-    Of Clip, Min and Max; or what Where puts in the place of an infinity (torch.nan_to_num), which no
-    FP16 tensor holds where FP32 holds none.
+    Of Clip, Min and Max; or what Where puts in the place of a tensor's infinities, which it does not hold in FP16 where it
+    holds none in FP32. An input may hold some in FP32: in their place only what is near FP32's largest number is no matter.
     """
     op = node.standard_op
     if op == "Clip":
         return (slot == 1 and signs == NEGATIVE) or (slot == 2 and signs == POSITIVE)
     if op == "Where":
-        return slot > 0 and _is_infinity_test(node.inputs[0], graph)
+        source = replaced_infinity(node, graph) if slot == 1 else None
+        return source is not None and (not _is_fed(source, graph) or _is_endless(node.inputs[1], graph))
     return (op == "Max" and signs == NEGATIVE) or (op == "Min" and signs == POSITIVE)
 
 
@@ -167,9 +171,58 @@ def _clip_bound(node: Node, graph: Graph, name: str, slot: int) -> float | None:
     return float(value.astype(np.float64).reshape(())) if value is not None and value.size == 1 else None
 
 
-def _is_infinity_test(condition: str, graph: Graph) -> bool:
-    """Whether the condition is IsInf(x), or that and something else."""
-    node = graph.producers.get(condition)
-    if node is None or node.standard_op not in ("IsInf", "And"):
-        return False
-    return node.standard_op == "IsInf" or any(_is_infinity_test(name, graph) for name in node.inputs)
+def replaced_infinity(node: Node, graph: Graph) -> str | None:
+    """The tensor in the place of whose infinities a Where puts something, as torch.nan_to_num does; None of another node."""
+    if node.standard_op != "Where":
+        return None
+    tested = set(_tested_for_infinity(node.inputs[0], graph))
+    pending, seen = [node.inputs[2]], {node.inputs[2]}
+    while pending:
+        name = _as_it_was(pending.pop(), graph)
+        if name in tested:
+            return name
+        before = graph.producers.get(name)
+        fresh = before.inputs[1:] if before is not None and before.standard_op == "Where" else ()
+        pending += [one for one in fresh if one not in seen]
+        seen.update(fresh)
+    return None
+
+
+def _tested_for_infinity(condition: str, graph: Graph) -> Iterator[str]:
+    """The tensors x of which the condition is IsInf(x), or that and something else."""
+    node = graph.producers.get(_as_it_was(condition, graph))
+    if node is not None and node.standard_op == "IsInf":
+        yield _as_it_was(node.inputs[0], graph)
+    for name in node.inputs if node is not None and node.standard_op == "And" else ():
+        yield from _tested_for_infinity(name, graph)
+
+
+def _as_it_was(tensor: str, graph: Graph) -> str:
+    """The tensor before it was converted."""
+    node = graph.producers.get(tensor)
+    while node is not None and node.standard_op in _CONVERTS:
+        tensor = node.inputs[0]
+        node = graph.producers.get(tensor)
+    return tensor
+
+
+def _is_fed(tensor: str, graph: Graph) -> bool:
+    """Whether it is an input, its NaN or infinities replaced or not."""
+    pending, seen = [tensor], {tensor}
+    while pending:
+        node = graph.producers.get(pending.pop())
+        if node is None:
+            return True
+        if node.standard_op == "Where" or moves(node, 0):
+            fresh = [name for name in node.inputs if graph.is_float(name) and name not in seen]
+            pending += [name for name in fresh if name not in graph.constants]
+            seen.update(fresh)
+    return False
+
+
+def _is_endless(tensor: str, graph: Graph) -> bool:
+    """Whether it is a constant of numbers that no sum or product of FP32 bears either."""
+    value = graph.read_constant(tensor)
+    return (
+        value is not None and bool(value.size) and float(np.abs(value.astype(np.float64)).min()) >= _ENDLESS
+    )

@@ -410,6 +410,74 @@ def test_what_looks_like_a_bound_and_shows_pins(
     assert pinned_by(find_constants_out_of_range, graph, ranges)[-1] == "Neg_y"
 
 
+SIGMOID = node("Sigmoid", "b", "y")
+REPLACED = {
+    "its own infinities": [
+        node("Exp", "x", "e"),
+        node("IsInf", "e", "f"),
+        node("Where", "f big e", "a"),
+    ],
+    "as PyTorch's older exporter writes it": [
+        node("Exp", "x", "e"),
+        node("Cast", "e", "d", to=TensorProto.DOUBLE),
+        node("IsInf", "d", "f"),
+        node("Greater", "e zero", "g"),
+        node("Cast", "f", "f2", to=BOOL),
+        node("Cast", "g", "g2", to=BOOL),
+        node("And", "f2 g2", "h"),
+        node("Where", "h big e", "a"),
+    ],
+    "once NaN is replaced": [
+        node("Exp", "x", "e"),
+        node("IsNaN", "e", "n"),
+        node("Where", "n zero e", "e2"),
+        node("IsInf", "e", "f"),
+        node("Where", "f big e2", "a"),
+    ],
+    "of an input, by what FP32 does not bear either": [
+        node("IsInf", "x", "f"),
+        node("Where", "f most x", "a"),
+    ],
+}
+SHOWN = {
+    "of an input": [node("IsInf", "x", "f"), node("Where", "f big x", "a")],
+    "of another tensor": [node("Exp", "x", "e"), node("IsInf", "m", "f"), node("Where", "f big e", "a")],
+    "of another computed tensor": [
+        node("Exp", "x", "e"),
+        node("Exp", "m", "o"),
+        node("IsInf", "o", "f"),
+        node("Where", "f big e", "a"),
+    ],
+    "where there is none": [node("Exp", "x", "e"), node("IsInf", "e", "f"), node("Where", "f e big", "a")],
+    "that a constant brings": [
+        node("Exp", "x", "e"),
+        node("Where", "c low e", "masked"),
+        node("IsInf", "masked", "f"),
+        node("Where", "f big masked", "a"),
+    ],
+    "what was put there before": [
+        node("Exp", "x", "e"),
+        node("Where", "c big e", "chosen"),
+        node("IsInf", "chosen", "f"),
+        node("Where", "f zero chosen", "a"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_replaces_infinities_that_fp32_has_not_pins_nothing(name: str, tmp_path: Path) -> None:
+    constants = {"big": scalar(1e6), "most": scalar(-MIN), "zero": scalar(0)}
+    nodes = [*REPLACED[name], node("Neg", "a", "b"), SIGMOID]
+    assert _pins(tmp_path, nodes, constants) == []
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_may_be_put_in_the_place_of_infinities_pins_what_can_carry_it(name: str, tmp_path: Path) -> None:
+    constants = {"big": scalar(1e6), "low": scalar(-math.inf), "zero": scalar(0)}
+    nodes = [*SHOWN[name], node("Neg", "a", "b"), SIGMOID]
+    assert {"Where_a", "Neg_b", "Sigmoid_y"} <= set(_pins(tmp_path, nodes, constants))
+
+
 def test_a_clip_ends_the_value(tmp_path: Path) -> None:
     nodes = [node("Where", "c big x", "a"), node("Clip", "a low", "b"), node("Neg", "b", "y")]
     assert _pins(tmp_path, nodes, {"big": scalar(-1e9), "low": scalar(-50)}) == ["Where_a", "Clip_b"]
