@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -98,10 +98,10 @@ class VerifyOptions(BaseModel):
 
     model_config = _FROZEN
 
-    min_snr_db: float = 30.0
+    min_snr_db: float = Field(default=30.0, allow_inf_nan=False)
     min_agreement: float = Field(default=0.99, ge=0, le=1)
     max_abs_error: float = Field(default=0.0, ge=0)
-    per_output: dict[str, float] = Field(default_factory=dict)
+    per_output: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     parts: tuple[str, ...] = ()
     jitter: int = Field(default=0, ge=0)
     """Changed copies of each batch to verify on as well."""

@@ -1,7 +1,9 @@
 """Settings: every key documented, unknown ones refused, flags over file over defaults."""
 
+import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -95,6 +97,14 @@ def test_what_is_wrong_with_the_calibration_is_told(calibration: dict[str, objec
 def test_a_threshold_out_of_fp16_is_refused(threshold: float) -> None:
     with pytest.raises(ConfigError, match="threshold"):
         make_config(None, {**FLAGS, "plan": {"threshold": threshold}})
+
+
+@pytest.mark.parametrize(
+    "verify", [{"min_snr_db": math.nan}, {"min_snr_db": math.inf}, {"per_output": {"y": math.nan}}]
+)
+def test_a_limit_that_is_no_number_is_refused(verify: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="finite number"):
+        make_config(None, {**FLAGS, "verify": verify})
 
 
 def test_the_word_random_stays_a_word() -> None:
