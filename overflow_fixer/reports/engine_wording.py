@@ -11,7 +11,14 @@ from typing import Any
 
 from overflow_fixer.reports.numbers_json import decode_number
 from overflow_fixer.reports.pin_outcomes import sort_pins
-from overflow_fixer.reports.wording import make_visible, say_decibels, say_match, shorten_middle
+from overflow_fixer.reports.wording import (
+    make_visible,
+    say_compared,
+    say_decibels,
+    say_match,
+    shorten_middle,
+    shorten_sentence,
+)
 
 OPAQUE_NOTE = "nodes inside opaque regions count by what was asked, not by what was seen"
 TRACE_NOTES = {
@@ -41,8 +48,8 @@ def _alert_of_preference(document: dict[str, Any]) -> Iterator[str]:
 def _alert_of_fault(document: dict[str, Any]) -> Iterator[str]:
     wrong = _wrong_outputs(document["verification"]["fp32_engine"])
     if wrong:
-        name = shorten_middle(make_visible(wrong[0]["error"]["tensor"]), _NAME_WIDTH)
-        reason = shorten_middle(make_visible(wrong[0]["reason"].rstrip(". ")), _REASON_WIDTH)
+        name = shorten_middle(make_visible(say_compared(wrong[0]["error"])), _NAME_WIDTH)
+        reason = shorten_sentence(make_visible(wrong[0]["reason"].rstrip(". ")), _REASON_WIDTH)
         yield (
             "TENSORRT FAULT: TensorRT's own FP32 engine (TF32 off) is wrong on this model: "
             f"{name}: {reason}. So the error is a TensorRT fault, and not (only) an overflow."

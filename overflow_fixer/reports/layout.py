@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from overflow_fixer.reports.wording import make_visible, shorten_middle
+from overflow_fixer.reports.wording import make_visible, shorten_middle, shorten_sentence
 
 _REASON_WIDTH = 160
 _NAME_MIN_WIDTH = 12
@@ -60,4 +60,4 @@ def more(count: int, noun: str, file: str) -> Iterator[RenderableType]:
 
 
 def shorten_reason(reason: str) -> str:
-    return shorten_middle(make_visible(reason), _REASON_WIDTH)
+    return shorten_sentence(make_visible(reason), _REASON_WIDTH)

@@ -7,8 +7,8 @@ Numbers come as JSON holds them: NaN and infinities as strings (see `numbers_jso
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -16,6 +16,8 @@ from rich.cells import cell_len, set_cell_size
 from overflow_fixer.reports.numbers_json import JsonNumber, decode_number, encode_number
 
 _MOST_UNOBSERVED = 20
+_LONGEST_WORD = 30
+"""Cells, in a sentence that is too long."""
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -41,6 +43,24 @@ def shorten_middle(text: str, width: int) -> str:
     head = set_cell_size(text, (width - 2) // 2)
     tail = set_cell_size(text[::-1], (width - 3) // 2)[::-1]
     return f"{head}...{tail}"
+
+
+def shorten_sentence(text: str, width: int) -> str:
+    """The same without cutting through a number: long names lose their middle first, then words in the middle are left out."""
+    if cell_len(text) <= width:
+        return text
+    words = [shorten_middle(word, _LONGEST_WORD) for word in text.split(" ")]
+    if cell_len(" ".join(words)) <= width:
+        return " ".join(words)
+    head = _count_fitting(words, (width - 5) // 2)
+    tail = _count_fitting(words[::-1], (width - 5) // 2)
+    return " ".join([*words[:head], "...", *words[len(words) - tail :]])
+
+
+def _count_fitting(words: Sequence[str], width: int) -> int:
+    """How many of the first words fit."""
+    ends = accumulate(cell_len(word) + 1 for word in words)
+    return sum(end - 1 <= width for end in ends)
 
 
 def say_values(observe: str, provider: str) -> str:

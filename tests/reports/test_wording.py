@@ -25,6 +25,25 @@ def test_a_shortened_name_keeps_both_ends_and_uses_the_room(text: str, width: in
         assert len(short) == width
 
 
+@given(st.lists(st.text("ab 模", max_size=50), max_size=30).map(" ".join), st.integers(20, 200))
+def test_a_shortened_sentence_fits_and_has_whole_words_but_for_long_ones(text: str, width: int) -> None:
+    short = wording.shorten_sentence(text, width)
+    assert cell_len(short) <= width
+    assert short == text or set(short.split()) <= {wording.shorten_middle(w, 30) for w in text.split()} | {
+        "..."
+    }
+
+
+def test_a_shortened_sentence_keeps_its_numbers() -> None:
+    name = "/encoder/layers.11/attention/self/query/MatMul_output_0"
+    reason = f"{name} reaches -13842.25 in batch_17.npz, over the threshold of 10000 (-0.5 bits of headroom)"
+    short = wording.shorten_sentence(reason, 120)
+    assert short == reason.replace(name, wording.shorten_middle(name, 30))
+    assert wording.shorten_sentence("holds -3.4028e+38 " * 9, 60) == (
+        "holds -3.4028e+38 holds ... holds -3.4028e+38 "
+    )
+
+
 def test_wide_characters_count_two_cells() -> None:
     short = wording.shorten_middle("模型" * 20, 21)
     assert cell_len(short) <= 21
