@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -36,6 +37,12 @@ RULE = "constant_range"
 
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
+_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_STEPS: dict[int, float] = {
+    **dict.fromkeys((TensorProto.INT8, TensorProto.UINT8), 255.0),
+    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16), 65535.0),
+}
+"""How far from its zero point a number of these types can be. None is out of range by itself, but as what was quantized."""
 _PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
 """Operators that show a value or not where the other factor is a mask."""
 
@@ -172,13 +179,25 @@ def _may_replace(node: Node, slot: int, reached: Traces, graph: Graph) -> bool:
     return slot == 1 and (replaced_infinity(node, graph) or "") in reached
 
 
-def _passes(node: Node, slot: int, tensors: Iterable[str], graph: Graph) -> bool:
-    """Whether values go from one tensor to the other: floats always, integers where they are computed with."""
+def _passes(node: Node, slot: int, tensors: tuple[str, str], graph: Graph) -> bool:
+    """Whether values go from one tensor to the other: floats always, integers where they are computed with, or are quantized floats."""
+    if node.standard_op in _QUANTIZING or {graph.dtypes.get(name) for name in tensors} <= _STEPS.keys():
+        return (slot == 0 and not _is_in_range(node, graph)) or moves(node, slot)
     takes_integers = node.standard_op in _INTEGER_ARITHMETIC or moves(node, slot)
     return all(
         _may_be_float(name, graph) or (takes_integers and graph.dtypes.get(name) in _INTEGERS)
         for name in tensors
     )
+
+
+def _is_in_range(node: Node, graph: Graph) -> bool:
+    """Whether the node makes of quantized numbers none that FP16 cannot hold."""
+    dtype = graph.dtypes.get(node.inputs[0])
+    steps = None if dtype is None or node.standard_op != "DequantizeLinear" else _STEPS.get(dtype)
+    if steps is None:
+        return False
+    scale = graph.read_constant(node.inputs[1])
+    return scale is not None and float(np.abs(scale).max(initial=0.0)) * steps < FP16_OVERFLOW
 
 
 def _may_be_float(name: str, graph: Graph) -> bool:
@@ -188,7 +207,8 @@ def _may_be_float(name: str, graph: Graph) -> bool:
 
 def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
     """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
-    return _may_be_float(tensor, graph) or node.standard_op in ("Cast", "CastLike")
+    is_made_float = node.standard_op == "DequantizeLinear" and not _is_in_range(node, graph)
+    return _may_be_float(tensor, graph) or node.standard_op in ("Cast", "CastLike") or is_made_float
 
 
 def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:

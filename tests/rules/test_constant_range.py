@@ -478,6 +478,26 @@ def test_what_may_be_put_in_the_place_of_infinities_pins_what_can_carry_it(name:
     assert {"Where_a", "Neg_b", "Sigmoid_y"} <= set(_pins(tmp_path, nodes, constants))
 
 
+@pytest.mark.parametrize(
+    ("scale", "is_carried"), [(1000.0, True), (257.0, True), (256.0, False), (0.5, False)]
+)
+@pytest.mark.parametrize("between", [[], [node("Reshape", "q shape", "r")]], ids=["", "Reshape"])
+def test_what_is_quantized_is_carried_as_far_as_its_steps_reach(
+    scale: float, is_carried: bool, between: list[onnx.NodeProto], tmp_path: Path
+) -> None:
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("QuantizeLinear", "a scale point", "q"),
+        *between,
+        node("DequantizeLinear", f"{'r' if between else 'q'} scale point", "d"),
+        node("Sigmoid", "d", "y"),
+    ]
+    constants = {"big": scalar(1e5), "scale": scalar(scale), "point": np.int8(0), "shape": ints(-1)}
+    pins = _pins(tmp_path, nodes, constants)
+    told = [name for name in pins if name in ("Where_a", "DequantizeLinear_d", "Sigmoid_y")]
+    assert told == ["Where_a", *(["DequantizeLinear_d", "Sigmoid_y"] if is_carried else [])]
+
+
 def test_a_clip_ends_the_value(tmp_path: Path) -> None:
     nodes = [node("Where", "c big x", "a"), node("Clip", "a low", "b"), node("Neg", "b", "y")]
     assert _pins(tmp_path, nodes, {"big": scalar(-1e9), "low": scalar(-50)}) == ["Where_a", "Clip_b"]
