@@ -64,10 +64,10 @@ def judge_confidence(
 
 
 def grow(batch_max_abs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-    """For maxima [tensor, batch], the mean growth of log2 max from half of the batches to all, in bits; 0 for one batch.
+    """For maxima [tensor, batch], the mean growth of log2 max by a doubling of the batches, in bits; 0 for one batch.
 
-    A NaN (no element in that batch) and a zero count as far smaller than the maximum. The mean over all halves is
-    exact: the i-th largest of N is the maximum of comb(N - i, h - 1) of the comb(N, h) halves.
+    It is that from half of the batches to all; of an odd number, of which the smaller half is taken, so much less as that is
+    more than a doubling. A NaN (no element in that batch) and a zero count as far smaller than the maximum. The mean over all halves is exact: the i-th largest of N is the maximum of comb(N - i, h - 1) of the comb(N, h) halves.
     """
     tensors, batches = batch_max_abs.shape
     if batches < 2:
@@ -76,7 +76,8 @@ def grow(batch_max_abs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64
     most = ordered[:, :1]
     with np.errstate(divide="ignore", invalid="ignore"):
         below = np.where(most > 0, np.log2(most) - np.log2(ordered), 0)
-    return np.asarray(np.minimum(below, _FLOOR_BITS) @ np.array(list(_weigh(batches))))
+    doublings = math.log2(batches / (batches // 2))
+    return np.asarray(np.minimum(below, _FLOOR_BITS) @ np.array(list(_weigh(batches)))) / doublings
 
 
 def _weigh(batches: int) -> Iterator[float]:

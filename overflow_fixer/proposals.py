@@ -110,7 +110,8 @@ class Proposals:
             added: dict[str, Finding] = {}
             for node in culprits:
                 snr_db = losses[node].worst_db
-                reason = f"by itself {node.label} leaves an SNR of {snr_db:.1f} dB, fed with right values, on the way to what fails"
+                rank = "" if snr_db < limit else "one of the least "
+                reason = f"by itself {node.label} leaves an SNR of {snr_db:.1f} dB, fed with right values, {rank}on the way to what fails"
                 near = find_concerned(self.graph, node, losses[node], limit + margin)
                 self._blame(added, near, Finding(RULE, "", node.outputs[0], snr_db, limit, reason))
             if self._is_new(added):

@@ -9,6 +9,7 @@ of it, is followed through it, whether it ran or not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -244,4 +245,7 @@ def _finding(node: Node, origin: Origin, reason: str, action: Action = "pin") ->
 
 
 def _describe(origin: Origin) -> str:
-    return f"the constant {origin.tensor} holds {origin.value:.6g}, which FP16 cannot"
+    why = (
+        "which FP16 cannot" if math.isfinite(origin.value) else "to which FP16 rounds finite numbers as well"
+    )
+    return f"the constant {origin.tensor} holds {origin.value:.6g}, {why}"

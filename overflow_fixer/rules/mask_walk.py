@@ -204,7 +204,7 @@ class MaskWalk:
             self.masks[node.outputs[0]] = self.masks[name]
             return
         if name not in self.masks or not self._is_binary(switch):
-            raise NotProvedError(f"Mul {node.label} scales it by more than 0 and 1")
+            raise NotProvedError(f"Mul {node.label} scales it by other numbers than 0 and 1")
         if any(np.isinf(self.ranges.by_tensor[origin].min) for origin in self.masks[name].origins):
             raise NotProvedError(f"Mul {node.label} makes NaN of 0 and infinity")
         self.masks[node.outputs[0]] = replace(self.masks[name], exact=False)

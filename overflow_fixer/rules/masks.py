@@ -234,7 +234,8 @@ def _masks_whole_row(pattern: Array, axis_from_end: int | None) -> bool:
 def _doubt(uses: tuple[Use, ...]) -> str:
     """Why a row that is masked as a whole, which the data may bring, would change."""
     if any(not use.replaces for use in uses):
-        return "it is added to the scores, and the data may mask a row as a whole, whose softmax would change"
+        what = "it, or a mask that it meets," if len(uses) > 1 else "it"
+        return f"{what} is added to the scores, and the data may mask a row as a whole, whose softmax would change"
     return (
         "masks of different values meet, and the data may mask a row as a whole, whose softmax would change"
     )

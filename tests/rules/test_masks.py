@@ -541,7 +541,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
                 [node("Mul", "k f", "w"), node("Add", "x w", "s"), SOFTMAX],
                 {"k": pattern_of(CAUSAL, MIN), "f": floats(factor)},
             ),
-            "Mul Mul_w scales it by more than 0 and 1",
+            "Mul Mul_w scales it by other numbers than 0 and 1",
         )
         for factor in (0.5, 1.5, math.nan)
     },
@@ -558,7 +558,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
                 [node("Mul", "k t", "w"), node("Add", "x w", "s"), SOFTMAX],
                 {"k": scalar(MIN), "t": np.where(CAUSAL, np.float32(factor), np.float32(0))},
             ),
-            "Mul Mul_w scales it by more than 0 and 1",
+            "Mul Mul_w scales it by other numbers than 0 and 1",
         )
         for factor in (0.001, -1, 2)
     },
@@ -572,7 +572,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             ],
             {"k": scalar(MIN), "gone": floats(0, math.nan, 0, 0)},
         ),
-        "Mul Mul_w scales it by more than 0 and 1",
+        "Mul Mul_w scales it by other numbers than 0 and 1",
     ),
     "switched by what may be larger than any sample showed": (
         Attention(
@@ -584,7 +584,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             ],
             {"k": scalar(MIN), "large": scalar(1e9)},
         ),
-        "Mul Mul_w scales it by more than 0 and 1",
+        "Mul Mul_w scales it by other numbers than 0 and 1",
     ),
     "joined with scores": (
         Attention(
