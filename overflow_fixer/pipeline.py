@@ -42,7 +42,14 @@ from overflow_fixer.records import (
 from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.caveats import say_half_io, say_left_out, say_luck, say_of_model
+from overflow_fixer.reports.caveats import (
+    say_half_io,
+    say_left_out,
+    say_luck,
+    say_of_model,
+    say_thin,
+    say_unsettled,
+)
 from overflow_fixer.sessions import use_custom_ops
 from overflow_fixer.trials import Bench, check_request
 
@@ -276,6 +283,10 @@ def _make_report(
 def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
     yield from say_luck(result.best, result.naive)
     yield from say_left_out(result.best.verification, config.verify.jitter)
+    if result.rounds or not result.best.verification.passed:
+        yield from map(say_unsettled, bench.find_unsettled())
+    if result.rounds and config.verify.jitter == 0:
+        yield from say_thin(result.best.verification, bench.graph, bench.tolerance)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
     yield from bench.backend.warn(result.best.artifact, config.custom_ops)

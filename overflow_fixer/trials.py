@@ -12,6 +12,7 @@ import onnxruntime
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
 from overflow_fixer.calibration import jitter, survey_shapes
+from overflow_fixer.conditioning import find_unsettled
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import make_folder, move_files
@@ -20,6 +21,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import RoundedRunner, find_wrong_input
 from overflow_fixer.parts import find_parts
 from overflow_fixer.progress import Progress
+from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.records import (
     Artifact,
     Batch,
@@ -30,6 +32,7 @@ from overflow_fixer.records import (
     Price,
     RangeTable,
     Runner,
+    TensorError,
     Tolerance,
     TracedIn,
     Verification,
@@ -175,6 +178,12 @@ class Bench:
         found = verify(self._reference, rounded, self.calibration, self.tolerance)
         wrong = [verdict.error for verdict in found.outputs if not verdict.passed]
         return tuple(error.name for error in wrong if not error.reference_nan)
+
+    def find_unsettled(self) -> tuple[TensorError, ...]:
+        """The outputs that FP32 itself does not settle; none are told of a model that may give other values each time."""
+        if not is_repeatable(self.graph):
+            return ()
+        return find_unsettled(self._reference, self.calibration, self.tolerance)
 
     @property
     def _has_half_io(self) -> bool:

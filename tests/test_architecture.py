@@ -30,7 +30,7 @@ FLOORS = [
     {"calibration", "ranges", "rules", "simulation"},
     {"roundings"},
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification", "finished_trials"},
-    {"attempts", "half_io", "switchboard", "trace"},
+    {"attempts", "conditioning", "half_io", "switchboard", "trace"},
     {"culprits", "suspects"},
     {"foresight"},
     {"proposals"},

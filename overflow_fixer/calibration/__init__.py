@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING
 from overflow_fixer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from overflow_fixer.calibration.jittered import jitter
+    from overflow_fixer.calibration.jittered import jitter, make_copy
     from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
     from overflow_fixer.calibration.readers import READERS, open_calibration
     from overflow_fixer.calibration.shapes import survey_shapes
 
-__all__ = ["READERS", "CalibrationOptions", "ImageOptions", "jitter", "open_calibration", "survey_shapes"]
+__all__ = [
+    "READERS",
+    "CalibrationOptions",
+    "ImageOptions",
+    "jitter",
+    "make_copy",
+    "open_calibration",
+    "survey_shapes",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "jittered": ("jitter",),
+        "jittered": ("jitter", "make_copy"),
         "options": ("CalibrationOptions", "ImageOptions"),
         "readers": ("READERS", "open_calibration"),
         "shapes": ("survey_shapes",),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_fixer.records import Array, Batch, CalibrationSet, Feeds
+from overflow_fixer.records import Array, Batch, CalibrationSet
 
 CHANGE = 2.0**-10
 """The most by which a value is changed, relatively: a step of FP16, twice what rounding to it takes."""
@@ -50,10 +50,9 @@ class JitteredBatches:
         for index, batch in enumerate(self.original):
             yield batch
             for number in range(1, self.copies + 1):
-                feeds = _change_all(batch.feeds, np.random.default_rng([index, number]))
-                copy = Batch(f"{batch.name} (changed {number})", feeds, is_changed=True)
-                is_other = any(feeds[name] is not array for name, array in batch.feeds.items())
-                if is_other and self.is_borne(batch, copy):
+                generator = np.random.default_rng([index, number])
+                copy = make_copy(batch, f"{batch.name} (changed {number})", generator, CHANGE)
+                if copy is not None and self.is_borne(batch, copy):
                     yield copy
 
 
@@ -62,11 +61,14 @@ def jitter(calibration: CalibrationSet, copies: int, is_borne: IsBorne) -> Calib
     return JitteredBatches(calibration, copies, is_borne) if copies else calibration
 
 
-def _change_all(feeds: Feeds, generator: np.random.Generator) -> Feeds:
-    return {name: _change(array, generator) for name, array in feeds.items()}
+def make_copy(batch: Batch, name: str, generator: np.random.Generator, most: float) -> Batch | None:
+    """The batch with each float x as x (1 + u), u drawn from [-most, most): see JitteredBatches. None where nothing changes."""
+    feeds = {key: _change(array, generator, most) for key, array in batch.feeds.items()}
+    is_other = any(feeds[key] is not array for key, array in batch.feeds.items())
+    return Batch(name, feeds, is_changed=True) if is_other else None
 
 
-def _change(array: Array, generator: np.random.Generator) -> Array:
+def _change(array: Array, generator: np.random.Generator, most: float) -> Array:
     """The array itself where nothing in it changes."""
     if array.dtype.kind != "f":
         return array
@@ -76,8 +78,8 @@ def _change(array: Array, generator: np.random.Generator) -> Array:
         if not may_change.any():
             return array
         changed = np.asarray(generator.random(array.shape, np.float64 if array.itemsize == 8 else np.float32))
-        changed *= 2 * CHANGE
-        changed += 1 - CHANGE
+        changed *= 2 * most
+        changed += 1 - most
         changed *= array
     np.clip(changed, *_range(array, is_finite), out=changed)
     np.copyto(changed, array, where=~may_change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from overflow_fixer.attempts import Attempt
@@ -9,10 +10,12 @@ from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import say_over_range
 from overflow_fixer.ranges.repeatability import is_repeatable_node
-from overflow_fixer.records import OutputVerdict, RangeTable, Tolerance, Verification
+from overflow_fixer.records import OutputVerdict, RangeTable, TensorError, Tolerance, Verification
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
+from overflow_fixer.verification import worst_snr_db
 
+_THIN_DB = 6.0
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -85,6 +88,38 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
             f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. What is there, {found.rms:.3g} (root mean "
             f"square), is hidden beside the {found.output_rms:.3g} of the whole. Where it matters, have it judged by itself: --part '{part}'."
         )
+
+
+def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Of a repair that passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail."""
+    errors = (verdict.error for verdict in fixed.outputs)
+    margins = {
+        error.name: worst_snr_db(error) - tolerance.min_snr_of(error.name)
+        for error in errors
+        if error.is_float and error.compared and error.max_abs_error > tolerance.max_abs_error
+    }
+    name, margin = min(margins.items(), key=lambda item: item[1], default=("", math.inf))
+    if fixed.passed and not fixed.changed_count and margin < _THIN_DB:
+        has_floats = any(graph.is_float(spec.name) for spec in graph.inputs)
+        more = "--jitter 3, for copies of each batch changed by up to 2^-10" if has_floats else "more batches"
+        yield (
+            f"The repair leaves output {name} {margin:.1f} dB over its limit on these batches. It pins what they need, and others may "
+            f"fall under it: it can be made for more than them with {more}."
+        )
+
+
+def say_unsettled(error: TensorError) -> str:
+    """That an output is not determined by FP32 either, which no precision mends."""
+    if error.is_float:
+        found = f"an SNR of {worst_snr_db(error):.1f} dB"
+    else:
+        found = f"{1 - error.mismatched / max(error.element_count, 1):.2%} of its values equal"
+    return (
+        f"FP32 itself does not settle output {error.name}: with the last digit of every input changed (by up to 2^-23), FP32 against "
+        f"itself has {found}, at worst in {error.worst_batch}. Other kernels and other devices differ as much in FP32 alone, so what "
+        "is pinned for it may buy nothing. Look in the model for a division by nearly zero, a difference of nearly equal values, or a "
+        "choice between such."
+    )
 
 
 def say_half_io(graph: Graph, ranges: RangeTable, lost_outputs: tuple[str, ...]) -> Iterator[str]:

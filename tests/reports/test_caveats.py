@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
 from onnx import TensorProto
+from report_factories import make_error
 
 from overflow_fixer.attempts import Attempt
 from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
@@ -19,9 +21,9 @@ from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import fix
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import Engine, FixReport
+from overflow_fixer.records import Engine, FixReport, OutputVerdict, Tolerance, Verification
 from overflow_fixer.reports import render_text
-from overflow_fixer.reports.caveats import _warn_of_quiet, say_hidden, say_luck
+from overflow_fixer.reports.caveats import _warn_of_quiet, say_hidden, say_luck, say_thin
 from overflow_fixer.trials import Bench
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
@@ -277,3 +279,38 @@ def test_a_channel_that_is_judged_by_itself_is_repaired_and_not_told(part: str, 
     assert f"the error that {part} may have" in finding.reason
     told = " ".join(render_text(report).split())
     assert "FIXED and verified: 1 output and 1 part within tolerance of FP32 on 1 batch." in told
+
+
+@pytest.mark.parametrize(
+    ("snr_db", "changes", "told"),
+    [
+        (31.25, {}, "leaves output logits 1.2 dB over its limit"),
+        (35.9, {}, "leaves output logits 5.9 dB over its limit"),
+        (36.0, {}, ""),
+        (31.25, {"changed_count": 3}, ""),
+        (math.inf, {}, ""),
+        (math.nan, {}, ""),
+    ],
+)
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.INT64])
+def test_what_a_repair_leaves_little_of_is_told(
+    snr_db: float, changes: dict[str, Any], told: str, kind: int, tmp_path: Path
+) -> None:
+    graph = save(
+        make_model([node("Cast", "x", "y", to=TensorProto.FLOAT)], {"x": (kind, [2])}, "y"), tmp_path
+    )
+    error = make_error("logits", max(snr_db, 60), worst_batch_snr_db=snr_db)
+    beside = make_error("boxes", 99.0, worst_batch_snr_db=99.0)
+    verdicts = tuple(OutputVerdict(one, True, "") for one in (error, beside))
+    said = list(say_thin(replace(Verification(verdicts, 2), **changes), graph, Tolerance()))
+    assert len(said) == bool(told)
+    assert all(told in one and ("--jitter" in one) == (kind == TensorProto.FLOAT) for one in said)
+
+
+def test_what_fails_or_errs_as_little_as_is_allowed_has_no_margin(tmp_path: Path) -> None:
+    graph = save(make_model([node("Neg", "x", "y")], {"x": [2]}, "y"), tmp_path)
+    error = make_error("y", worst_batch_snr_db=31.0, max_abs_error=0.01)
+    assert not list(say_thin(Verification((OutputVerdict(error, False, ""),), 1), graph, Tolerance()))
+    passing = Verification((OutputVerdict(error, True, ""),), 1)
+    assert not list(say_thin(passing, graph, Tolerance(max_abs_error=0.01)))
+    assert list(say_thin(passing, graph, Tolerance(max_abs_error=0.001)))
