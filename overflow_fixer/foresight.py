@@ -12,8 +12,8 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.parts import find_parts
 from overflow_fixer.planning import add_pins
-from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, TensorError, Tolerance
+from overflow_fixer.repeatability import is_repeatable
 from overflow_fixer.switchboard import Case, Switchboard
 from overflow_fixer.verification import find_worst_batch
 

@@ -21,7 +21,6 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import RoundedRunner, find_wrong_input
 from overflow_fixer.parts import find_parts
 from overflow_fixer.progress import Progress
-from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.records import (
     Artifact,
     Batch,
@@ -37,6 +36,7 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
+from overflow_fixer.repeatability import is_repeatable
 from overflow_fixer.trace import OpenRunner, trace
 from overflow_fixer.trial_folders import TrialFolders
 from overflow_fixer.verification import (

@@ -26,7 +26,7 @@ FLOORS = [
     {"tensor_types"},
     {"graph"},
     {"copies"},
-    {"body_graphs", "foreign_operators", "inner", "patterns"},
+    {"body_graphs", "foreign_operators", "inner", "patterns", "repeatability"},
     {"calibration", "ranges", "rules", "simulation"},
     {"roundings"},
     {"backends", "config", "flops", "losses", "planning", "plan_changes", "verification", "finished_trials"},

@@ -31,7 +31,6 @@ from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing, count_elements
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
-from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import (
     SUMMARY,
@@ -43,6 +42,7 @@ from overflow_fixer.ranges.summaries import (
 )
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch, Dim
+from overflow_fixer.repeatability import is_repeatable
 from overflow_fixer.sessions import first_line, has_native_probes, open_session, run_session
 
 Observe = Literal["reductions", "outputs", "optimized"]

@@ -18,9 +18,9 @@ from overflow_fixer.ranges.observers import (
     is_native,
     open_observer,
 )
-from overflow_fixer.ranges.repeatability import is_repeatable
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.records import Batch
+from overflow_fixer.repeatability import is_repeatable
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from overflow_fixer.attempts import Attempt
 from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import say_over_range
-from overflow_fixer.ranges.repeatability import is_repeatable_node
 from overflow_fixer.records import OutputVerdict, RangeTable, TensorError, Tolerance, Verification
+from overflow_fixer.repeatability import is_repeatable_node
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.verification import worst_snr_db

@@ -32,6 +32,7 @@ from overflow_fixer.rules.semantics import (
     replaced_infinity,
     shown_signs,
 )
+from overflow_fixer.rules.sizes import find_fixed_by_sizes
 from overflow_fixer.rules.traces import Origin, Trace, Traces, ends_beyond_fp32, is_like_others, merge, resize
 
 RULE = "constant_range"
@@ -213,11 +214,16 @@ def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
 
 
 def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:
-    """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it."""
+    """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it.
+
+    What follows from the sizes of the data does not count, where these have shown it.
+    """
     op = node.standard_op
     if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan") or leaves_body(node):
         return True
-    live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in graph.constants]
+    is_shown = not _fits(ranges.get(node.outputs[0]))
+    fixed = find_fixed_by_sizes(graph) if is_shown else graph.constants
+    live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in fixed]
     if op in _PRODUCTS:
         return any(_is_switch(ranges.get(name)) for name in live)
     return op in _SELECTORS and any(op == "OneHot" or not graph.is_float(name) for name in live)

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import save_model, value_info
 
-from overflow_fixer.ranges.repeatability import is_repeatable
+from overflow_fixer.repeatability import is_repeatable
 
 
 @pytest.mark.parametrize(
