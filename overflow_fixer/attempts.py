@@ -38,7 +38,7 @@ class Attempt:
     def worst_margin_db(self, tolerance: Tolerance) -> float:
         """The smallest distance of an output's SNR from its tolerance; inf where there is no SNR."""
         errors = [verdict.error for verdict in self.verification.outputs if verdict.error.is_float]
-        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.name) for e in errors if e.compared]
+        margins = [worst_snr_db(e) - tolerance.min_snr_of(e.tensor, e.part) for e in errors if e.compared]
         return min(margins, default=math.inf)
 
     @property

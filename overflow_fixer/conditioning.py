@@ -47,7 +47,9 @@ def _copy(batch: Batch, index: int) -> Batch | None:
 
 
 def _is_settled(error: TensorError, tolerance: Tolerance) -> bool:
+    if error.other_shape is not None:
+        return False
     if not error.is_float:
         return error.mismatched <= (1 - tolerance.min_agreement) * error.element_count
     is_small = error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error
-    return is_small or worst_snr_db(error) >= tolerance.min_snr_of(error.name) + _IN_HAND_DB
+    return is_small or worst_snr_db(error) >= tolerance.min_snr_of(error.tensor, error.part) + _IN_HAND_DB

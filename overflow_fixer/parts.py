@@ -42,7 +42,7 @@ class Part:
         raise self._refuse("is no tensor but a sequence or an optional")
 
     def check(self, shape: Sequence[Dim] | None) -> None:
-        """Raise ConfigError where an output of this shape has no such part; what is not known of it may be any."""
+        """Raise ConfigError where an output of this shape has no such part, or nothing in it; what is not known of it may be any."""
         if shape is not None and not self._is_within(shape):
             sizes = ("?" if size is None else str(size) for size in shape)
             raise self._refuse(f"is of shape [{', '.join(sizes)}]")
@@ -54,14 +54,19 @@ class Part:
             return False
         axes[place : place + 1] = [slice(None)] * rest
         pairs = zip(axes, shape, strict=True)
-        known = ((axis, size) for axis, size in pairs if isinstance(axis, int) and isinstance(size, int))
-        return all(-size <= axis < size for axis, size in known)
+        return all(_is_there(axis, size) for axis, size in pairs if isinstance(size, int))
 
     def _refuse(self, found: str) -> ConfigError:
         return ConfigError(
             f"There is no part {self.output}{self.text}: {self.output} {found}. Expected indices within it, as NumPy counts "
             "them, the batch axis first. Correct --part, or parts and per_output in the table [verify]."
         )
+
+
+def _is_there(axis: int | slice | EllipsisType, size: int) -> bool:
+    if isinstance(axis, int):
+        return -size <= axis < size
+    return size == 0 or not isinstance(axis, slice) or len(range(*axis.indices(size))) > 0
 
 
 def find_parts(tolerance: Tolerance, outputs: Collection[str]) -> tuple[Part, ...]:
@@ -107,6 +112,7 @@ def _read_axis(text: str) -> int | slice | EllipsisType:
     bounds = [bound.strip() for bound in text.split(":")]
     if len(bounds) == 1:
         return int(text)
-    if len(bounds) > 3 or bounds[2:] == ["0"]:
+    numbers = [int(bound) if bound else None for bound in bounds]
+    if len(numbers) > 3 or numbers[2:] == [0]:
         raise ValueError(text)
-    return slice(*(int(bound) if bound else None for bound in bounds))
+    return slice(*numbers)

@@ -103,7 +103,7 @@ class Proposals:
     def _losing(self) -> Proposal | None:
         """Nodes that lose too much by themselves, with those that hand them what they lose, or take it."""
         losses = self._measure()
-        limit = max(self.tolerance.min_snr_of(error.name) for error in self.best.failing)
+        limit = max(self.tolerance.min_snr_of(error.tensor, error.part) for error in self.best.failing)
         for margin in _MARGINS_DB:
             culprits = [node for node, loss in losses.items() if loss.worst_db < limit + margin]
             culprits.sort(key=lambda node: losses[node].worst_db)
@@ -153,7 +153,9 @@ class Proposals:
         if not error.is_float:
             return 1 - error.mismatched / max(error.element_count, 1), self.tolerance.min_agreement
         snr_db = worst_snr_db(error)
-        return -math.inf if math.isnan(snr_db) else snr_db, self.tolerance.min_snr_of(error.name)
+        return -math.inf if math.isnan(snr_db) else snr_db, self.tolerance.min_snr_of(
+            error.tensor, error.part
+        )
 
     def _measure(self) -> dict[Node, Loss]:
         """What each node on the way to a failing output loses by itself, on the batch that is worst."""
@@ -172,7 +174,7 @@ class Proposals:
             chosen = suspects[: _MORE_SUSPECTS ** (self.reach - 1)]
             added: dict[str, Finding] = {}
             for error in chosen:
-                snr_db, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.name)
+                snr_db, limit = worst_snr_db(error), self.tolerance.min_snr_of(error.tensor, error.part)
                 verdict = judge(error, self.tolerance)
                 reason = (
                     f"{error.tensor} {'gets worse' if verdict.passed else 'goes wrong'}: {verdict.reason}"

@@ -471,9 +471,9 @@ class Tolerance:
     max_abs_error: float = 0.0
     parts: tuple[str, ...] = ()
 
-    def min_snr_of(self, output: str) -> float:
-        """In dB, of an output or a part, by TensorError.name."""
-        return self.per_output.get(output, self.min_snr_db)
+    def min_snr_of(self, output: str, part: str = "") -> float:
+        """In dB, of an output or a part of it, which has the output's where it has none of its own."""
+        return self.per_output.get(output + part, self.per_output.get(output, self.min_snr_db))
 
 
 @dataclass(frozen=True)

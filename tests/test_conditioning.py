@@ -10,6 +10,7 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, ints, make_model, node, save, scalar
 from onnx import TensorProto
 
+from overflow_fixer.calibration import make_copy
 from overflow_fixer.conditioning import LAST_DIGIT, find_unsettled
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.pipeline import fix
@@ -68,7 +69,21 @@ def test_the_limit_is_that_of_the_output_with_ten_decibels_in_hand(tmp_path: Pat
     ids=["whole numbers", "NaN", "infinities", "empty"],
 )
 def test_where_nothing_changes_nothing_is_told(x: Array, tmp_path: Path) -> None:
+    assert make_copy(Batch("b", {"x": x}), "c", np.random.default_rng(0), LAST_DIGIT) is None
     assert _unsettled(tmp_path, x) == ()
+
+
+def test_an_output_whose_shape_changes_is_not_settled(tmp_path: Path) -> None:
+    nodes = [
+        DIFFERENCE[0],
+        node("NonZero", "d", "at"),
+        node("Transpose", "at", "where"),
+        node("GatherND", "x where", "y"),
+    ]
+    graph = save(make_model(nodes, {"x": [None]}, "y", CONSTANTS), tmp_path)
+    batches = InMemoryCalibration(({"x": _near_one(1e-7, 4096)},))
+    (error,) = find_unsettled(open_reference(graph), batches, Tolerance())
+    assert error.other_shape is not None
 
 
 def test_one_batch_among_others_is_enough_and_named(tmp_path: Path) -> None:

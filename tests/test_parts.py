@@ -37,11 +37,12 @@ def test_what_is_written_takes_what_numpy_takes(index: object, comma: str) -> No
         return
     (part,) = _find(f"y[{comma.join(map(_write_axis, axes))}]")
     np.testing.assert_array_equal(part.take(CUBE), CUBE[axes])
-    part.check(CUBE.shape)
+    refusal = _refusal(lambda: part.check(CUBE.shape))
+    assert (refusal is None) == (CUBE[axes].size > 0)
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "[a]", "[1.5]", "[0,]", "[1:2:0]", "[1:2:3:4]", "[..., ...]", "[None]"]
+    "text", ["[]", "[a]", "[1.5]", "[0,]", "[1:2:0]", "[::00]", "[::-0]", "[1:2:3:4]", "[..., ...]", "[None]"]
 )
 def test_an_index_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"Expected (whole numbers|one of: odd\[0\], y, z)"):
@@ -65,6 +66,15 @@ def test_an_output_is_no_part_even_if_its_name_has_brackets() -> None:
 def test_a_limit_of_its_own_asks_for_a_part_too_and_each_is_told_once() -> None:
     tolerance = Tolerance(per_output={"z": 20.0, "y[0]": 40.0, "y[1]": 50.0}, parts=("y[1]", "z[..., :2]"))
     assert [part.name for part in find_parts(tolerance, ["y", "z"])] == ["y[1]", "z[..., :2]", "y[0]"]
+
+
+def test_a_part_with_nothing_in_it_is_refused_where_the_size_is_known() -> None:
+    (part,) = _find("y[:, 40:]")
+    with pytest.raises(ConfigError, match=r"no part y\[:, 40:\]: y is of shape \[n, 6\]"):
+        part.check(["n", 6])
+    part.check(["n", "classes"])
+    part.check([0, 41])
+    assert part.take(np.zeros((2, 6))).size == 0
 
 
 @pytest.mark.parametrize("text", ["[:, 3]", "[2]", "[0, 0, 0, 0]", "[:, -4]", "[..., 4]"])

@@ -64,7 +64,11 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
     """That an output passes in a batch for nothing but having next to nothing there."""
     error = verdict.error
     is_small = error.max_abs_error <= tolerance.max_abs_error
-    if verdict.passed and not is_small and error.quiet_batch_snr_db < tolerance.min_snr_of(error.name):
+    if (
+        verdict.passed
+        and not is_small
+        and error.quiet_batch_snr_db < tolerance.min_snr_of(error.tensor, error.part)
+    ):
         yield (
             f"Output {error.name} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
             f"{error.quiet_batch_snr_db:.1f} dB: it passes there because such a batch is judged as if it had 1 %. If batches like "
@@ -94,7 +98,7 @@ def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterato
     """Of a repair that passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail."""
     errors = (verdict.error for verdict in fixed.outputs)
     margins = {
-        error.name: worst_snr_db(error) - tolerance.min_snr_of(error.name)
+        error.name: worst_snr_db(error) - tolerance.min_snr_of(error.tensor, error.part)
         for error in errors
         if error.is_float and error.compared and error.max_abs_error > tolerance.max_abs_error
     }

@@ -132,7 +132,9 @@ def _why_not(report: FixReport) -> str:
         return "every output was empty in every batch, so nothing was compared"
     first = failed[0]
     name = shorten_middle(first.error.name, _NAME_WIDTH)
-    why = f"{len(failed)} of {_say_compared(report.fixed)} wrong: {name}: {first.reason.rstrip('. ')}"
+    has_parts = any(verdict.error.part for verdict in outputs)
+    compared = f"{len(outputs)} outputs and parts" if has_parts else say_plural(len(outputs), "output")
+    why = f"{len(failed)} of {compared} wrong: {name}: {first.reason.rstrip('. ')}"
     worse = "; plain FP16 passes, so this plan makes it worse" if is_proved(report.naive) else ""
     return why + worse + _say_fault(report)
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -23,6 +22,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
+from overflow_fixer.rules.repeated import find_repeated
 from overflow_fixer.rules.semantics import (
     NEGATIVE,
     POSITIVE,
@@ -32,19 +32,24 @@ from overflow_fixer.rules.semantics import (
     replaced_infinity,
     shown_signs,
 )
-from overflow_fixer.rules.sizes import find_fixed_by_sizes
-from overflow_fixer.rules.traces import Origin, Trace, Traces, ends_beyond_fp32, is_like_others, merge, resize
+from overflow_fixer.rules.traces import (
+    LARGEST_OF_MANY,
+    STEPS,
+    Origin,
+    Trace,
+    Traces,
+    ends_beyond_fp32,
+    is_like_others,
+    merge,
+    reach_of_steps,
+    resize,
+)
 
 RULE = "constant_range"
 
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_STEPS: dict[int, float] = {
-    **dict.fromkeys((TensorProto.INT8, TensorProto.UINT8), 255.0),
-    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16), 65535.0),
-}
-"""How far from its zero point a number of these types can be. None is out of range by itself, but as what was quantized."""
 _PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
 """Operators that show a value or not where the other factor is a mask."""
 
@@ -183,8 +188,10 @@ def _may_replace(node: Node, slot: int, reached: Traces, graph: Graph) -> bool:
 
 def _passes(node: Node, slot: int, tensors: tuple[str, str], graph: Graph) -> bool:
     """Whether values go from one tensor to the other: floats always, integers where they are computed with, or are quantized floats."""
-    if node.standard_op in _QUANTIZING or {graph.dtypes.get(name) for name in tensors} <= _STEPS.keys():
-        return (slot == 0 and not _is_in_range(node, graph)) or moves(node, slot)
+    quantized = [graph.dtypes.get(name) in STEPS for name in tensors]
+    if all(quantized) or (any(quantized) and node.standard_op in _QUANTIZING):
+        is_small = node.standard_op == "DequantizeLinear" and reach_of_steps(node, graph) <= LARGEST_OF_MANY
+        return (slot == 0 and not is_small) or moves(node, slot)
     takes_integers = node.standard_op in _INTEGER_ARITHMETIC or moves(node, slot)
     return all(
         _may_be_float(name, graph) or (takes_integers and graph.dtypes.get(name) in _INTEGERS)
@@ -194,12 +201,7 @@ def _passes(node: Node, slot: int, tensors: tuple[str, str], graph: Graph) -> bo
 
 def _is_in_range(node: Node, graph: Graph) -> bool:
     """Whether the node makes of quantized numbers none that FP16 cannot hold."""
-    dtype = graph.dtypes.get(node.inputs[0])
-    steps = None if dtype is None or node.standard_op != "DequantizeLinear" else _STEPS.get(dtype)
-    if steps is None:
-        return False
-    scale = graph.read_constant(node.inputs[1])
-    return scale is not None and float(np.abs(scale).max(initial=0.0)) * steps < FP16_OVERFLOW
+    return reach_of_steps(node, graph) < FP16_OVERFLOW
 
 
 def _may_be_float(name: str, graph: Graph) -> bool:
@@ -209,21 +211,22 @@ def _may_be_float(name: str, graph: Graph) -> bool:
 
 def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
     """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
-    is_made_float = node.standard_op == "DequantizeLinear" and not _is_in_range(node, graph)
+    is_quantized = node.standard_op == "DequantizeLinear" and graph.dtypes.get(tensor) in STEPS
+    is_made_float = is_quantized and not _is_in_range(node, graph)
     return _may_be_float(tensor, graph) or node.standard_op in ("Cast", "CastLike") or is_made_float
 
 
 def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable) -> bool:
-    """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it.
-
-    What follows from the sizes of the data does not count, where these have shown it.
-    """
+    """Whether it depends on the data if the output shows what comes in at `slot`, so that a scan may miss it."""
     op = node.standard_op
     if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan") or leaves_body(node):
         return True
-    is_shown = not _fits(ranges.get(node.outputs[0]))
-    fixed = find_fixed_by_sizes(graph) if is_shown else graph.constants
-    live = [n for i, n in enumerate(node.inputs) if n and i != slot and n not in fixed]
+    fixed = find_repeated(graph)
+    live = [
+        n
+        for i, n in enumerate(node.inputs)
+        if n and i != slot and n not in fixed and n not in graph.constants
+    ]
     if op in _PRODUCTS:
         return any(_is_switch(ranges.get(name)) for name in live)
     return op in _SELECTORS and any(op == "OneHot" or not graph.is_float(name) for name in live)

@@ -36,7 +36,7 @@ _CHOSEN = frozenset(
 _SCALED = {
     "Mul": frozenset({0, 1}),
     "Div": frozenset({0}),
-    **dict.fromkeys(("MatMul", "Einsum", "Gemm", "Conv"), frozenset({0, 1})),
+    **dict.fromkeys(("MatMul", "Einsum", "Gemm"), frozenset({0, 1})),
 }
 """Operators that scale it; followed where the other factor is no data."""
 _ROUNDS = frozenset("Floor Ceil Round".split())

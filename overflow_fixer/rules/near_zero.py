@@ -25,4 +25,4 @@ TERMS = frozenset("Add Sub Sum Mean Max Min HardSigmoid".split())
 BORNE = PLACES | frozenset(
     """Neg Abs Relu Clip Max Min ReduceMax ReduceMin MaxPool GlobalMaxPool ReduceL1 ReduceL2 LpPool GlobalLpPool""".split()
 )
-"""Operators whose output is no nearer to zero than an element that came in, so that a value near zero was one before."""
+"""Operators whose output is an element that came in, a bound, or no nearer to zero: a value near zero was one before."""

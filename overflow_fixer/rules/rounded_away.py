@@ -7,7 +7,7 @@ their largest values. So are its products, powers, sums of squares and all else 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -34,7 +34,8 @@ _SUMS: Mapping[str, tuple[float, Callable[[float], float]]] = {
 }
 """Of sums over elements: the power that is added up, and what becomes of the sum."""
 _AS_LARGE = (BORNE - {"LpPool", "GlobalLpPool", *_SUMS}) | frozenset(
-    "LeakyRelu PRelu Tanh Softsign Erf Sin Atan Asinh ReduceMean AveragePool GlobalAveragePool".split()
+    """LeakyRelu PRelu Elu Celu Gelu Swish HardSwish Mish ThresholdedRelu Shrink Tanh Softsign Erf Sin Atan Asinh ReduceMean
+    AveragePool GlobalAveragePool""".split()
 )
 """Operators of whose output no more is rounded away than of what comes in."""
 
@@ -56,9 +57,13 @@ class _Found:
     graph: Graph
     ranges: RangeTable
     of: dict[str, float] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+    """Of what has the elements of another tensor, moved: that tensor."""
 
     def add(self, node: Node) -> None:
         """Tell of what the node writes."""
+        if moves(node, 0) and len(node.inputs) and node.standard_op != "Concat":
+            self.source.update(dict.fromkeys(node.writes, self.source.get(node.inputs[0], node.inputs[0])))
         for name in node.writes if node.standard_op else ():
             written = self.ranges.get(name)
             value = 0.0 if written is None else self._find(node, written)
@@ -84,33 +89,47 @@ class _Found:
 
     def _of_terms(self, node: Node) -> float:
         """Where terms nearly cancel, none is larger than what the others may be; where they cannot, all must be zero."""
-        seen = [self.ranges.get(name) for name in node.inputs if name not in self.graph.constants]
-        known = [one for one in seen if one is not None]
-        if len(known) < max(2, len(node.inputs)):
+        known = [one for one in map(self.ranges.get, node.inputs) if one is not None]
+        if len(known) < len(node.inputs) or self.graph.constants.keys() >= set(node.inputs):
             return 0.0
-        if node.standard_op != "Sub" and all(one.min >= 0 for one in known):
-            away = [self.of.get(name, 0.0) for name in node.inputs]
-            return sum(away) if all(away) else 0.0
         largest = sorted(one.max_abs for one in known)
-        return 2 * _HALF_STEP * sum(largest[:-1])
+        away = 2 * _HALF_STEP * sum(largest[:-1])
+        if self._can_cancel(node, known, away):
+            return away
+        all_away = [self.of.get(name, 0.0) for name in node.inputs]
+        return sum(all_away) if all(all_away) else 0.0
+
+    @staticmethod
+    def _can_cancel(node: Node, known: Sequence[Range], away: float) -> bool:
+        """Whether the sum of what was seen of the terms may be as small as this."""
+        signs = (1.0, -1.0) if node.standard_op == "Sub" else (1.0,) * len(known)
+        bounds = [sorted((sign * one.min, sign * one.max)) for sign, one in zip(signs, known, strict=True)]
+        return sum(low for low, _ in bounds) <= away and sum(high for _, high in bounds) >= -away
 
     def _of_factors(self, node: Node, written: Range) -> float:
         """Of a product, in which one factor is zero; both where they are one."""
         if self._has_bias(node):
             return 0.0
-        power = 2.0 if len({self._source(name) for name in node.inputs if name}) == 1 else 1.0
-        return max(self._scale(name, written, power) for name in node.inputs)
+        factors = node.inputs[:2] if node.standard_op in _KERNELS else node.inputs
+        power = 2.0 if len({self.source.get(name, name) for name in factors}) == 1 else 1.0
+        return max(self._scale(name, written, power) for name in factors)
 
     def _of_kernel(self, node: Node) -> float:
         """Of a product by constants that add up to zero, which is a difference of what lies near one another."""
-        read, weights = self.ranges.get(node.inputs[0]), self.graph.constants.get(node.inputs[1])
-        if weights is None or read is None or node.inputs[0] in self.graph.constants or self._has_bias(node):
+        if self._has_bias(node):
             return 0.0
-        if math.prod(weights.dims) > _MOST_WEIGHTS or len(weights.dims) < 2:
+        slots = (0, 1) if node.standard_op != "Conv" else (1,)
+        return max(self._of_weights(node, slot) for slot in slots)
+
+    def _of_weights(self, node: Node, slot: int) -> float:
+        read, weights = self.ranges.get(node.inputs[1 - slot]), self.graph.constants.get(node.inputs[slot])
+        if weights is None or read is None or node.inputs[1 - slot] in self.graph.constants:
             return 0.0
-        values = self.graph.read_constant(node.inputs[1])
+        if math.prod(weights.dims) > _MOST_WEIGHTS or not weights.dims:
+            return 0.0
+        values = self.graph.read_constant(node.inputs[slot])
         assert values is not None
-        axes = tuple(range(1, values.ndim)) if node.standard_op == "Conv" else (self._summed_axis(node),)
+        axes = self._summed_axes(node, slot, values.ndim)
         magnitudes = np.abs(values).sum(axes, dtype=np.float64)
         cancels = np.abs(values.sum(axes, dtype=np.float64)) <= _HALF_STEP * magnitudes
         return _HALF_STEP * read.max_abs * float(np.max(magnitudes, initial=0.0, where=cancels))
@@ -135,19 +154,17 @@ class _Found:
         value = self.graph.read_constant(node.inputs[1])
         return 0.0 if value is None or not value.size else float(value.min())
 
-    def _source(self, name: str) -> str:
-        """The tensor that has the same elements, before they were moved."""
-        node = self.graph.producers.get(name)
-        while node is not None and moves(node, 0) and node.standard_op != "Concat":
-            name = node.inputs[0]
-            node = self.graph.producers.get(name)
-        return name
-
     @staticmethod
-    def _summed_axis(node: Node) -> int:
-        found = node.attribute("transB")
-        return -1 if found is not None and found.i else -2
+    def _summed_axes(node: Node, slot: int, rank: int) -> tuple[int, ...]:
+        """Those of a constant factor along which its products are added up."""
+        if node.standard_op == "Conv":
+            return tuple(range(1, rank))
+        turned = node.attribute("transB" if slot else "transA")
+        is_last = (slot == 0) != (turned is not None and bool(turned.i))
+        return (-1,) if is_last or rank == 1 else (-2,)
 
-    @staticmethod
-    def _has_bias(node: Node) -> bool:
-        return node.standard_op in ("Gemm", "Conv") and len(node.inputs) > 2 and bool(node.inputs[2])
+    def _has_bias(self, node: Node) -> bool:
+        if node.standard_op not in ("Gemm", "Conv") or len(node.inputs) < 3 or not node.inputs[2]:
+            return False
+        bias = self.ranges.get(node.inputs[2])
+        return bias is None or bias.max_abs > 0

@@ -54,6 +54,8 @@ _ATTENTION_INPUTS = ({2, 5}, {1, 4}, {2, 5})
 
 _CONVERTS = frozenset("Cast CastLike Identity".split())
 _ENDLESS = 2.0**120
+_MAKES_INFINITY = frozenset("Log Div Reciprocal Pow".split())
+_HANDS_INFINITY_ON = frozenset("Where Neg Abs Add Sub Mul Max Min Clip Relu".split())
 
 _STOPS_NEGATIVE = frozenset(
     "Relu Exp Elu Celu Selu Softplus Gelu Mish Swish HardSwish ThresholdedRelu".split()
@@ -111,15 +113,17 @@ def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
 def is_bound(node: Node, slot: int, signs: Signs, graph: Graph) -> bool:
     """Whether a huge constant of `signs` at `slot` is a bound that no FP16 value passes.
 
-    Of Clip, Min and Max; or what Where puts in the place of a tensor's infinities, which it does not hold in FP16 where it
-    holds none in FP32. An input may hold some in FP32: in their place only what is near FP32's largest number is no matter.
+    Of Clip, Min and Max; or what Where puts in the place of a tensor's infinities, if FP32 makes none there of finite data. An
+    input may hold some: in their place only what is near FP32's largest number is no matter.
     """
     op = node.standard_op
     if op == "Clip":
         return (slot == 1 and signs == NEGATIVE) or (slot == 2 and signs == POSITIVE)
     if op == "Where":
         source = replaced_infinity(node, graph) if slot == 1 else None
-        return source is not None and (not _is_fed(source, graph) or _is_endless(node.inputs[1], graph))
+        if source is None or _can_be_infinite(source, graph):
+            return False
+        return not _is_fed(source, graph) or _is_endless(node.inputs[1], graph)
     return (op == "Max" and signs == NEGATIVE) or (op == "Min" and signs == POSITIVE)
 
 
@@ -173,10 +177,8 @@ def _clip_bound(node: Node, graph: Graph, name: str, slot: int) -> float | None:
 
 def replaced_infinity(node: Node, graph: Graph) -> str | None:
     """The tensor in the place of whose infinities a Where puts something, as torch.nan_to_num does; None of another node."""
-    if node.standard_op != "Where":
-        return None
-    tested = set(_tested_for_infinity(node.inputs[0], graph))
-    pending, seen = [node.inputs[2]], {node.inputs[2]}
+    tested = _find_tested(node.inputs[0], graph) if node.standard_op == "Where" else set()
+    pending, seen = [node.inputs[2]] if tested else [], set[str]()
     while pending:
         name = _as_it_was(pending.pop(), graph)
         if name in tested:
@@ -188,13 +190,21 @@ def replaced_infinity(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def _tested_for_infinity(condition: str, graph: Graph) -> Iterator[str]:
+def _find_tested(condition: str, graph: Graph) -> set[str]:
     """The tensors x of which the condition is IsInf(x), or that and something else."""
-    node = graph.producers.get(_as_it_was(condition, graph))
-    if node is not None and node.standard_op == "IsInf":
-        yield _as_it_was(node.inputs[0], graph)
-    for name in node.inputs if node is not None and node.standard_op == "And" else ():
-        yield from _tested_for_infinity(name, graph)
+    found, pending, seen = set[str](), [condition], {condition}
+    while pending:
+        node = graph.producers.get(_as_it_was(pending.pop(), graph))
+        if node is not None and node.standard_op == "IsInf":
+            found.add(_as_it_was(node.inputs[0], graph))
+        fresh = [
+            name
+            for name in (node.inputs if node is not None and node.standard_op == "And" else ())
+            if name not in seen
+        ]
+        seen.update(fresh)
+        pending += fresh
+    return found
 
 
 def _as_it_was(tensor: str, graph: Graph) -> str:
@@ -206,18 +216,26 @@ def _as_it_was(tensor: str, graph: Graph) -> str:
     return tensor
 
 
+def _can_be_infinite(tensor: str, graph: Graph) -> bool:
+    """Whether finite data make infinities there in FP32: by a logarithm, a quotient or a power, moved, added to or scaled."""
+    return any(node is not None and node.standard_op in _MAKES_INFINITY for node in _walk_up(tensor, graph))
+
+
 def _is_fed(tensor: str, graph: Graph) -> bool:
-    """Whether it is an input, its NaN or infinities replaced or not."""
+    """Whether it has elements of an input, moved, added to or scaled."""
+    return any(node is None for node in _walk_up(tensor, graph))
+
+
+def _walk_up(tensor: str, graph: Graph) -> Iterator[Node | None]:
+    """What computes the tensor and, through moves, choices, sums and products by element, what comes in; None for an input."""
     pending, seen = [tensor], {tensor}
     while pending:
         node = graph.producers.get(pending.pop())
-        if node is None:
-            return True
-        if node.standard_op == "Where" or moves(node, 0):
+        yield node
+        if node is not None and (node.standard_op in _HANDS_INFINITY_ON or moves(node, 0)):
             fresh = [name for name in node.inputs if graph.is_float(name) and name not in seen]
             pending += [name for name in fresh if name not in graph.constants]
             seen.update(fresh)
-    return False
 
 
 def _is_endless(tensor: str, graph: Graph) -> bool:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+from onnx import TensorProto
+
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
@@ -17,6 +20,11 @@ _CHOOSES = frozenset(
     CenterCropPad Floor Ceil Round""".split()
 )
 """Operators whose elements are elements that come in, or as large."""
+STEPS: dict[int, float] = {
+    **dict.fromkeys((TensorProto.INT8, TensorProto.UINT8), 255.0),
+    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16), 65535.0),
+}
+"""How far from its zero point a number of these types can be. None is out of range by itself, but as what was quantized."""
 _SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 _ADDS = frozenset("Add Sub Sum".split())
 _SCALES = frozenset("Mul Div".split())
@@ -24,7 +32,7 @@ _BENDS = frozenset(
     "Softmax Hardmax Sigmoid HardSigmoid Tanh Softsign Erf Sign Sin Cos Asin Acos Atan Reciprocal".split()
 )
 """Functions of single elements, or of differences, that FP16 computes of every number of up to 100."""
-_LARGEST_OF_MANY = 10000.0
+LARGEST_OF_MANY = 10000.0
 """Numbers up to this that are moved, added and scaled are numbers like others."""
 _LARGEST_BENT = 100.0
 _BEYOND_FP32 = frozenset("Exp Sinh Cosh".split())
@@ -91,9 +99,21 @@ def resize(
     if node.standard_op in _ADDS:
         added = sum(_bound(name, reached, ranges) for name in others)
         return max(trace.least - added, 0.0), trace.largest + added
+    if node.standard_op == "QuantizeLinear":
+        return trace.least, trace.largest
+    if node.standard_op == "DequantizeLinear":
+        return 0.0, min(trace.largest, reach_of_steps(node, graph))
     if node.standard_op in _SCALES and (node.standard_op == "Mul" or slot == 0):
         return _scale(node.standard_op, trace, others[0], reached, graph, ranges)
     return 0.0, math.inf
+
+
+def reach_of_steps(node: Node, graph: Graph) -> float:
+    """How large a DequantizeLinear's numbers can be, of 8 or 16 bits and by a constant scale; infinity of others."""
+    dtype, scale = graph.dtypes.get(node.inputs[0]), graph.read_constant(node.inputs[1])
+    if dtype not in STEPS or scale is None:
+        return math.inf
+    return float(np.abs(scale).max(initial=0.0)) * STEPS[dtype]
 
 
 def _bound(tensor: str, reached: Traces, ranges: RangeTable) -> float:
@@ -132,8 +152,8 @@ def is_like_others(node: Node, slot: int, trace: Trace, reached: Traces) -> bool
     """Whether constants made so small a number of the value before the node, and behind it, that FP16 holds it and computes with it."""
     op = node.standard_op
     is_linear = moves(node, slot) or _chooses(node) or op in _ADDS or op in _SCALES
-    limit = _LARGEST_OF_MANY if is_linear else _LARGEST_BENT if op in _BENDS else 0.0
+    limit = LARGEST_OF_MANY if is_linear else _LARGEST_BENT if op in _BENDS else 0.0
     behind = [
         one.largest for name in node.writes for one in reached.get(name, ()) if one.origin == trace.origin
     ]
-    return trace.largest <= limit and max(behind, default=0.0) <= _LARGEST_OF_MANY
+    return trace.largest <= limit and max(behind, default=0.0) <= LARGEST_OF_MANY

@@ -121,11 +121,17 @@ def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
         if node.standard_op in _ADDS:
             return _vanishes(graph, ranges, name)
         if node.standard_op in BORNE and _is_not_taken(graph, ranges, name):
-            return True
+            return not any(_is_small_constant(graph, ranges, one) for one in node.inputs)
         hands_on = node.standard_op in ELEMENTWISE | BORNE or moves(node, 0)
         return hands_on and _is_small(graph, ranges, name)
 
     return walk_back(graph, tensor, keeps_small)
+
+
+def _is_small_constant(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is a constant, such as a bound, with values under 2^-24 that are not zero."""
+    seen = ranges.get(tensor)
+    return tensor in graph.constants and seen is not None and 0 < seen.min_nonzero_abs < FP16_MIN_SUBNORMAL
 
 
 def _is_not_taken(graph: Graph, ranges: RangeTable, tensor: str) -> bool:

@@ -449,6 +449,17 @@ SHOWN = {
         node("Where", "f big e", "a"),
     ],
     "where there is none": [node("Exp", "x", "e"), node("IsInf", "e", "f"), node("Where", "f e big", "a")],
+    "that a logarithm makes of zero": [
+        node("Log", "x", "l"),
+        node("Mul", "l x", "e"),
+        node("IsInf", "e", "f"),
+        node("Where", "f most e", "a"),
+    ],
+    "that a reciprocal makes of zero": [
+        node("Reciprocal", "x", "e"),
+        node("IsInf", "e", "f"),
+        node("Where", "f big e", "a"),
+    ],
     "that a constant brings": [
         node("Exp", "x", "e"),
         node("Where", "c low e", "masked"),
@@ -473,13 +484,14 @@ def test_what_replaces_infinities_that_fp32_has_not_pins_nothing(name: str, tmp_
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_may_be_put_in_the_place_of_infinities_pins_what_can_carry_it(name: str, tmp_path: Path) -> None:
-    constants = {"big": scalar(1e6), "low": scalar(-math.inf), "zero": scalar(0)}
+    constants = {"big": scalar(1e6), "most": scalar(MIN), "low": scalar(-math.inf), "zero": scalar(0)}
     nodes = [*SHOWN[name], node("Neg", "a", "b"), SIGMOID]
     assert {"Where_a", "Neg_b", "Sigmoid_y"} <= set(_pins(tmp_path, nodes, constants))
 
 
 @pytest.mark.parametrize(
-    ("scale", "is_carried"), [(1000.0, True), (257.0, True), (256.0, False), (0.5, False)]
+    ("scale", "is_carried"),
+    [(1000.0, True), (257.0, True), (256.0, True), (39.25, True), (39.0, False), (0.5, False)],
 )
 @pytest.mark.parametrize("between", [[], [node("Reshape", "q shape", "r")]], ids=["", "Reshape"])
 def test_what_is_quantized_is_carried_as_far_as_its_steps_reach(
@@ -495,7 +507,42 @@ def test_what_is_quantized_is_carried_as_far_as_its_steps_reach(
     constants = {"big": scalar(1e5), "scale": scalar(scale), "point": np.int8(0), "shape": ints(-1)}
     pins = _pins(tmp_path, nodes, constants)
     told = [name for name in pins if name in ("Where_a", "DequantizeLinear_d", "Sigmoid_y")]
-    assert told == ["Where_a", *(["DequantizeLinear_d", "Sigmoid_y"] if is_carried else [])]
+    behind = [*(["DequantizeLinear_d"] if scale > 256 else []), "Sigmoid_y"] if is_carried else []
+    assert told == ["Where_a", *behind]
+
+
+def test_what_is_quantized_goes_on_as_large_as_its_steps_reach(tmp_path: Path) -> None:
+    """51,000 times ten."""
+    nodes = [
+        node("Where", "c big x", "a"),
+        node("QuantizeLinear", "a scale point", "q"),
+        node("DequantizeLinear", "q scale point", "d"),
+        node("Mul", "d ten", "t"),
+        node("Mul", "t hundredth", "y"),
+    ]
+    constants = {
+        "big": scalar(1e5),
+        "scale": scalar(200),
+        "point": np.int8(0),
+        "ten": scalar(10),
+        "hundredth": scalar(0.01),
+    }
+    assert _pins(tmp_path, nodes, constants)[-2:] == ["Mul_t", "Mul_y"]
+
+
+def test_a_quantized_bias_is_no_number_that_fp16_holds_or_not(tmp_path: Path) -> None:
+    nodes = [node("DequantizeLinear", "bias scale", "b"), node("Add", "x b", "y")]
+    constants = {"bias": np.array([100000, -90000, 5], np.int32), "scale": scalar(1e-4)}
+    assert _pins(tmp_path, nodes, constants) == []
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_conditions_of_many_parts(count: int, tmp_path: Path) -> None:
+    """As deep as that, and each twice."""
+    nodes = [node("Exp", "x", "e"), node("IsInf", "e", "f0")]
+    nodes += [node("And", f"f{i} f{i}", f"f{i + 1}") for i in range(count)]
+    nodes += [node("Where", f"f{count} big e", "a"), node("Sigmoid", "a", "y")]
+    assert _pins(tmp_path, nodes, {"big": scalar(1e6)}) == []
 
 
 def test_a_clip_ends_the_value(tmp_path: Path) -> None:

@@ -120,7 +120,6 @@ def test_the_way_goes_on_where_values_become_small_but_are_rounded(tmp_path: Pat
         (node("GridSample", "image grid", "a", mode="nearest"), 16),
         (node("LeakyRelu", "image", "a"), 17),
         (node("PRelu", "image tenth", "a"), 17),
-        (node("Conv", "image unit", "a"), 17),
         (node("Mean", "image image", "a"), 17),
     ],
     ids=lambda given: given.op_type if isinstance(given, onnx.NodeProto) else "",
@@ -139,7 +138,6 @@ def test_labels_in_an_image(mover: onnx.NodeProto, opset: int, tmp_path: Path) -
         "four": ints(4),
         "grid": floats(-0.5, 0, 0.5, 0).reshape(1, 1, 2, 2),
         "tenth": scalar(0.1),
-        "unit": floats(1).reshape(1, 1, 1, 1),
     }
     graph, ranges = scan(
         make_model(nodes, {"ids": (INT64, [2])}, "y", constants, opset), tmp_path, {"ids": ints(1, 4001)}

@@ -59,6 +59,12 @@ FORMS: dict[str, list[onnx.NodeProto]] = {
     "MatMul": [node("MatMul", "p differences", "y")],
     "Gemm": [node("Gemm", "p differences_t", "y", transB=1)],
     "Conv": [node("Unsqueeze", "p one", "u"), node("Conv", "u kernel", "y")],
+    "Conv and a bias of zeros": [node("Unsqueeze", "p one", "u"), node("Conv", "u kernel none", "y")],
+    "a vector of differences": [node("MatMul", "p vector", "y")],
+    "differences in front": [node("Transpose", "p", "t"), node("MatMul", "differences_t t", "y")],
+    "from a constant": [node("Sub", "p hundred", "y")],
+    "and zero": [node("Neg", "m", "n"), node("Sum", "p n nothing", "y")],
+    "Elu": [SUB, node("Elu", "d", "y")],
 }
 CONSTANTS: dict[str, Array] = {
     "two": scalar(2),
@@ -67,6 +73,10 @@ CONSTANTS: dict[str, Array] = {
     "differences": floats(1, -1, 0, 0).reshape(4, 1),
     "differences_t": floats(1, -1, 0, 0).reshape(1, 4),
     "kernel": floats(-0.5, 0.5).reshape(1, 1, 2),
+    "none": floats(0),
+    "nothing": scalar(0),
+    "vector": floats(1, -1, 0, 0),
+    "hundred": scalar(100),
 }
 
 
@@ -100,9 +110,11 @@ def test_no_larger_value_is_zero_in_fp16_and_most_of_what_is_told_can_be(name: s
     [
         [node("Add", "p m", "y")],
         [node("Sub", "p two", "y")],
+        [node("Sub", "two p", "y")],
         [node("Sum", "p m two", "y")],
+        [node("Sub", "two two", "y"), node("Neg", "p", "z")],
         [SUB, node("Exp", "d", "y")],
-        [SUB, node("Add", "d two", "y")],
+        [SUB, node("Abs", "d", "a"), node("Add", "a two", "y")],
         [SUB, node("Mul", "p p", "a"), node("Mul", "d d", "b"), node("Add", "a b", "y")],
         [SUB, node("Pow", "d minus", "y")],
         [SUB, node("Pow", "p d", "y")],

@@ -1,4 +1,4 @@
-"""What follows from the sizes of the data and from constants alone."""
+"""Constants that are repeated, and what is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from in_memory_calibration import ints, make_model, node, pinned_by, save, scala
 from onnx import TensorProto
 
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
-from overflow_fixer.rules.sizes import find_fixed_by_sizes
+from overflow_fixer.rules.repeated import find_repeated
 
 TILED = [
     node("Shape", "x", "shape"),
@@ -26,31 +26,32 @@ CONSTANTS = {
 }
 
 
-def test_sizes_and_constants_and_what_is_made_of_them(tmp_path: Path) -> None:
+def test_what_has_the_elements_of_a_constant_alone(tmp_path: Path) -> None:
     nodes = [
         *TILED,
-        node("Size", "x", "count"),
+        node("Expand", "big shape", "wide"),
+        node("Slice", "identity zero one", "row"),
         node("Mul", "tiled big", "start"),
-        node("RandomNormalLike", "tiled", "noise"),
-        node("Add", "noise tiled", "noisy"),
-        node("MatMul", "x tiled", "data"),
-        node("Add", "data noisy", "sum"),
-        node("Add", "sum start", "y"),
+        node("ConstantOfShape", "shape", "filled"),
+        node("Concat", "x tiled", "data", axis=0),
+        node("Add", "data row", "sum"),
+        node("Add", "sum start", "more"),
+        node("Add", "wide filled", "rest"),
+        node("Add", "more rest", "y"),
     ]
     graph = save(make_model(nodes, {"x": [None, 3, 3]}, "y", CONSTANTS), tmp_path)
-    names = {"shape", "batch", "repeats", "tiled", "count", "start"}
-    assert find_fixed_by_sizes(graph) == {*names, *CONSTANTS}
+    assert find_repeated(graph) == {"tiled", "wide", *CONSTANTS}
 
 
 def test_a_constant_that_can_be_fed_is_data(tmp_path: Path) -> None:
     model = make_model(
         [node("Neg", "c", "a"), node("Add", "x a", "y")], {"x": [2], "c": []}, "y", {"c": scalar(1)}
     )
-    assert find_fixed_by_sizes(save(model, tmp_path)) == frozenset()
+    assert find_repeated(save(model, tmp_path)) == frozenset()
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_factor_of_sizes_that_was_seen_on_is_no_mask(count: int, tmp_path: Path) -> None:
+def test_a_factor_that_is_a_repeated_constant_is_no_mask(count: int, tmp_path: Path) -> None:
     """The start of a filter's covariance: 1e6 on the diagonal, whatever the data."""
     nodes = [
         *TILED,
@@ -70,7 +71,7 @@ def test_a_factor_of_sizes_that_was_seen_on_is_no_mask(count: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_causal_mask_that_a_length_of_one_does_not_show_is_carried_all_the_same(
+def test_a_mask_made_of_sizes_is_carried_whether_a_length_shows_it_or_not(
     length: int, tmp_path: Path
 ) -> None:
     nodes = [
@@ -88,3 +89,27 @@ def test_a_causal_mask_that_a_length_of_one_does_not_show_is_carried_all_the_sam
     graph, ranges = scan(model, tmp_path, {"x": np.ones((length, length), np.float32)})
     pins = pinned_by(find_constants_out_of_range, graph, ranges)
     assert pins == ["Mul_masked", "Add_scores", "Softmax_y"]
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_a_mask_of_sizes_is_carried_behind_what_reduces_it(count: int, tmp_path: Path) -> None:
+    """The three nearest of as many as there are, padded to ten: of two the third is the padding."""
+    nodes = [
+        node("Size", "x", "n"),
+        node("Less", "places n", "is_there"),
+        node("Pad", "x pads", "padded"),
+        node("Where", "is_there padded big", "d"),
+        node("TopK", "d three", "near at", largest=0),
+        node("Mul", "near thousandth", "y"),
+    ]
+    constants = {
+        "places": np.arange(10),
+        "pads": ints(0, 10 - count),
+        "big": scalar(1e6),
+        "three": ints(3),
+        "thousandth": scalar(1e-3),
+    }
+    model = make_model(nodes, {"x": [count]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": np.ones(count, np.float32)})
+    pins = pinned_by(find_constants_out_of_range, graph, ranges)
+    assert pins == ["Where_d", "TopK_near", "Mul_y"]
