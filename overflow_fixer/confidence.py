@@ -67,7 +67,8 @@ def grow(batch_max_abs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64
     """For maxima [tensor, batch], the mean growth of log2 max by a doubling of the batches, in bits; 0 for one batch.
 
     It is that from half of the batches to all; of an odd number, of which the smaller half is taken, so much less as that is
-    more than a doubling. A NaN (no element in that batch) and a zero count as far smaller than the maximum. The mean over all halves is exact: the i-th largest of N is the maximum of comb(N - i, h - 1) of the comb(N, h) halves.
+    more than a doubling. A NaN (no element in that batch) and a zero count as far smaller than the maximum. The mean over
+    all halves is exact: the i-th largest of N is the maximum of comb(N - i, h - 1) of the comb(N, h) halves.
     """
     tensors, batches = batch_max_abs.shape
     if batches < 2:

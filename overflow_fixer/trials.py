@@ -171,7 +171,7 @@ class Bench:
         return self._blame_input(traced)
 
     def find_lost_outputs(self) -> tuple[str, ...]:
-        """The outputs, and parts of them, that are wrong with FP16 inputs and outputs alone, FP32 in between; what FP32 has NaN in is not told."""
+        """The outputs, and parts, that FP16 inputs and outputs alone make wrong, FP32 in between; none that FP32 has NaN in."""
         if not self._has_half_io:
             return ()
         rounded = RoundedRunner(self.graph, self._reference)

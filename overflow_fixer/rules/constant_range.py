@@ -199,11 +199,6 @@ def _passes(node: Node, slot: int, tensors: tuple[str, str], graph: Graph) -> bo
     )
 
 
-def _is_in_range(node: Node, graph: Graph) -> bool:
-    """Whether the node makes of quantized numbers none that FP16 cannot hold."""
-    return reach_of_steps(node, graph) < FP16_OVERFLOW
-
-
 def _may_be_float(name: str, graph: Graph) -> bool:
     """Whether the tensor is of floats, or is a sequence or optional of something."""
     return graph.is_float(name) or name not in graph.dtypes
@@ -212,7 +207,7 @@ def _may_be_float(name: str, graph: Graph) -> bool:
 def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
     """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
     is_quantized = node.standard_op == "DequantizeLinear" and graph.dtypes.get(tensor) in STEPS
-    is_made_float = is_quantized and not _is_in_range(node, graph)
+    is_made_float = is_quantized and reach_of_steps(node, graph) >= FP16_OVERFLOW
     return _may_be_float(tensor, graph) or node.standard_op in ("Cast", "CastLike") or is_made_float
 
 

@@ -22,7 +22,7 @@ SUMS = frozenset(
 """The same of sums over elements, in which larger ones hide it."""
 TERMS = frozenset("Add Sub Sum Mean Max Min HardSigmoid".split())
 """Operators whose output hides the loss where another term is much larger."""
-BORNE = PLACES | frozenset(
+NO_SMALLER = PLACES | frozenset(
     """Neg Abs Relu Clip Max Min ReduceMax ReduceMin MaxPool GlobalMaxPool ReduceL1 ReduceL2 LpPool GlobalLpPool""".split()
 )
-"""Operators whose output is an element that came in, a bound, or no nearer to zero: a value near zero was one before."""
+"""Operators whose output is an element that came in, or a bound, or no smaller: a value near zero was one before."""

@@ -1,13 +1,13 @@
 """How large a value may be that FP16 makes zero of, because it comes of a difference.
 
-A difference of two computed tensors is zero in FP16 wherever both are rounded to one number: at up to 2^-10 of the smaller of
-their largest values. So are its products, powers, sums of squares and all else that is zero at zero.
+A difference of two tensors, one of them computed, is zero in FP16 wherever both are rounded to one number: at up to 2^-10 of
+the smaller of their largest values. So are its products, powers, sums of squares and all else that is zero at zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ import numpy as np
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Range, RangeTable
-from overflow_fixer.rules.near_zero import BORNE
+from overflow_fixer.rules.near_zero import NO_SMALLER
 from overflow_fixer.rules.semantics import moves
 
 _HALF_STEP = 2.0**-11
@@ -26,14 +26,9 @@ _MOST_WEIGHTS = 1 << 12
 _TERMS = frozenset("Add Sub Sum".split())
 _FACTORS = frozenset("Mul MatMul Einsum Gemm Conv".split())
 _KERNELS = frozenset("MatMul Gemm Conv".split())
-_SUMS: Mapping[str, tuple[float, Callable[[float], float]]] = {
-    "ReduceSum": (1.0, lambda total: total),
-    "ReduceL1": (1.0, lambda total: total),
-    "ReduceL2": (2.0, math.sqrt),
-    "ReduceSumSquare": (2.0, lambda total: total),
-}
-"""Of sums over elements: the power that is added up, and what becomes of the sum."""
-_AS_LARGE = (BORNE - {"LpPool", "GlobalLpPool", *_SUMS}) | frozenset(
+_SQUARES = frozenset({"ReduceL2", "ReduceSumSquare"})
+_SUMS = _SQUARES | {"ReduceSum", "ReduceL1"}
+_AS_LARGE = (NO_SMALLER - {"LpPool", "GlobalLpPool", *_SUMS}) | frozenset(
     """LeakyRelu PRelu Elu Celu Gelu Swish HardSwish Mish ThresholdedRelu Shrink Tanh Softsign Erf Sin Atan Asinh ReduceMean
     AveragePool GlobalAveragePool""".split()
 )
@@ -139,8 +134,9 @@ class _Found:
         read, away = self.ranges.get(node.inputs[0]), self.of.get(node.inputs[0], 0.0)
         if read is None or not away:
             return 0.0
-        power, finish = _SUMS[node.standard_op]
-        return finish(read.element_count / max(written.element_count, 1) * away**power)
+        count = read.element_count / max(written.element_count, 1)
+        total = count * (away * away if node.standard_op in _SQUARES else away)
+        return math.sqrt(total) if node.standard_op == "ReduceL2" else total
 
     def _scale(self, name: str, written: Range, power: float = 1.0) -> float:
         """What becomes of it by a power or factor, as far as the largest values tell that; inf where all of it may be zero."""

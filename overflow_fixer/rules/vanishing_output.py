@@ -19,12 +19,12 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.softmax import find_shared_out
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.near_zero import BORNE, ELEMENTWISE, SUMS, TERMS
+from overflow_fixer.rules.near_zero import ELEMENTWISE, NO_SMALLER, SUMS, TERMS
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves
 
 _SHARES = frozenset("Softmax Sigmoid HardSigmoid".split())
-_ADDS = (SUMS | TERMS | {"BatchNormalization"}) - BORNE
+_ADDS = (SUMS | TERMS | {"BatchNormalization"}) - NO_SMALLER
 """Operators whose output may be other than zero where an input is zero."""
 
 
@@ -120,9 +120,9 @@ def _writers(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
     def keeps_small(node: Node, name: str) -> bool:
         if node.standard_op in _ADDS:
             return _vanishes(graph, ranges, name)
-        if node.standard_op in BORNE and _is_not_taken(graph, ranges, name):
+        if node.standard_op in NO_SMALLER and _is_not_taken(graph, ranges, name):
             return not any(_is_small_constant(graph, ranges, one) for one in node.inputs)
-        hands_on = node.standard_op in ELEMENTWISE | BORNE or moves(node, 0)
+        hands_on = node.standard_op in ELEMENTWISE | NO_SMALLER or moves(node, 0)
         return hands_on and _is_small(graph, ranges, name)
 
     return walk_back(graph, tensor, keeps_small)
@@ -136,10 +136,8 @@ def _is_small_constant(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
 
 def _is_not_taken(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
     """Whether it is computed in FP32, of finite values of both signs of which nobody took the smallest magnitude."""
-    seen = ranges.get(tensor)
-    if seen is None or tensor in graph.constants or graph.dtypes.get(tensor) != TensorProto.FLOAT:
-        return False
-    return not seen.nan_count and not seen.inf_count and seen.min_nonzero_abs == -math.inf
+    seen = _find_computed(graph, ranges, tensor)
+    return seen is not None and seen.min_nonzero_abs == -math.inf
 
 
 def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
@@ -150,10 +148,16 @@ def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
 
 def _is_small(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
     """Whether it is computed in FP32, has values under 2^-24, and neither NaN nor infinities."""
+    seen = _find_computed(graph, ranges, tensor)
+    return seen is not None and 0 < seen.min_nonzero_abs < FP16_MIN_SUBNORMAL
+
+
+def _find_computed(graph: Graph, ranges: RangeTable, tensor: str) -> Range | None:
+    """The range of a tensor that is computed in FP32, without NaN and infinities."""
     seen = ranges.get(tensor)
     if seen is None or tensor in graph.constants or graph.dtypes.get(tensor) != TensorProto.FLOAT:
-        return False
-    return not seen.nan_count and not seen.inf_count and 0 < seen.min_nonzero_abs < FP16_MIN_SUBNORMAL
+        return None
+    return None if seen.nan_count or seen.inf_count else seen
 
 
 def _least(ranges: RangeTable, tensor: str) -> float:

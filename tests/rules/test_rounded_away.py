@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.records import Array, PrecisionPlan
@@ -160,6 +161,18 @@ def test_of_what_is_zero_as_a_whole_all_may_be(tmp_path: Path) -> None:
     nodes = [SUB, node("Pow", "d two", "s"), node("Abs", "s", "y")]
     graph, ranges = scan(make_model(nodes, {"p": [2], "m": [2]}, "y", {"two": scalar(2)}), tmp_path, feeds)
     assert find_rounded_away(graph, ranges)["y"] == math.inf
+
+
+def test_squares_over_the_range_of_float64_are_infinite(tmp_path: Path) -> None:
+    nodes = [
+        node("Sub", "p m", "d"),
+        node("ReduceSumSquare", "d", "s", axes=[0]),
+        node("Cast", "s", "y", to=1),
+    ]
+    inputs = {name: (TensorProto.DOUBLE, [2]) for name in ("p", "m")}
+    feeds = {"p": np.array([1e200, 1e180]), "m": np.array([1e200, 1e190])}
+    graph, ranges = scan(make_model(nodes, inputs, "y", {}, 13), tmp_path, feeds)
+    assert find_rounded_away(graph, ranges)["s"] == math.inf
 
 
 def test_an_empty_tensor(tmp_path: Path) -> None:
