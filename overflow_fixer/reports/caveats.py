@@ -114,7 +114,9 @@ def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterato
 
 def say_unsettled(error: TensorError) -> str:
     """That an output is not determined by FP32 either, which no precision mends."""
-    if error.is_float:
+    if error.other_shape is not None:
+        found = f"another shape, {error.other_shape}"
+    elif error.is_float:
         found = f"an SNR of {worst_snr_db(error):.1f} dB"
     else:
         found = f"{1 - error.mismatched / max(error.element_count, 1):.2%} of its values equal"

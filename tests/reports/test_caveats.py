@@ -23,7 +23,7 @@ from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Engine, FixReport, OutputVerdict, Tolerance, Verification
 from overflow_fixer.reports import render_text
-from overflow_fixer.reports.caveats import _warn_of_quiet, say_hidden, say_luck, say_thin
+from overflow_fixer.reports.caveats import _warn_of_quiet, say_hidden, say_luck, say_thin, say_unsettled
 from overflow_fixer.trials import Bench
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
@@ -314,3 +314,23 @@ def test_what_fails_or_errs_as_little_as_is_allowed_has_no_margin(tmp_path: Path
     passing = Verification((OutputVerdict(error, True, ""),), 1)
     assert not list(say_thin(passing, graph, Tolerance(max_abs_error=0.01)))
     assert list(say_thin(passing, graph, Tolerance(max_abs_error=0.001)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"worst_batch_snr_db": 27.31}, "against itself has an SNR of 27.3 dB, at worst in frames/0003.npz."),
+        (
+            {"is_float": False, "mismatched": 300},
+            "against itself has 90.00% of its values equal, at worst in",
+        ),
+        (
+            {"other_shape": "[5] instead of [7] on b", "compared": 0},
+            "has another shape, [5] instead of [7] on b,",
+        ),
+    ],
+)
+def test_how_far_an_output_is_not_settled_is_told(changes: dict[str, Any], told: str) -> None:
+    said = say_unsettled(make_error("boxes", part="[:, 4:]", **changes))
+    assert said.startswith("FP32 itself does not settle output boxes[:, 4:]: ")
+    assert told in said
