@@ -46,10 +46,14 @@ def _room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def _imported_rooms(path: Path) -> set[str]:
+def _imported_modules(path: Path) -> list[str]:
     nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, (ast.Import, ast.ImportFrom))]
     names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
-    names += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    return names + [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+
+
+def _imported_rooms(path: Path) -> set[str]:
+    names = _imported_modules(path)
     return {name.split(".")[1] for name in names if name.startswith("overflow_fixer.")}
 
 
@@ -71,3 +75,16 @@ def test_tensorrt_and_ray_are_imported_nowhere_at_the_top() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & {"tensorrt", "ray"}, path
+
+
+def test_every_file_of_tests_runs_alone() -> None:
+    """What it imports of other tests' files lies beside it or at the top, where pytest looks for any of them."""
+    tests = Path(__file__).parent
+    places = {path.stem: path.parent for path in tests.rglob("*.py")}
+    lost = [
+        f"{path.relative_to(tests)} imports {name}"
+        for path in tests.rglob("*.py")
+        for name in _imported_modules(path)
+        if name in places and places[name] not in (tests, path.parent)
+    ]
+    assert not lost

@@ -10,11 +10,9 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Batch
+from overflow_fixer.repeatability import is_repeatable_node
 from overflow_fixer.sessions import open_session, run_session
 
-_RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split()
-)
 _MOST_NODES = 64
 
 
@@ -60,7 +58,7 @@ class Folder:
             if name in self.graph.initializers:
                 continue
             node = self.graph.producers.get(name)
-            if node is None or node.op_type in _RANDOM or len(found) > _MOST_NODES:
+            if node is None or len(found) > _MOST_NODES or not is_repeatable_node(self.graph, node):
                 return None
             if node.label not in found:
                 found[node.label] = node

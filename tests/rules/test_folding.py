@@ -28,12 +28,20 @@ def graph(tmp_path: Path) -> Graph:
                 node("Expand", "k size", "live"),
                 node("RandomNormal", "", "noise", shape=[2]),
                 node("Add", "noise k", "noisy"),
+                node("Dropout", "full half training", "dropped"),
                 node("Reshape", "k bad", "broken"),
                 node("Where", "condition x upper", "y"),
             ],
             {"x": [2, 2]},
-            "y live noisy broken",
-            {"k": scalar(-3), "shape": ints(2, 2), "zero": scalar(0), "bad": ints(5)},
+            "y live noisy dropped broken",
+            {
+                "k": scalar(-3),
+                "shape": ints(2, 2),
+                "zero": scalar(0),
+                "bad": ints(5),
+                "half": scalar(0.5),
+                "training": np.asarray(True),
+            },
         ),
         tmp_path,
     )
@@ -48,7 +56,7 @@ def test_values(graph: Graph) -> None:
     assert folder.value("upper") is folder.value("upper")
 
 
-@pytest.mark.parametrize("tensor", ["x", "y", "size", "live", "noise", "noisy", "nowhere"])
+@pytest.mark.parametrize("tensor", ["x", "y", "size", "live", "noise", "noisy", "dropped", "nowhere"])
 def test_what_depends_on_an_input_or_on_chance_has_none(tensor: str, graph: Graph) -> None:
     assert Folder(graph).value(tensor) is None
 
