@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
+from overflow_fixer.repeatability import is_repeatable_node
 
 _LONGEST = 8
 """Nodes that stand in a row between two steps of a pattern."""
@@ -19,7 +20,6 @@ _MOST_NODES = 40
 """Nodes that belong to one pattern."""
 _MOST_MAKERS = 4
 """Nodes that make a constant of others."""
-_RANDOM = frozenset({"", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
 _HAND_ON = frozenset({"Cast", "Identity", "Dropout", "Expand"})
 """Operators that hand the values of their first input on."""
 
@@ -63,7 +63,7 @@ def is_constant(graph: Graph, tensor: str) -> bool:
         if name in graph.constants:
             continue
         node, seen = graph.producers.get(name), seen + 1
-        if node is None or seen > _MOST_MAKERS or not node.inputs or node.standard_op in _RANDOM:
+        if node is None or seen > _MOST_MAKERS or not _is_computed(graph, node):
             return False
         pending += node.reads
     return True
@@ -115,6 +115,11 @@ def operands(node: Node) -> Iterator[tuple[str, str]]:
     if len(node.inputs) == 2:
         yield node.inputs[0], node.inputs[1]
         yield node.inputs[1], node.inputs[0]
+
+
+def _is_computed(graph: Graph, node: Node) -> bool:
+    """Whether the node makes the same of the same inputs each time, which a custom operator need not."""
+    return node.is_standard and bool(node.inputs) and is_repeatable_node(graph, node)
 
 
 def _hands_on(graph: Graph, node: Node) -> bool:
