@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import ConfigError
+from overflow_fixer.files import sha256_of
 from overflow_fixer.providers import Provider
 from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
 
@@ -22,6 +23,8 @@ else:
     import tomli as tomllib
 
 _FROZEN = ConfigDict(extra="forbid", frozen=True)
+_MOST_GIB = 2.0**20
+"""More than any GPU has, and a number of bytes all the same."""
 _NO_MODEL = (
     "No model was named. Expected MODEL, the path of an ONNX model, or model in a file given with --config."
 )
@@ -69,7 +72,7 @@ class BuildOptions(BaseModel):
     io_types: Literal["keep", "fp16"] = "keep"
     typing: Literal["auto", "weak", "strong"] = "auto"
     tf32: bool = True
-    workspace_gib: float | None = Field(default=None, gt=0)
+    workspace_gib: float | None = Field(default=None, gt=0, le=_MOST_GIB)
     optimization_level: int | None = Field(default=None, ge=0, le=5)
     tactic_sources: tuple[str, ...] | None = None
     timing_cache: Path | None = None
@@ -100,7 +103,7 @@ class VerifyOptions(BaseModel):
 
     min_snr_db: float = Field(default=30.0, allow_inf_nan=False)
     min_agreement: float = Field(default=0.99, ge=0, le=1)
-    max_abs_error: float = Field(default=0.0, ge=0)
+    max_abs_error: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     per_output: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     parts: tuple[str, ...] = ()
     jitter: int = Field(default=0, ge=0)
@@ -117,7 +120,7 @@ class RepairOptions(BaseModel):
 
     max_rounds: int = Field(default=6, ge=0)
     max_builds: int = Field(default=40, ge=1)
-    max_minutes: float = Field(default=120.0, gt=0)
+    max_minutes: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
     def budget(self) -> Budget:
         return Budget(**self.model_dump())
@@ -148,6 +151,21 @@ class FixConfig(BaseModel):
     @property
     def folder(self) -> Path:
         return self.out if self.out is not None else Path(f"{self.model.stem}.fp16")
+
+    def hash_libraries(self) -> str:
+        """The SHA-256 of the libraries of custom operators and TensorRT plug-ins that are there, in hexadecimal."""
+        return sha256_of([path for path in (*self.custom_ops, *self.build.plugins) if path.is_file()])
+
+    def with_files_below(self, folder: Path) -> FixConfig:
+        """The same with libraries, plug-ins and the timing cache that are relative paths taken from `folder`."""
+        cache = self.build.timing_cache
+        changed = {
+            "plugins": tuple(folder / path for path in self.build.plugins),
+            "timing_cache": None if cache is None else folder / cache,
+        }
+        build = self.build.model_copy(update=changed)
+        libraries = tuple(folder / path for path in self.custom_ops)
+        return self.model_copy(update={"custom_ops": libraries, "build": build})
 
     def with_model(self, model: Path) -> FixConfig:
         """The same for another model, in the same folder."""

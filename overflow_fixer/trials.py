@@ -77,6 +77,7 @@ class Bench:
             self.graph.sha256,
             self.calibration.fingerprint,
             self.config.model_dump(mode="json", include={"build", "verify", "custom_ops"}),
+            self.config.hash_libraries(),
             self.backend_name,
             (tensorrt.find_lack() or tensorrt.require()) if self.backend.is_engine else "",
             __version__,

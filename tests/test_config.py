@@ -100,11 +100,31 @@ def test_a_threshold_out_of_fp16_is_refused(threshold: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "verify", [{"min_snr_db": math.nan}, {"min_snr_db": math.inf}, {"per_output": {"y": math.nan}}]
+    "settings",
+    [
+        {"verify": {"min_snr_db": math.nan}},
+        {"verify": {"min_snr_db": math.inf}},
+        {"verify": {"per_output": {"y": math.nan}}},
+        {"verify": {"max_abs_error": math.inf}},
+        {"repair": {"max_minutes": math.inf}},
+        {"build": {"workspace_gib": math.inf}},
+        {"build": {"workspace_gib": 1e308}},
+    ],
 )
-def test_a_limit_that_is_no_number_is_refused(verify: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="finite number"):
-        make_config(None, {**FLAGS, "verify": verify})
+def test_a_limit_that_is_no_number_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"finite number|less than or equal to 1048576"):
+        make_config(None, {**FLAGS, **settings})
+
+
+def test_libraries_are_told_apart_by_their_content(tmp_path: Path) -> None:
+    library, plugin = tmp_path / "ops.so", tmp_path / "plugin.so"
+    config = make_config(None, {**FLAGS, "custom_ops": (library,), "build": {"plugins": (plugin,)}})
+    hashes = {config.hash_libraries()}
+    for path in (library, plugin):
+        for content in (b"one", b"two"):
+            path.write_bytes(content)
+            hashes.add(config.hash_libraries())
+    assert len(hashes) == 5
 
 
 def test_the_word_random_stays_a_word() -> None:

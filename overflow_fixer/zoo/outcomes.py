@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnxruntime
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -43,7 +43,7 @@ class InputFile(BaseModel):
 
 
 class Basis(BaseModel):
-    """What an outcome rests on. `content` is the SHA-256 of model and data; "" where it was never come to."""
+    """What an outcome rests on. `content` is the SHA-256 of model, data and libraries; "" where it was never come to."""
 
     model_config = _MODEL
 
@@ -103,6 +103,22 @@ class ZooOutcome(BaseModel):
     @property
     def passed(self) -> bool:
         return self.kind == "fixed"
+
+
+def make_outcome(
+    entry: ZooEntry, basis: Basis, kind: Kind, message: str, exit_code: int | None = None, **measured: Any
+) -> ZooOutcome:
+    """How it ended with an entry; `measured` are attempts, seconds and peak_memory_bytes."""
+    return ZooOutcome(
+        name=entry.name,
+        model=entry.config.model,
+        folder=entry.folder,
+        kind=kind,
+        message=message,
+        basis=basis,
+        exit_code=exit_code,
+        **measured,
+    )
 
 
 def describe_basis(entry: ZooEntry) -> Basis:

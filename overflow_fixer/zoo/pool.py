@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from overflow_fixer.errors import OutputError
 from overflow_fixer.zoo.entries import ZooEntry
-from overflow_fixer.zoo.outcomes import ZooOutcome, save_outcome
+from overflow_fixer.zoo.outcomes import ZooOutcome, describe_basis, make_outcome, save_outcome
 
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 15.0
@@ -53,7 +54,7 @@ class Host(Protocol):
         """Whether anything at all could be started beside what runs."""
 
     def start(self, entry: ZooEntry, attempt: int, running: Sequence[Work], *, force: bool) -> Work | None:
-        """Begin with an entry; None where what runs leaves no room for it."""
+        """Begin with an entry; None where what runs leaves no room for it. Raises OutputError where its folder cannot be written."""
 
     def find_ended(self, running: Sequence[Work]) -> list[Work]:
         """Look after what runs, and give what has ended."""
@@ -71,7 +72,7 @@ class Pool:
     running: list[Work] = field(default_factory=list)
 
     def run(self, entries: Sequence[ZooEntry]) -> Iterator[ZooOutcome | None]:
-        """Each outcome as it comes, saved before; None now and then between, so that progress can be told.
+        """Each outcome as it comes, saved before, if its folder can be written; None now and then between, so that progress can be told.
 
         A crash is tried again as often as its entry says. However it is left, nothing goes on: what runs is asked to
         stop and, if it does not, killed.
@@ -79,7 +80,7 @@ class Pool:
         waiting = [(entry, 1) for entry in order(entries)]
         try:
             while waiting or self.running:
-                self._fill(waiting)
+                yield from self._fill(waiting)
                 for one in self._take_ended():
                     outcome = one.take_outcome()
                     if outcome is None:
@@ -87,19 +88,23 @@ class Pool:
                     elif outcome.kind == "crashed" and one.attempt <= one.entry.retries:
                         waiting.insert(0, (one.entry, one.attempt + 1))
                     else:
-                        save_outcome(outcome)
-                        yield outcome
+                        yield _save(outcome)
                 yield None
                 time.sleep(_POLL_SECONDS)
         finally:
             self._end_all()
 
-    def _fill(self, waiting: list[tuple[ZooEntry, int]]) -> None:
-        """Start whatever fits beside what runs, in the order of urgency."""
+    def _fill(self, waiting: list[tuple[ZooEntry, int]]) -> Iterator[ZooOutcome]:
+        """Start whatever fits beside what runs, in the order of urgency; gives those that cannot be."""
         for item in list(waiting):
             if not self.host.has_room(self.running):
                 return
-            work = self.host.start(*item, self.running, force=self.force)
+            try:
+                work = self.host.start(*item, self.running, force=self.force)
+            except OutputError as error:
+                waiting.remove(item)
+                yield make_outcome(item[0], describe_basis(item[0]), "failed", str(error), error.exit_code)
+                continue
             if work is not None:
                 waiting.remove(item)
                 self.running.append(work)
@@ -120,6 +125,16 @@ class Pool:
         for one in self.running:
             one.kill()
         self.running.clear()
+
+
+def _save(outcome: ZooOutcome) -> ZooOutcome:
+    """The outcome; one that cannot be written has failed."""
+    try:
+        save_outcome(outcome)
+    except OutputError as error:
+        told = {"kind": "failed", "message": str(error), "exit_code": error.exit_code}
+        return outcome.model_copy(update=told)
+    return outcome
 
 
 def order(entries: Sequence[ZooEntry]) -> list[ZooEntry]:

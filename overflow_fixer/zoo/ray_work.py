@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.errands import Delivery, Errand, Report
-from overflow_fixer.zoo.outcomes import Basis, Kind, ZooOutcome
+from overflow_fixer.zoo.outcomes import Basis, Kind, ZooOutcome, make_outcome
 from overflow_fixer.zoo.parcels import put_in_place
 from overflow_fixer.zoo.ray_nodes import Ask
 
@@ -108,13 +108,11 @@ class RayWork:
         )
 
     def _end(self, kind: Kind, message: str) -> ZooOutcome:
-        return ZooOutcome(
-            name=self.entry.name,
-            model=self.entry.config.model,
-            folder=self.entry.folder,
-            kind=kind,
-            message=message,
-            basis=self.basis.model_copy(update={"versions": {}}),
+        return make_outcome(
+            self.entry,
+            self.basis.model_copy(update={"versions": {}}),
+            kind,
+            message,
             attempts=self.attempt,
             seconds=self.seconds,
             peak_memory_bytes=self.peak_bytes,

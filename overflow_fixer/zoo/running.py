@@ -10,13 +10,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
 import psutil
 
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
-from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome
+from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome, make_outcome
 from overflow_fixer.zoo.worker import PROGRESS_FILE, Job, read_progress
 
 LOG_FILE = "log.txt"
@@ -77,16 +78,7 @@ class Running:
         stage = "start" if progress is None else "{} ({} of {} done)".format(*progress)
         kind, message = explain_end(self.process.returncode, self.cut, self.entry, stage)
         code = self.process.returncode if self.process.returncode >= 0 else None
-        return ZooOutcome(
-            name=self.entry.name,
-            model=self.entry.config.model,
-            folder=self.entry.folder,
-            kind=kind,
-            message=message,
-            basis=describe_basis(self.entry),
-            exit_code=code,
-            **measured,
-        )
+        return make_outcome(self.entry, describe_basis(self.entry), kind, message, code, **measured)
 
     def _cut_off(self, cut: _Cut) -> None:
         self.cut = cut
@@ -111,11 +103,14 @@ def start(
         parent=os.getpid(),
         force=force,
     )
-    command = [sys.executable, "-m", "overflow_fixer.zoo.worker", job.model_dump_json()]
-    with refuse_os_errors(entry.folder / LOG_FILE), (entry.folder / LOG_FILE).open("ab") as log:
+    command = [sys.executable, "-m", "overflow_fixer.zoo.worker", str(entry.folder)]
+    path = entry.folder / LOG_FILE
+    with refuse_os_errors(path), path.open("ab") as log, TemporaryFile() as told:
+        told.write(job.model_dump_json().encode())
+        told.seek(0)
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=told,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **_environment(threads, gpu)},

@@ -1,4 +1,6 @@
-"""One model of a zoo fixed in this process: `python -m overflow_fixer.zoo.worker JOB`, where JOB is a Job as JSON.
+"""One model of a zoo fixed in this process: `python -m overflow_fixer.zoo.worker FOLDER < JOB`, where JOB is a Job as JSON.
+
+A command line holds 128 KiB on Linux, and a job can be longer. FOLDER, the model's, is for those who list processes.
 
 What comes of it is written to the model's folder; how far it is, to a file there that is replaced now and then.
 """
@@ -35,6 +37,7 @@ from overflow_fixer.zoo.outcomes import (
     OUTCOME_FILE,
     Basis,
     InputFile,
+    Kind,
     ZooOutcome,
     ZooResult,
     describe_basis,
@@ -42,6 +45,7 @@ from overflow_fixer.zoo.outcomes import (
     has_same_settings,
     list_inputs,
     load_outcome,
+    make_outcome,
     save_outcome,
 )
 
@@ -70,7 +74,7 @@ class Job(BaseModel):
 
 
 def main(text: str) -> int:
-    """Do the job in a file; 0 once its outcome is written, whatever that is. SIGTERM ends a scan after its batch.
+    """Do the job; 0 once its outcome is written, whatever that is. SIGTERM ends a scan after its batch.
 
     A worker that another zoo has on the same model is waited for, and its outcome taken.
     """
@@ -105,17 +109,18 @@ def run_job(job: Job) -> ZooOutcome:
             return found.model_copy(update={"basis": basis, "is_earlier": True})
         report = fix(config, _Progress(config.folder / PROGRESS_FILE))
     except FixError as error:
-        return _end(entry, basis, "failed", str(error), error.exit_code)
+        return make_outcome(entry, basis, "failed", str(error), error.exit_code)
     except MemoryError:
-        return _end(entry, basis, "out_of_memory", _OUT_OF_MEMORY, None)
+        return make_outcome(entry, basis, "out_of_memory", _OUT_OF_MEMORY)
     except Exception as error:
         traceback.print_exc()
         message = (
             f"a fault of fix-fp16 itself: {type(error).__name__}: {error}. See the log; please report it."
         )
-        return _end(entry, basis, "failed", message, EXIT_FAULT)
-    kind, code = ("fixed", EXIT_FIXED) if report.passed else ("not_verified", EXIT_NOT_VERIFIED)
-    ended = _end(entry, basis, kind, judge(report).sentence, code)
+        return make_outcome(entry, basis, "failed", message, EXIT_FAULT)
+    kind: Kind = "fixed" if report.passed else "not_verified"
+    code = EXIT_FIXED if report.passed else EXIT_NOT_VERIFIED
+    ended = make_outcome(entry, basis, kind, judge(report).sentence, code)
     return ended.model_copy(update={"result": make_result(report)})
 
 
@@ -130,25 +135,13 @@ _OUT_OF_MEMORY = (
 )
 
 
-def _end(entry: ZooEntry, basis: Basis, kind: str, message: str, code: int | None) -> ZooOutcome:
-    return ZooOutcome.model_validate(
-        {
-            "name": entry.name,
-            "model": entry.config.model,
-            "folder": entry.folder,
-            "kind": kind,
-            "message": message,
-            "basis": basis,
-            "exit_code": code,
-        }
-    )
-
-
 def _hash_inputs(entry: ZooEntry, basis: Basis) -> Basis:
-    """The basis with the hash of model and data, and the files beside the model that hold its weights."""
+    """The basis with the hash of model, data and libraries, and the files beside the model that hold its weights."""
     graph = load_graph(entry.config.model)
     calibration = open_calibration(entry.config.calib, graph.inputs, entry.config.calibration)
-    content = json.dumps([graph.sha256, calibration.fingerprint, len(calibration)])
+    content = json.dumps(
+        [graph.sha256, calibration.fingerprint, len(calibration), entry.config.hash_libraries()]
+    )
     files = tuple(map(InputFile.of, list_inputs(entry, graph.data_files)))
     return basis.model_copy(update={"content": hashlib.sha256(content.encode()).hexdigest(), "files": files})
 
@@ -202,4 +195,4 @@ def read_progress(folder: Path) -> tuple[str, int, int] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.stdin.read()))

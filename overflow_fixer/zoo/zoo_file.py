@@ -39,9 +39,9 @@ class EntryOptions(BaseModel):
     """Path of the data, or "random". "{stem}" and "{folder}" stand for those of the model's file, "{name}" for its name."""
     name: str | None = Field(default=None, min_length=1)
     priority: int = 0
-    expected_minutes: float | None = Field(default=None, gt=0)
-    timeout_minutes: float = Field(default=240.0, gt=0)
-    memory_gib: float | None = Field(default=None, gt=0)
+    expected_minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    timeout_minutes: float = Field(default=240.0, gt=0, allow_inf_nan=False)
+    memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     retries: int = Field(default=1, ge=0)
     custom_ops: tuple[str, ...] = ()
     refuse_layernorm: bool = False
@@ -106,7 +106,7 @@ class _Reader:
     problems: list[tuple[int, str]] = field(default_factory=list)
 
     def read_options(self, document: Mapping[str, Any]) -> Iterator[tuple[int, EntryOptions]]:
-        """Each `[[model]]` that is right by itself, with its number."""
+        """Each `[[model]]` whose files can be looked for, with its number."""
         for key in document.keys() - {"out", "defaults", "model"}:
             self._add((key,), f"{key}: unknown key")
         if not isinstance(document.get("out", ""), str):
@@ -146,10 +146,12 @@ class _Reader:
         return self._validate(("model", index), merged)
 
     def _validate(self, place: Key, values: Mapping[str, Any]) -> EntryOptions | None:
-        """The options; None where they, or the settings that they make for a run, do not fit."""
+        """The options, without those that do not fit, so that files are looked for all the same; None without path or data."""
         errors = list(_find_errors(values))
         self._add_all(place, errors)
-        return None if errors else EntryOptions.model_validate(values)
+        wrong = {error["loc"][0] for error in errors}
+        right = {key: value for key, value in values.items() if key not in wrong}
+        return EntryOptions.model_validate(right) if {"path", "calib"} <= right.keys() else None
 
     def make_entries(self, index: int, options: EntryOptions, out: Path) -> Iterator[tuple[int, ZooEntry]]:
         """One for each file that the path stands for."""
@@ -173,7 +175,7 @@ class _Reader:
                 yield index, entry
 
     def _make_entry(self, place: Key, options: EntryOptions, file: Path, out: Path) -> ZooEntry | None:
-        base, name = self.path.parent, options.name or file.stem
+        name = options.name or file.stem
         if Path(name).is_absolute() or ".." in Path(name).parts:
             self._add((*place, "name"), f"name: {name!r} leads out of the zoo's folder")
             return None
@@ -185,8 +187,8 @@ class _Reader:
         run = {
             key: value for key, value in options.model_dump(exclude_unset=True).items() if key in _OF_THE_RUN
         }
-        run["custom_ops"] = tuple(base / library for library in options.custom_ops)
         config = FixConfig.model_validate({**run, "model": file, "calib": calib, "out": out / name})
+        config = config.with_files_below(self.path.parent)
         own = ("priority", "expected_minutes", "timeout_minutes", "memory_gib", "retries")
         return ZooEntry(name, config, **{key: getattr(options, key) for key in own})
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnxruntime_extensions import get_library_path
 from zoo_models import AddModel, make_entry, write_model
 
 from overflow_fixer.config import FixConfig
@@ -65,6 +66,19 @@ def _change_settings(entry: ZooEntry) -> ZooEntry:
     return replace(entry, config=entry.config.model_copy(update={"plan": plan}))
 
 
+def _add_library(entry: ZooEntry) -> ZooEntry:
+    library = entry.config.model.with_suffix(".so")
+    shutil.copy(get_library_path(), library)
+    return replace(entry, config=entry.config.model_copy(update={"custom_ops": (library,)}))
+
+
+def _change_library(entry: ZooEntry) -> ZooEntry:
+    """By a byte that is not loaded."""
+    with entry.config.custom_ops[0].open("ab") as file:
+        file.write(b" ")
+    return entry
+
+
 def _change_limits(entry: ZooEntry) -> ZooEntry:
     return replace(entry, timeout_minutes=7.0, memory_gib=4.0, priority=3, retries=0)
 
@@ -84,6 +98,8 @@ def test_a_model_runs_again_only_if_content_settings_or_results_changed(add_mode
         (_change_data, False),
         (_change_model, False),
         (_lose_artifact, False),
+        (_add_library, False),
+        (_change_library, False),
     ):
         entry = change(entry)
         assert _fix(entry) == {"m": is_earlier}, change

@@ -40,7 +40,7 @@ from overflow_fixer.zoo.pool import Host, Pool
 from overflow_fixer.zoo.ray_cluster import RayCluster
 from overflow_fixer.zoo.ray_connection import open_ray
 from overflow_fixer.zoo.ray_nodes import Ask, share_cpus
-from overflow_fixer.zoo.worker import PROGRESS_FILE, Job
+from overflow_fixer.zoo.worker import PROGRESS_FILE
 
 pytestmark = pytest.mark.alone
 
@@ -165,15 +165,15 @@ def _workers(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def _job_of(worker: psutil.Process) -> Job:
+def _folder_of(worker: psutil.Process) -> Path:
     """As it was told when the process was found: one that has ended since tells nothing."""
-    return Job.model_validate_json(worker.info["cmdline"][-1])
+    return Path(worker.info["cmdline"][-1])
 
 
 def _strike_worker(folder: Path, number: int) -> None:
     """Send a signal to a model's process that has begun to work."""
     for one in _workers(folder):
-        if (_job_of(one).config.folder / PROGRESS_FILE).exists():
+        if (_folder_of(one) / PROGRESS_FILE).exists():
             with suppress(ProcessLookupError):
                 os.kill(one.pid, number)
 
@@ -418,7 +418,7 @@ def test_a_model_that_uses_a_gpu_has_it_for_itself(cluster: RayCluster, tmp_path
         entries[index] = replace(entries[index], config=config)
     seen, most = set(), 0
     for _ in Pool(cluster).run(entries):
-        visible = {_job_of(one).name: _visible_gpus(one) for one in _workers(tmp_path)}
+        visible = {_folder_of(one).name: _visible_gpus(one) for one in _workers(tmp_path)}
         most = max(most, list(visible.values()).count("0"))
         seen |= set(visible.items())
     assert {("a", "0"), ("b", "0"), ("typed", os.environ.get("CUDA_VISIBLE_DEVICES"))} <= seen

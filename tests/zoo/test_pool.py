@@ -13,7 +13,7 @@ from fake_tensorrt import Script, fake_tensorrt
 from standin_gpu import StandInDriver, use_standin_gpu
 from zoo_models import AddModel, make_entry
 
-from overflow_fixer.config import ScanOptions
+from overflow_fixer.config import PlanOptions, ScanOptions
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.machine import Machine, describe_machine
 from overflow_fixer.zoo.outcomes import ZooOutcome
@@ -65,6 +65,25 @@ def test_a_crash_is_tried_again_and_a_kill_for_memory_is_not(
     assert name in outcome.message
     if kind == "crashed":
         assert "Fatal Python error" in (outcome.folder / "log.txt").read_text()
+
+
+def test_a_model_whose_results_have_no_place_fails_alone(add_model: AddModel, tmp_path: Path) -> None:
+    taken, other = make_entry(add_model("taken")), make_entry(add_model("other"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "taken").write_text("a file")
+    found = _run(taken, other)
+    assert (found["taken"].kind, found["taken"].exit_code) == ("failed", 2)
+    assert "could not be written" in found["taken"].message
+    assert found["other"].passed
+
+
+def test_settings_may_be_longer_than_a_command_line(add_model: AddModel) -> None:
+    entry = make_entry(add_model("m"))
+    plan = PlanOptions(include_nodes=(".|" + "x" * 200_000,))
+    (found,) = _run(replace(entry, config=entry.config.model_copy(update={"plan": plan}))).values()
+    assert found.passed
+    assert found.result is not None
+    assert len(found.result.pins) == 3
 
 
 def test_a_crash_that_passes_the_second_time_is_fixed(add_model: AddModel) -> None:

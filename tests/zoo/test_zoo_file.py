@@ -78,8 +78,8 @@ treshold = 5
 [[model]]
 path = "nothing*.onnx"
 [[model]]
-path = "a.onnx"
-timeout_minutes = -1
+path = "not_there.onnx"
+timeout_minutes = inf
 [model.verify]
 min_agreement = 2
 [[model]]
@@ -100,7 +100,8 @@ calib = "a.npz"
         "line 4: defaults.name: a model's own",
         "line 6: plan.treshold: unknown key",
         "line 8: path: ",
-        "line 11: timeout_minutes: input should be greater than 0",
+        "line 10: path: ",
+        "line 11: timeout_minutes: input should be a finite number",
         "line 13: verify.min_agreement: input should be less than or equal to 1",
         "line 16: calib: ",
         "line 19: name: one name for the 2 models",
@@ -109,6 +110,15 @@ calib = "a.npz"
         assert told in text, told
     assert text.index("line 1:") < text.index("line 11:") < text.index("line 20:")
     assert text.endswith("Nothing was run.")
+
+
+def test_paths_are_relative_to_the_file(models: Path) -> None:
+    build = '[model.build]\nplugins = ["p.so", "/q.so"]\ntiming_cache = "t.cache"\n'
+    text = '[[model]]\npath = "a.onnx"\ncalib = "a.npz"\ncustom_ops = ["c.so"]\n' + build
+    (entry,) = read_zoo_file(_write(models, text)).entries
+    assert entry.config.custom_ops == (models / "c.so",)
+    assert entry.config.build.plugins == (models / "p.so", Path("/q.so"))
+    assert entry.config.build.timing_cache == models / "t.cache"
 
 
 @pytest.mark.parametrize(
