@@ -157,6 +157,8 @@ class RangeTable:
     """Of values inside nodes, in the order of the graph."""
     model_stamp: str = ""
     """Of the model's files when they were hashed; see Graph.has_sha256."""
+    fractional: frozenset[str] = frozenset()
+    """The model's float inputs in which numbers were seen that are not whole."""
 
     @cached_property
     def by_tensor(self) -> Mapping[str, Range]:

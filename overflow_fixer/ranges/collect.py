@@ -11,6 +11,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.garbage import no_search_for_garbage
 from overflow_fixer.graph import Graph
@@ -26,6 +28,7 @@ from overflow_fixer.ranges.resumption import Existing, find_begun
 from overflow_fixer.ranges.scan import Scan
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
+from overflow_fixer.ranges.summaries import has_fractions
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
 from overflow_fixer.sessions import hash_custom_ops
 
@@ -91,7 +94,7 @@ def collect_ranges(
         if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
             walk = walk or ModelWalk(level, settings)
             batches = batches or _read_ahead(islice(calibration, scan.done, None), beside)
-            _run(scan, walk, batches, progress, watch, _Checkpoints(scan, store))
+            _run(scan, walk, graph, batches, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
 
 
@@ -124,6 +127,7 @@ def _begin(level: Level, calibration: CalibrationSet, key: ScanKey, begun: Recor
 def _run(
     scan: Scan,
     walk: ModelWalk,
+    graph: Graph,
     batches: Iterable[Batch],
     progress: OnProgress,
     watch: OverLimit,
@@ -132,7 +136,10 @@ def _run(
     """Observe the batches that are not done yet."""
     try:
         for batch in batches:
-            scan.add(batch.name, walk.observe(batch))
+            fractional = _find_fractional(
+                graph, batch, scan.recording.fractional
+            )  # before a node can write into it
+            scan.add(batch.name, walk.observe(batch), fractional)
             checkpoints.write_if_due()
             watch.look(scan.recording)
             progress(scan.done, scan.total)
@@ -147,6 +154,15 @@ def _run(
         checkpoints.write()
         raise
     checkpoints.write()
+
+
+def _find_fractional(graph: Graph, batch: Batch, known: frozenset[str]) -> frozenset[str]:
+    """The float inputs in which numbers are not whole, but for those that are known."""
+    fed = {spec.name: batch.feeds.get(spec.name) for spec in graph.inputs if spec.name not in known}
+    arrays = {
+        name: value for name, value in fed.items() if isinstance(value, np.ndarray) and graph.is_float(name)
+    }
+    return frozenset(name for name, value in arrays.items() if has_fractions(value))
 
 
 def _read_ahead(batches: Iterator[Batch], beside: Executor) -> Iterator[Batch]:

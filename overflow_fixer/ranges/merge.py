@@ -65,6 +65,7 @@ def join(recordings: Sequence[Recording]) -> Recording:
         totals=totals,
         worst_batch=worst_batch,
         batch_names=names,
+        fractional=frozenset().union(*(recording.fractional for recording in recordings)),
         batch_max_abs=np.concatenate([recording.batch_max_abs for recording in recordings], axis=1),
     )
 

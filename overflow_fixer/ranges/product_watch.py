@@ -200,5 +200,7 @@ class ProductWatch:
                 "numpy has, of what is multiplied. Flatten it in the model."
             )
         shape = dimensions[:rank]
+        if not math.prod(shape):  # whose address may be null
+            return np.empty(shape, np.float32)
         flat = (ctypes.c_float * math.prod(shape)).from_address(address)
         return np.asarray(np.ctypeslib.as_array(flat).reshape(shape))

@@ -15,7 +15,7 @@ from overflow_fixer import __version__
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, merge_summaries, no_summaries
 from overflow_fixer.records import InnerRange, Range, RangeTable
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Another for other columns, and for other rows of the same model: a scan cannot go on with those."""
 _RUNS = "runs of "
 
@@ -125,6 +125,8 @@ class Recording:
     batch_max_abs: npt.NDArray[np.float32]
     model_stamp: str = ""
     """Graph.stamp, as it was when the model was hashed."""
+    fractional: frozenset[str] = frozenset()
+    """See records.RangeTable."""
 
     @property
     def is_finished(self) -> bool:
@@ -167,6 +169,7 @@ class Recording:
             not_observed={**self.not_observed, **dict(self._tell_unseen())},
             observe=self.key.observe,
             provider=self.key.provider,
+            fractional=self.fractional,
             inner=tuple(
                 InnerRange(one.node, one.quantity, one.is_bound, seen, row)
                 for (one, seen), row in zip(inside, self.batch_max_abs[count:], strict=True)

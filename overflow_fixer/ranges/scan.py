@@ -27,8 +27,8 @@ class Scan:
     def total(self) -> int:
         return self.recording.key.batches_total
 
-    def add(self, batch: str, seen: Summaries) -> None:
-        """Fold the summaries [row] of one more batch. A double is rounded to float32 by batch only."""
+    def add(self, batch: str, seen: Summaries, fractional: frozenset[str] = frozenset()) -> None:
+        """Fold the summaries [row] of one more batch, and the inputs in which it has fractions. A double is rounded to float32 by batch only."""
         if self.done == self.total:
             raise self._wrong_count(f"more than {self.done}")
         before, index = self.recording, self.done
@@ -42,6 +42,7 @@ class Scan:
             worst_batch=worst_batch,
             batch_names=(*before.batch_names, batch),
             batch_max_abs=self._max_abs[:, : index + 1],
+            fractional=before.fractional | fractional,
         )
 
     def check_complete(self) -> None:

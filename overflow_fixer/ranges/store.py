@@ -1,12 +1,13 @@
 """Recordings to HDF5 and back. A file appears whole or not at all, finished or as a checkpoint.
 
-Layout (format 3), one row a tensor: the datasets `tensor` (utf-8), `max_abs`, `min`, `max`,
+Layout, one row a tensor: the datasets `tensor` (utf-8), `max_abs`, `min`, `max`,
 `min_nonzero_abs` (float64), `element_count`, `nan_count`, `inf_count`, `over_fp16_count`,
 `worst_batch` (int64); the group `batches` with `name` (utf-8) and `max_abs` (float32 [tensor, batch]),
 the batches done; the group `inner`, one row a value inside a node, with `node`, `quantity` (utf-8), `is_bound`
 (bool), the same statistics, `worst_batch` and `batches/max_abs`; the group `parts`, one row a scan that was merged
 (a scan's own file has one), with `calibration`, `fingerprint`, `file` (utf-8), `synthetic` (bool) and `batch_count`
-(int64); the group `not_observed` with `tensor` and `reason`; what the scan depends on in the file's attributes.
+(int64); the group `not_observed` with `tensor` and `reason`;
+the dataset `fractional` (utf-8), the float inputs in which numbers were seen that are not whole; what the scan depends on in the file's attributes.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ def _write(file: Any, recording: Recording) -> None:
             _write_strings(file, f"parts/{name}", column)
         else:
             file[f"parts/{name}"] = np.array(column, kind)
+    _write_strings(file, "fractional", sorted(recording.fractional))
     _write_strings(file, "not_observed/tensor", list(recording.not_observed))
     _write_strings(file, "not_observed/reason", list(recording.not_observed.values()))
 
@@ -178,6 +180,7 @@ def _read(file: Any) -> Recording:
         worst_batch=worst_batch,
         batch_names=_strings(file, "batches/name"),
         batch_max_abs=batch_max_abs,
+        fractional=frozenset(_strings(file, "fractional")),
         model_stamp=str(file.attrs.get("model_stamp", "")),
     )
     _check_counts(recording, header)

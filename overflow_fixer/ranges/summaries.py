@@ -78,6 +78,14 @@ def summarize(values: Array) -> Summaries:
     return reduce(merge_summaries, chunks)
 
 
+def has_fractions(values: Array) -> bool:
+    """Whether an element is not a whole number, as NaN and infinity are not. Of any float type and shape, read in chunks."""
+    flat = values.reshape(-1)
+    starts = range(0, flat.size, _CHUNK_ELEMENTS)
+    chunks = (_widen(flat[start : start + _CHUNK_ELEMENTS]) for start in starts)
+    return any(not np.isfinite(chunk).all() or bool((np.rint(chunk) != chunk).any()) for chunk in chunks)
+
+
 def merge_summaries(first: Summaries, second: Summaries) -> Summaries:
     """Element by element, the statistics of both together. Associative, commutative and exact."""
     merged = np.empty(first.shape, SUMMARY)
@@ -91,7 +99,7 @@ def merge_summaries(first: Summaries, second: Summaries) -> Summaries:
 
 
 def _summarize_chunk(chunk: Array) -> Summaries:
-    wide = chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
+    wide = _widen(chunk)
     least, most = float(wide.min()), float(wide.max())
     if least > -FP16_OVERFLOW and most < FP16_OVERFLOW:
         return _summary(wide, least, most, (wide.size, 0, 0, 0))
@@ -102,6 +110,10 @@ def _summarize_chunk(chunk: Array) -> Summaries:
     if not present.size:
         return np.array((*_NOTHING[:4], *counts), SUMMARY)
     return _summary(present, float(present.min()), float(present.max()), counts)
+
+
+def _widen(chunk: Array) -> Array:
+    return chunk if chunk.dtype in (np.float32, np.float64) else chunk.astype(np.float32)
 
 
 def _summary(present: Array, least: float, most: float, counts: tuple[int, int, int, int]) -> Summaries:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import onnx
@@ -52,17 +52,23 @@ _CHOOSES = frozenset("Gather GatherND GatherElements Slice Split Compress".split
 
 @dataclass(eq=False)
 class Multiples:
-    """Looks tensors up; `steps` has the power of two for each of which one is known (inf: nothing but zeros)."""
+    """Looks tensors up; `steps` has the power of two for each of which one is known (inf: nothing but zeros).
+
+    It `guesses` that some elements of a float input are integers where their extremes are, and the smallest but 0.
+    """
 
     graph: Graph
     ranges: RangeTable
     steps: dict[str, float] = field(default_factory=dict)
+    guesses: bool = True
 
     def __post_init__(self) -> None:
         self._folder = Folder(self.graph)
         self._fed = {spec.name for spec in self.graph.inputs}
         for name in self._fed:
-            self._note(name, _step_of_input(self.ranges.get(name)))
+            self._note(
+                name, None if name in self.ranges.fractional else _step_of_input(self.ranges.get(name))
+            )
         for node in self.graph.nodes:
             if node.op_type != "Constant":
                 step = _step_of_output(node, self)
@@ -77,7 +83,8 @@ class Multiples:
         ):
             return None
         self._fed.add(output)
-        return _step_of_input(self.ranges.get(output)) if node.standard_op in _CHOOSES else None
+        is_guess = self.guesses and node.standard_op in _CHOOSES
+        return _step_of_input(self.ranges.get(output)) if is_guess else None
 
     def step(self, tensor: str) -> float | None:
         """The largest power of two that is known to divide every value; None where there is none."""
@@ -92,7 +99,7 @@ class Multiples:
         seen = self.ranges.get(tensor)
         if seen is None or seen.nan_count:
             return False
-        step = self.step(tensor)
+        step = self._sure.step(tensor)
         if math.isnan(seen.max_abs) or (step is not None and seen.max_abs <= EXACT_STEPS * step):
             return True
         if seen.min == seen.max or seen.min_nonzero_abs == seen.max_abs:  # one magnitude, and zeros perhaps
@@ -114,6 +121,10 @@ class Multiples:
             return False
         is_mask = seen.min_nonzero_abs == seen.max_abs >= FP16_OVERFLOW
         return not is_mask and not self.is_held(tensor)
+
+    @cached_property
+    def _sure(self) -> Multiples:
+        return Multiples(self.graph, self.ranges, guesses=False) if self.guesses else self
 
     def _note(self, tensor: str, step: float | None) -> None:
         dtype = self.graph.dtypes.get(tensor)
@@ -155,7 +166,7 @@ def _is_fp16(value: Array) -> bool:
 
 
 def _step_of_input(seen: Range | None) -> float | None:
-    """Floats that are fed: taken for integers where their extremes and the smallest but 0 are."""
+    """Of integers, 1: floats that are fed are taken for such where their extremes and the smallest but 0 are."""
     if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
         return None
     ends = (seen.min, seen.max, 1.0 if math.isnan(seen.min_nonzero_abs) else seen.min_nonzero_abs)

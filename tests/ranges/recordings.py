@@ -39,7 +39,8 @@ def recordings(draw: st.DrawFn, tensors: tuple[str, ...], number: int = 0) -> Re
     begun = no_batches(key, part, tensors, INNER, {"s": "it holds strings"})
     scan = Scan(replace(begun, model_stamp=draw(st.sampled_from(["", "1:2:3"]))))
     for name in names:
-        scan.add(name, draw(summaries(len(tensors) + len(INNER))))
+        fractional = draw(st.frozensets(st.sampled_from(["x", "z"])))
+        scan.add(name, draw(summaries(len(tensors) + len(INNER))), fractional)
     return scan.recording
 
 
@@ -47,6 +48,7 @@ def assert_same_recording(first: Recording, second: Recording) -> None:
     """Bit for bit; NaN is like NaN."""
     assert (first.key, first.parts, first.names) == (second.key, second.parts, second.names)
     assert (first.inner, first.model_stamp) == (second.inner, second.model_stamp)
+    assert first.fractional == second.fractional
     assert dict(first.not_observed) == dict(second.not_observed)
     assert first.batch_names == second.batch_names
     for name in SUMMARY_FIELDS:

@@ -159,6 +159,23 @@ def test_fp16_values_are_those_that_a_marked_run_stores(tmp_path: Path, cast_nam
     assert table.by_tensor["e"].inf_count > 0
 
 
+def test_inputs_with_fractions_are_told(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["whole", "later"], ["y"]),
+        helper.make_node("Cast", ["ids"], ["z"], to=1),
+    ]
+    inputs = [
+        value_info("whole", dims=[2]),
+        value_info("later", dims=[2]),
+        value_info("ids", TensorProto.INT64, [2]),
+    ]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y"), value_info("z")])
+    whole, ids = np.float32([0, 255]), np.array([1, 2])
+    feeds = [{"whole": whole, "later": later, "ids": ids} for later in (whole, np.float32([1.5, 3]), whole)]
+    assert collect_ranges(graph, MemoryBatches(feeds[:1])).fractional == frozenset()
+    assert collect_ranges(graph, MemoryBatches(feeds)).fractional == {"later"}
+
+
 def test_bf16_tensors_and_inputs(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),

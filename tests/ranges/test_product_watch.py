@@ -424,6 +424,13 @@ def test_copies_of_constants_are_taken_for_them(
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize(("op_type", "w"), [("Conv", (0, 1, 3, 3)), ("ConvTranspose", (1, 0, 3, 3))])
+def test_a_convolution_of_no_channels_has_no_sum(op_type: str, w: Any, tmp_path: Path) -> None:
+    nodes = [node(op_type, "x w", "y"), node("Relu", "x", "z")]
+    scan = _scan(tmp_path, nodes, {"x": [1, 1, 4, 4]}, "y z", w=np.ones(w, np.float32))
+    assert np.isnan(_sums(scan({"x": np.ones((1, 1, 4, 4), np.float32)}))).all()
+
+
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
 def test_a_convolution_is_measured_with_its_weights_where_they_lie(
     op_type: str, measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from ways_to_observe import assert_same_table
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.ranges import collect, collect_ranges, load_ranges, merge_ranges
+from overflow_fixer.ranges.recording import FORMAT_VERSION
 from overflow_fixer.ranges.store import load_recording
 
 
@@ -74,7 +75,7 @@ CHANGES = {
     "observe": "the setting observe (reductions there, outputs now)",
     "tool": "overflow_fixer's version (0.0.0 there,",
     "ONNX Runtime": "ONNX Runtime's version (0.0.0 there,",
-    "format": "the file's format (1 there, 5 now)",
+    "format": f"the file's format (1 there, {FORMAT_VERSION} now)",
 }
 
 

@@ -22,7 +22,7 @@ from overflow_fixer import __version__
 from overflow_fixer.errors import ModelError, OutputError, PlanError
 from overflow_fixer.graph import Graph
 from overflow_fixer.ranges import collect_ranges, load_ranges
-from overflow_fixer.ranges.recording import Recording
+from overflow_fixer.ranges.recording import FORMAT_VERSION, Recording
 from overflow_fixer.ranges.store import load_header, load_recording, save_recording
 
 RECORDINGS = st.lists(NAMES, unique=True, max_size=4).flatmap(lambda tensors: recordings(tuple(tensors)))
@@ -73,7 +73,7 @@ def test_the_layout_is_the_one_documented(
     assert attributes["model_sha256"] == small_graph.sha256
     assert attributes["tool_version"] == __version__
     assert (attributes["calibration"], attributes["calibration_fingerprint"]) == ("memory", "data")
-    assert (attributes["observe"], attributes["format_version"]) == ("reductions", 5)
+    assert (attributes["observe"], attributes["format_version"]) == ("reductions", FORMAT_VERSION)
     assert (attributes["batches_done"], attributes["batches_total"]) == (5, 5)
     assert (attributes["part_count"], attributes["synthetic"]) == (1, False)
     assert_same_table(load_ranges(store), table)
@@ -100,12 +100,13 @@ def test_what_is_no_ranges_file_is_refused(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["tensor", "nan_count", "batches/max_abs", "batches/name", "parts/file", "not_observed"]
+    "part",
+    ["tensor", "nan_count", "batches/max_abs", "batches/name", "parts/file", "not_observed", "fractional"],
 )
 def test_a_file_that_lacks_a_part_is_refused(store: Path, part: str) -> None:
     with h5py.File(store, "r+") as file:
         del file[part]
-    with pytest.raises(PlanError, match="is not a ranges file of format 5"):
+    with pytest.raises(PlanError, match=f"is not a ranges file of format {FORMAT_VERSION}"):
         load_ranges(store)
 
 
@@ -117,7 +118,7 @@ def test_a_file_that_contradicts_itself_is_refused(store: Path, attribute: str, 
         del file.attrs[attribute]
         if value is not None:
             file.attrs[attribute] = value
-    with pytest.raises(PlanError, match="is not a ranges file of format 5"):
+    with pytest.raises(PlanError, match=f"is not a ranges file of format {FORMAT_VERSION}"):
         load_ranges(store)
 
 

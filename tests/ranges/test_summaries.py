@@ -13,6 +13,7 @@ from overflow_fixer.ranges import summaries
 from overflow_fixer.ranges.summaries import (
     SUMMARY_FIELDS,
     Summaries,
+    has_fractions,
     merge_summaries,
     no_summaries,
     summarize,
@@ -48,6 +49,26 @@ def test_float64_is_reckoned_in_double(values: Array) -> None:
 def test_sixteen_bits_are_widened_exactly(bits: Array) -> None:
     assert_reckoned(bits.view(np.float16))
     assert_reckoned(bits.view(ml_dtypes.bfloat16))
+
+
+WHOLE = st.one_of(st.integers(-9, 9).map(float), st.sampled_from([-0.0, 3.4e38, -1e20]))
+
+
+@given(hnp.arrays(np.float64, SHAPES, elements=st.one_of(WHOLE, st.floats())))
+def test_fractions_are_found_in_every_type(values: Array) -> None:
+    for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+        with np.errstate(over="ignore"):
+            narrow = values.astype(dtype)
+        expected = not all(float(one).is_integer() for one in narrow.reshape(-1).tolist())
+        assert has_fractions(narrow) == expected
+
+
+def test_fractions_are_found_in_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summaries, "_CHUNK_ELEMENTS", 8)
+    values = np.arange(25.0)
+    assert not has_fractions(values)
+    values[24] = 0.5
+    assert has_fractions(values)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 24, 25])

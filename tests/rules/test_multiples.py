@@ -181,10 +181,29 @@ def test_what_is_made_of_constants_is_looked_up(tmp_path: Path) -> None:
 
 
 def test_inputs_of_integers_and_of_others(tmp_path: Path) -> None:
-    model = make_model([node("Add", "x z", "y")], {"x": [3], "z": [3]}, "y")
-    graph, ranges = scan(model, tmp_path, {"x": floats(1, 0, 3000), "z": floats(0.5, 7, 3000)})
+    nodes = [node("Sum", "x z small mixed", "y")]
+    model = make_model(nodes, {name: [3] for name in ("x", "z", "small", "mixed")}, "y")
+    fed = {
+        "x": floats(1, 0, 3000),
+        "z": floats(1, 7.5, 3000),
+        "small": floats(1, 7, 20),
+        "mixed": floats(1, 7.1, 20),
+    }
+    graph, ranges = scan(model, tmp_path, fed)
     known = find_multiples(graph, ranges)
     assert (known.is_lost("x"), known.is_lost("z")) == (True, False)
+    assert (known.is_held("small"), known.is_held("mixed")) == (True, False)
+
+
+def test_a_column_is_taken_for_integers_by_its_extremes_but_not_known_to_be_held(tmp_path: Path) -> None:
+    nodes = [node("Gather", "x one", "c", axis=1), node("Mul", "c two", "y")]
+    model = make_model(nodes, {"x": [3, 2]}, "y", {"one": ints(1), "two": scalar(2)})
+    for largest, is_lost in ((20, False), (3000, True)):
+        fed = np.asarray([[0.3, 1], [0.5, 2.5], [0.1, largest]], np.float32)
+        graph, ranges = scan(model, tmp_path, {"x": fed})
+        known = find_multiples(graph, ranges)
+        assert [known.is_lost(name) for name in "cy"] == [is_lost, is_lost]
+        assert [known.is_held(name) for name in "cy"] == [False, False]
 
 
 def test_strings_are_no_numbers(tmp_path: Path) -> None:
