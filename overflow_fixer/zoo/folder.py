@@ -11,18 +11,19 @@ from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 
 _SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".json")
+_RESULTS = ("ranges.h5", "plan.json", "log.txt")
 _FOLDERS = ("calib", "calibration", "data")
 
 
 def read_folder(root: Path, folder: Path | None = None) -> Zoo:
-    """Every .onnx file below `root`, hidden folders and results of this tool left out.
+    """Every .onnx file below `root`, hidden folders and what this tool makes left out: NAME.fp16.onnx, and models that it fused.
 
-    The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .json),
+    The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .hdf5, .json),
     DIR/calib/NAME (or calibration, data) and, where NAME is the one model in DIR, DIR/calib itself. Raises ConfigError
     that names every model without data.
     """
     out = folder or Path(f"{root.resolve().name}.zoo")
-    models = [path for path in sorted(root.rglob("*.onnx")) if _is_wanted(path.relative_to(root))]
+    models = [path for path in sorted(root.rglob("*.onnx")) if _is_wanted(path, root)]
     counts = Counter(model.parent for model in models)
     found = {model: find_data(model, is_alone=counts[model.parent] == 1) for model in models}
     lacking = [str(model) for model, data in found.items() if data is None]
@@ -52,5 +53,13 @@ def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iter
         yield ZooEntry(name, config)
 
 
-def _is_wanted(path: Path) -> bool:
-    return not any(part.startswith(".") for part in path.parts) and not path.name.endswith(".fp16.onnx")
+def _is_wanted(path: Path, root: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return not is_hidden and not path.name.endswith(".fp16.onnx") and not _is_fused(path)
+
+
+def _is_fused(path: Path) -> bool:
+    """Whether --refuse-layernorm made it, in the folder of a run's results."""
+    results = path.parent.parent
+    is_of_run = results.name.endswith(".fp16") or any((results / name).exists() for name in _RESULTS)
+    return path.parent.name == "fused" and is_of_run

@@ -34,8 +34,10 @@ def test_data_are_looked_for_in_this_order(tmp_path: Path, files: list[str], dat
 
 def test_models_lie_at_any_depth_and_results_and_hidden_folders_are_none(tmp_path: Path) -> None:
     _touch(tmp_path, "a/x.onnx", "a/x.npz", "b/c/y.onnx", "b/c/y.npz", ".hidden/z.onnx", "a/x.fp16.onnx")
+    _touch(tmp_path, "x.fp16/fused/x.onnx", "a.zoo/y/fused/y.onnx", "a.zoo/y/log.txt")
+    _touch(tmp_path, "fused/w.onnx", "fused/w.npz")
     zoo = read_folder(tmp_path, tmp_path / "out")
-    assert [entry.name for entry in zoo.entries] == ["a/x", "b/c/y"]
+    assert [entry.name for entry in zoo.entries] == ["a/x", "b/c/y", "fused/w"]
     assert zoo.entries[1].folder == tmp_path / "out" / "b/c/y"
 
 
