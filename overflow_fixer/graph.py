@@ -103,12 +103,12 @@ class Graph:
     @cached_property
     def defaults(self) -> frozenset[str]:
         """The constants in whose place a batch may feed other values."""
-        return find_defaults(self.model.graph)
+        return find_defaults(self.model)
 
     @cached_property
     def fixed_dims(self) -> Mapping[str, tuple[int, ...]]:
         """The dimensions of the constants in whose place no batch can feed another shape."""
-        names = self.constants.keys() - find_loose(self.model.graph)
+        names = self.constants.keys() - find_loose(self.model)
         return {name: tuple(self.constants[name].dims) for name in names}
 
     @cached_property

@@ -64,7 +64,7 @@ def tell_types(
     shapes. Raises ModelError when ONNX Runtime, asked for a type, refuses the model.
     """
     dtypes = {name: tensor.data_type for name, tensor in constants.items()}
-    fixed = {name: constants[name] for name in constants.keys() - find_loose(model.graph)}
+    fixed = {name: constants[name] for name in constants.keys() - find_loose(model)}
     ranks = {name: len(tensor.dims) for name, tensor in fixed.items()}
     _tell_given(model.graph, dtypes, ranks)
     if tell_outputs(nodes, fixed, dtypes, ranks):
@@ -88,28 +88,31 @@ def infer_shapes(model: onnx.ModelProto, fed: Mapping[str, tuple[int, ...]]) -> 
     A dimension that cannot be told without running the model stays symbolic or None; what the model records of inner
     shapes is not relied on, nor the default of an input, in whose place another value may be fed.
     """
-    skeleton = _skeleton(model, find_defaults(model.graph) if model.ir_version >= _DEFAULTS_SINCE_IR else ())
+    skeleton = _skeleton(model, find_defaults(model))
     _forget_shapes(skeleton)
     for info in skeleton.graph.input:
         if info.name in fed:
             elem_type = info.type.tensor_type.elem_type
             info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, fed[info.name]))
-    loose = find_loose(model.graph)
+    loose = find_loose(model)
     held = {name: dims for name, dims in _shapes_of_initializers(model).items() if name not in loose}
     return {**_keep_sure(model.graph, _shapes_of(_infer(skeleton))), **held}
 
 
-def find_defaults(graph: onnx.GraphProto) -> frozenset[str]:
-    """The initializers that are inputs too, so that a batch may feed other values."""
+def find_defaults(model: onnx.ModelProto) -> frozenset[str]:
+    """The initializers that are inputs too, so that a batch may feed other values; before IR version 4 it cannot."""
+    graph = model.graph
+    if model.ir_version < _DEFAULTS_SINCE_IR:
+        return frozenset()
     return frozenset(info.name for info in graph.input).intersection(one.name for one in graph.initializer)
 
 
-def find_loose(graph: onnx.GraphProto) -> frozenset[str]:
+def find_loose(model: onnx.ModelProto) -> frozenset[str]:
     """Those of them of which it may feed another shape as well."""
-    told = {info.name: dims_of(info.type) for info in graph.input}
-    return frozenset(
-        one.name for one in graph.initializer if one.name in told and told[one.name] != tuple(one.dims)
-    )
+    defaults = find_defaults(model)
+    told = {info.name: dims_of(info.type) for info in model.graph.input if info.name in defaults}
+    dims = {one.name: tuple(one.dims) for one in model.graph.initializer if one.name in defaults}
+    return frozenset(name for name in defaults if told[name] != dims[name])
 
 
 def is_typed(info: onnx.TypeProto) -> bool:
@@ -166,7 +169,7 @@ def _tell_given(graph: onnx.GraphProto, dtypes: dict[str, int], ranks: dict[str,
 
 def _tell_sure_shapes(model: onnx.ModelProto, inferred: Shapes) -> Shapes | None:
     """Of a model that records nothing inside, and no defaults, what is inferred can be relied on."""
-    if model.graph.value_info or find_defaults(model.graph):
+    if model.graph.value_info or find_defaults(model):
         return None
     return LateShapes(lambda: _keep_sure(model.graph, inferred))
 

@@ -9,6 +9,7 @@ from overflow_fixer.attempts import Attempt
 from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import say_over_range
+from overflow_fixer.proposals import name_few
 from overflow_fixer.records import OutputVerdict, RangeTable, TensorError, Tolerance, Verification
 from overflow_fixer.repeatability import is_repeatable_node
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
@@ -50,7 +51,8 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
     if ranges.provider_lack is not None:
         yield ranges.provider_lack
     yield from _warn_of_nan(graph, ranges, fixed)
-    yield from () if fixed.passed else _warn_of_chance(graph)
+    yield from () if fixed.passed and not _count_repaired(best) else _warn_of_chance(graph)
+    yield from _warn_of_defaults(graph)
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
@@ -157,10 +159,25 @@ def _warn_of_nan(graph: Graph, ranges: RangeTable, fixed: Verification) -> Itera
         )
 
 
+def _count_repaired(best: Attempt) -> int:
+    """The nodes that the repair pinned, and no rule."""
+    return sum(any(finding.rule == "repair" for finding in pin.findings) for pin in best.plan.pins)
+
+
+def _warn_of_defaults(graph: Graph) -> Iterator[str]:
+    """That what is built lacks some of the model's inputs."""
+    if graph.defaults:
+        yield (
+            f"The model has defaults (initializers) for {say_plural(len(graph.defaults), 'input')}: {name_few(sorted(graph.defaults))}. They are "
+            "constants of what was built, and nothing else can be fed there. Where something else is, take the initializer out of "
+            "the model, and give data for the input."
+        )
+
+
 def _warn_of_steps(graph: Graph, best: Attempt) -> Iterator[str]:
     """That what differs, and what is pinned for it, may be single steps of a quantized model."""
     places = sum(node.standard_op in _QUANTIZES for node in graph.nodes)
-    repaired = sum(any(finding.rule == "repair" for finding in pin.findings) for pin in best.plan.pins)
+    repaired = _count_repaired(best)
     if places and (repaired or not best.verification.passed):
         pinned = (
             f", and {say_plural(repaired, 'node')} that rules do not pin may be pinned for that"

@@ -183,6 +183,26 @@ def test_what_draws_random_numbers_is_named_where_it_fails(tmp_path: Path) -> No
     assert [w[:55] for w in report.warnings] == ["Dropout Dropout_y may give other values each time it ru"]
 
 
+def test_what_draws_random_numbers_is_named_where_it_has_nodes_pinned(tmp_path: Path) -> None:
+    """Of four numbers, with which a repair may have luck; never pinned without a word."""
+    nodes = [node("Relu", "x", "a"), node("RandomNormalLike", "a", "noise"), node("Mul", "a noise", "y")]
+    model = make_model(nodes, {"x": [4]}, "y")
+    report = _fix(model, tmp_path, x=np.ones(4, np.float32))
+    is_told = any(warning.startswith("RandomNormalLike") for warning in report.warnings)
+    assert is_told == (not report.passed or bool(report.plan.pins))
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_defaults_that_become_constants_are_named(ir_version: int, tmp_path: Path) -> None:
+    """Before IR version 4 every initializer has to be an input, and none can be fed."""
+    model = make_model([node("Mul", "x w", "y")], {"x": [4], "w": []}, "y", {"w": scalar(2)})
+    model.ir_version = ir_version
+    report = _fix(model, tmp_path, x=np.ones(4, np.float32))
+    told = [warning for warning in report.warnings if warning.startswith("The model has defaults")]
+    assert len(told) == (ir_version == 8)
+    assert all("for 1 input: w. They are constants of what was built" in warning for warning in told)
+
+
 @pytest.mark.parametrize(
     ("is_engine", "naive_passes", "is_told"), [(True, True, True), (True, False, False), (False, True, False)]
 )
