@@ -261,7 +261,6 @@ def _make_report(
         backend_reason=reason,
         calibration=bench.calibration.source,
         synthetic=bench.calibration.synthetic,
-        batch_names=ranges.batch_names,
         ranges=ranges,
         plan=best.plan,
         initial_pins=len(first_plan.pins),

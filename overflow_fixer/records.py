@@ -661,7 +661,8 @@ class FixReport:
     """Everything the main job learned: what `report.json` and the closing table are made from.
 
     `naive` is None where the comparison with plain FP16 was not wanted. `price` and `fp32_engine` (the
-    backend's own FP32 engine, TF32 off, held against the reference) are there for engines alone. `confidence`
+    backend's own FP32 engine, TF32 off, held against the reference) are there for engines alone. `calibration` names the
+    data that it was verified on, `synthetic` where they are random; those of `ranges` may be others. `confidence`
     tells how sure `plan` is. `fused` is there where `model` was made from the user's: see FusedModel.
     """
 
@@ -673,7 +674,6 @@ class FixReport:
     backend_reason: str
     calibration: str
     synthetic: bool
-    batch_names: tuple[str, ...]
     ranges: RangeTable
     plan: PrecisionPlan
     initial_pins: int

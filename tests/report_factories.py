@@ -119,7 +119,6 @@ def make_report(folder: Path, **changes: Any) -> FixReport:
         backend_reason="no GPU was found, so a typed ONNX model was built",
         calibration="frames (3 npz files)",
         synthetic=False,
-        batch_names=BATCHES,
         ranges=make_table(
             make_range("/conv1/out", 8.0),
             make_range("/conv3/out", 81234.5, over_fp16_count=17),
@@ -353,10 +352,10 @@ def make_hostile(folder: Path, name: str = HOSTILE, **changes: Any) -> FixReport
         folder,
         model=Path(name),
         calibration=name,
-        batch_names=(name,),
         backend_reason=name,
         ranges=replace(
             make_table(make_range(name, 70000.0, worst_batch=0), not_observed={name: name}),
+            calibration=name,
             batch_names=(name, *BATCHES[1:]),
         ),
         plan=make_plan(

@@ -23,9 +23,9 @@ from overflow_fixer.reports import say_confidence
 from overflow_fixer.reports.confidence_wording import bound_failures, say_passes
 
 
-def _verified(**fixed: Any) -> dict[str, Any]:
+def _verified(synthetic: bool = False, **fixed: Any) -> dict[str, Any]:
     """Of a report.json, what tells of the verification."""
-    return {"verification": {"fixed": fixed}, "synthetic_data_warning": None}
+    return {"verification": {"fixed": fixed, "synthetic": synthetic}}
 
 
 MAGNITUDES = st.floats(2.0**-20, 2.0**20, width=32)
@@ -308,7 +308,7 @@ def test_what_passing_batches_prove_is_said(batches: int, words: str, more: bool
     [
         _verified(passed=False, batch_count=3),
         _verified(passed=True, batch_count=0),
-        {**_verified(passed=True, batch_count=3), "synthetic_data_warning": "RANDOM DATA"},
+        _verified(passed=True, batch_count=3, synthetic=True),
     ],
 )
 def test_nothing_is_said_to_be_proved_where_a_batch_fails_none_was_run_or_data_are_random(

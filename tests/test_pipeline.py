@@ -15,8 +15,9 @@ from overflow_fixer import trials
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, PlanError
 from overflow_fixer.graph import load_graph
-from overflow_fixer.pipeline import fix
+from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.reports import render_text
+from overflow_fixer.reports.document import build_document
 from overflow_fixer.trials import Bench
 
 SAMPLE = Path(__file__).parents[1] / "calib_data" / "conv_chain"
@@ -39,6 +40,19 @@ def test_plain_fp16_that_cannot_be_built_is_a_warning_and_not_the_end(
     assert report.naive is None
     assert report.warnings == ("Plain FP16 was not compared: No kernel. Expected one. Do without.",)
     assert "Warning: Plain FP16 was not compared: No kernel." in render_text(report)
+
+
+def test_other_data_are_told_as_what_was_verified_on_and_not_as_what_was_scanned(tmp_path: Path) -> None:
+    config = _config(tmp_path, compare=False)
+    fix(config)
+    batch = dict(np.load(SAMPLE / "data" / "batch_0.npz"))
+    np.savez(tmp_path / "other.npz", **batch)
+    document = build_document(verify_built(config.model_copy(update={"calib": tmp_path / "other.npz"})))
+    assert document["calibration"]["source"] == str(SAMPLE / "data")
+    assert document["calibration"]["batch_names"] == ["batch_0.npz", "batch_1.npz", "batch_2.npz"]
+    assert document["verification"]["source"] == str(tmp_path / "other.npz")
+    fixed = document["verification"]["fixed"]
+    assert (fixed["batch_count"], fixed["outputs"][0]["error"]["worst_batch"]) == (2, "other.npz[1]")
 
 
 def test_plain_fp16_that_cannot_be_run_fails_and_the_plan_is_verified(tmp_path: Path) -> None:

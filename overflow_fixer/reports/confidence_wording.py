@@ -53,7 +53,7 @@ def say_passes(document: dict[str, Any]) -> str | None:
     """What it proves, in a report.json, that every batch passes; None where one does not, or the data are random."""
     fixed = document["verification"]["fixed"]
     count = fixed["batch_count"]
-    if not fixed["passed"] or not count or document["synthetic_data_warning"]:
+    if not fixed["passed"] or not count or document["verification"]["synthetic"]:
         return None
     share, least = say_share(bound_failures(count)), say_share(bound_failures(_ENOUGH))
     more = f"; {_ENOUGH} would leave {least}" if count < _ENOUGH and share != least else ""

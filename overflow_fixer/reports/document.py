@@ -24,6 +24,7 @@ from overflow_fixer.records import (
     PinOutcome,
     Price,
     Range,
+    RangeTable,
     RepairRound,
     Share,
     TensorError,
@@ -33,15 +34,14 @@ from overflow_fixer.records import (
 from overflow_fixer.reports.confidence_wording import say_confidence
 from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
 from overflow_fixer.reports.verdict import (
-    SYNTHETIC_WARNING,
     is_proved,
-    is_synthetic,
     judge,
     select_over_threshold,
+    warn_of_random,
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.7"
+SCHEMA_VERSION = "2.8"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -72,7 +72,7 @@ def build_document(report: FixReport) -> Document:
     verdict = judge(report)
     return {
         "schema_version": SCHEMA_VERSION,
-        "synthetic_data_warning": SYNTHETIC_WARNING if is_synthetic(report) else None,
+        "synthetic_data_warning": warn_of_random(report),
         "verdict": {"status": verdict.status, "passed": verdict.passed, "sentence": verdict.sentence},
         "warnings": list(report.warnings),
         "model": {"path": str(report.model), "sha256": report.model_sha256},
@@ -81,7 +81,7 @@ def build_document(report: FixReport) -> Document:
         "versions": dict(report.versions),
         "backend": _describe_backend(report),
         "engine": None if report.artifact.engine is None else _describe_engine(report.artifact.engine),
-        "calibration": _describe_calibration(report),
+        "calibration": _describe_calibration(report.ranges),
         "tolerance": _describe_tolerance(report.tolerance),
         "ranges": _describe_ranges(report),
         "plan": _describe_plan(report),
@@ -90,6 +90,8 @@ def build_document(report: FixReport) -> Document:
         "share": _describe_share(report.share),
         "price": None if report.price is None else _describe_price(report.price),
         "verification": {
+            "source": report.calibration,
+            "synthetic": report.synthetic,
             "naive": _describe_verification(report.naive),
             "fixed": _describe_verification(report.fixed),
             "fp32_engine": _describe_verification(report.fp32_engine),
@@ -180,11 +182,11 @@ def _describe_outcome(outcome: PinOutcome) -> Document:
     return {"node": outcome.node, "state": outcome.state, "layers": list(outcome.layers)}
 
 
-def _describe_calibration(report: FixReport) -> Document:
+def _describe_calibration(ranges: RangeTable) -> Document:
     return {
-        "source": report.calibration,
-        "synthetic": is_synthetic(report),
-        "batch_names": list(report.batch_names),
+        "source": ranges.calibration,
+        "synthetic": ranges.synthetic,
+        "batch_names": list(ranges.batch_names),
     }
 
 

@@ -12,10 +12,14 @@ from overflow_fixer.reports.wording import say_batches, say_plural, shorten_midd
 
 Status = Literal["fixed", "no_fix_needed", "nothing_pinned", "not_verified"]
 
-SYNTHETIC_WARNING = (
+_RANDOM = (
     "RANDOM DATA: the calibration data was made up at random, not taken from real inputs. Random data proves "
     "nothing about real inputs: what overflows here may not overflow there, and what is safe here may overflow "
     "there. Run again with real inputs before you trust a number below."
+)
+_RANDOM_RANGES = (
+    "RANDOM DATA: the plan was made from ranges of random data, and verified on other data. It holds for that; what overflows "
+    "in other inputs alone was not looked for in real ones. Scan real inputs before you trust it for them."
 )
 _NAME_WIDTH = 60
 
@@ -36,7 +40,7 @@ def judge(report: FixReport) -> Verdict:
     status, label, why = _explain(report)
     outputs = _say_compared(report.fixed)
     proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count, report.fixed.changed_count)}"
-    doubt = ", but on random data only" if is_synthetic(report) else ""
+    doubt = ", but on random data only" if report.synthetic else ""
     return Verdict(status, True, f"{label}{doubt}: {proof}. {why}")
 
 
@@ -50,8 +54,11 @@ def is_proved(verification: Verification | None) -> bool:
     )
 
 
-def is_synthetic(report: FixReport) -> bool:
-    return report.synthetic or report.ranges.synthetic
+def warn_of_random(report: FixReport) -> str | None:
+    """What is to be said first where the data are random that were verified on, or scanned; None for real data."""
+    if report.synthetic:
+        return _RANDOM
+    return _RANDOM_RANGES if report.ranges.synthetic else None
 
 
 def select_over_threshold(report: FixReport) -> list[Range]:

@@ -106,8 +106,13 @@ def test_random_data_is_told_whichever_stage_saw_it(tmp_path: Path, where: str) 
     ranges = replace(report.ranges, synthetic=where == "ranges")
     document = build_document(replace(report, synthetic=where == "report", ranges=ranges))
     assert list(document)[:2] == ["schema_version", "synthetic_data_warning"]
-    assert "proves nothing about real inputs" in document["synthetic_data_warning"]
-    assert document["calibration"]["synthetic"] is True
+    words = {
+        "report": "proves nothing about real inputs",
+        "ranges": "plan was made from ranges of random data",
+    }
+    assert words[where] in document["synthetic_data_warning"]
+    assert document["calibration"]["synthetic"] == (where == "ranges")
+    assert document["verification"]["synthetic"] == (where == "report")
 
 
 def test_real_data_bears_no_warning(tmp_path: Path) -> None:

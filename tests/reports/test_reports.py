@@ -9,6 +9,7 @@ from report_factories import make_report
 
 from overflow_fixer.errors import OutputError
 from overflow_fixer.reports import RENDERERS, write_reports
+from overflow_fixer.reports.document import SCHEMA_VERSION
 
 
 @pytest.mark.parametrize("kind", ["json", "html", "text"])
@@ -40,7 +41,7 @@ def test_a_report_does_not_list_itself(tmp_path: Path) -> None:
 def test_an_old_report_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("old")
     write_reports(make_report(tmp_path), tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["schema_version"] == "2.7"
+    assert json.loads((tmp_path / "report.json").read_text())["schema_version"] == SCHEMA_VERSION
 
 
 def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_a_schema_is_valid_draft_2020_12(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schemas_id_ends_with_its_version(name: str) -> None:
+    schema = read_schema(name)
+    assert schema["$id"].endswith(f":{schema['properties']['schema_version']['const']}")
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_every_object_is_closed_and_demands_its_fields(name: str) -> None:
     objects = [(place, s) for place, s in _walk(read_schema(name)) if s.get("type") == "object"]
     assert len(objects) > 3
