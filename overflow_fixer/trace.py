@@ -40,7 +40,8 @@ def trace(
     """Compare every computed float tensor on the worst batch and name the first, in order, that is wrong.
 
     Tensors go out in chunks of about 256 MiB, so that memory stays bounded. Constants are not
-    compared: what FP16 makes of them shows in what reads them; nor are tensors that the candidate does
+    compared: what FP16 makes of them shows in what reads them; of what is computed from them alone, only what is not finite
+    any more, and outputs, are told. Nor are tensors compared that the candidate does
     not have (an engine folds some away). `ignore` are tensors that differ by design (a clamped mask);
     `traced_in` says what `open_candidate` opens. Where a node of the candidate cannot be run, what it
     writes and all that depends on it is wrong.
@@ -57,9 +58,15 @@ def trace(
     for chunk in chunks.cut(names):
         found, size_bytes = inside.compare(chunk)
         chunks.note(chunk, size_bytes)
-        errors += found
+        errors += (error for error in found if _counts(graph, error))
     wrong = next((error for error in errors if not judge(error, tolerance).passed), None)
     return replace(verification, first_wrong=wrong, trace=tuple(errors), traced_in=traced_in)
+
+
+def _counts(graph: Graph, error: TensorError) -> bool:
+    """Whether it is more than digits of what is made of constants alone, which may be biases that matter to nobody."""
+    is_fixed = error.tensor in graph.computed_constants and error.tensor not in graph.outputs
+    return not is_fixed or error.lost_count > 0
 
 
 @dataclass

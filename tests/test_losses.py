@@ -45,6 +45,16 @@ CANCELLING = [
 ]
 
 
+@pytest.mark.parametrize(("value", "worst_db"), [(1e-8, math.inf), (1e6, -math.inf)])
+def test_what_is_made_of_constants_loses_no_digits_but_infinities(
+    value: float, worst_db: float, tmp_path: Path
+) -> None:
+    """A bias that is too small to be seen, as exporters share it."""
+    nodes = [node("Identity", "c", "bias"), node("Add", "x bias", "y")]
+    graph, ranges = _scan(tmp_path, nodes, "y", c=scalar(value))
+    assert _measure(graph, ranges)["Identity_bias"].worst_db == worst_db
+
+
 def test_each_node_against_numpy(tmp_path: Path) -> None:
     third, c = np.float32(1 / 3), np.float32(4096)
     graph, ranges = _scan(tmp_path, CANCELLING, "y", third=scalar(third), c=scalar(c))

@@ -45,6 +45,25 @@ def test_the_first_wrong_tensor_of_each_sample(name: str, first: str, tmp_path: 
     assert all(judge(e, TOLERANCE).passed for e in traced.trace if e.tensor in before)
 
 
+@pytest.mark.parametrize(("value", "first"), [(1e-8, "b"), (1e6, "bias")])
+def test_digits_of_what_is_made_of_constants_are_not_blamed(value: float, first: str, tmp_path: Path) -> None:
+    """A bias that nobody can see is zero in FP16, and harms nobody; one that is infinite does."""
+    nodes = [
+        node("Identity", "c", "bias"),
+        node("Add", "x bias", "a"),
+        node("Mul", "a a", "b"),
+        node("Sqrt", "b", "y"),
+    ]
+    model = make_model(nodes, {"x": [3]}, "y", {"c": scalar(value)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 300, 2)})
+    batches = InMemoryCalibration([{"x": floats(1, 300, 2)}])
+    open_candidate = naive_artifact(graph, tmp_path)
+    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
+    traced = trace(found, graph, ranges, batches, open_candidate, TOLERANCE)
+    assert traced.first_wrong is not None
+    assert traced.first_wrong.tensor == first
+
+
 def test_what_differs_by_design_is_left_out(tmp_path: Path) -> None:
     graph, batches = sample("conv_chain")
     open_candidate = naive_artifact(graph, tmp_path)
