@@ -12,12 +12,14 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import Graph
 from overflow_fixer.parts import find_parts
 from overflow_fixer.planning import add_pins
+from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, TensorError, Tolerance
 from overflow_fixer.repeatability import is_repeatable
 from overflow_fixer.switchboard import Case, Switchboard
 from overflow_fixer.verification import find_worst_batch
 
 _MOST_CASES = 4
+_STAGE = "repair: seconds of search"
 _SHARE_OF_TIME = 0.1
 """Of what is left until the deadline, that foreseeing may take."""
 
@@ -33,6 +35,8 @@ class Foreseer:
     tolerance: Tolerance
     deadline: float
     """Seconds of time.monotonic."""
+    progress: Progress = silent
+    """Told the seconds that foreseeing has taken, and those that it may take."""
 
     def foresee(self, attempt: Attempt, best: Attempt) -> Foresight | None:
         """On the batch that is worst for the attempt; None where a model draws random numbers, or cannot be tried."""
@@ -50,8 +54,12 @@ class Foreseer:
             case = Case(board, batch, log_energies, find_parts(self.tolerance, self.graph.outputs))
         except ModelError:
             return None
+
+        def tell() -> None:
+            self.progress(_STAGE, int(time.monotonic() - now), int(latest - now))
+
         known = self.graph, self.policy, plan, board, self.tolerance, self.batches, log_energies
-        return Foresight(*known, is_late=lambda: time.monotonic() >= latest, cases=[case])
+        return Foresight(*known, lambda: time.monotonic() >= latest, tell, [case])
 
 
 @dataclass
@@ -60,7 +68,7 @@ class Foresight:
 
     `cases` are the batches on which everything is tried; what comes of that is tried on the other `batches` too, of which
     those that it fails on become cases. `log_energies` are of the outputs over all batches: see Case. Nothing more is tried
-    once it `is_late`. All that tries raises ModelError where memory runs out.
+    once it `is_late`; each trial is one to `tell`. All that tries raises ModelError where memory runs out.
     """
 
     graph: Graph
@@ -71,6 +79,7 @@ class Foresight:
     batches: Iterable[Batch]
     log_energies: Mapping[str, float]
     is_late: IsLate
+    tell: Callable[[], None]
     cases: list[Case] = field(default_factory=list)
 
     def is_bearable(self, findings: Sequence[Finding]) -> bool:
@@ -147,6 +156,7 @@ class Foresight:
 
     def _find_worst(self, in_fp16: Collection[str]) -> TensorError:
         """The error of an output, or a part of one, in a case that is the most times what is allowed."""
+        self.tell()
         errors = (error for case in self.cases for error in case.compare(in_fp16))
         return max(errors, key=lambda error: excess([error], self.tolerance))
 

@@ -40,13 +40,14 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.refusing import refuse_layernorm
-from overflow_fixer.repair import repair
+from overflow_fixer.repair import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import (
     say_half_io,
     say_left_out,
     say_luck,
     say_of_model,
+    say_spent,
     say_thin,
     say_unsettled,
 )
@@ -181,7 +182,7 @@ def make_policy(config: FixConfig, backend: str) -> PlanPolicy:
 class _Result:
     """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price.
 
-    `lost_outputs` are those that FP16 inputs and outputs alone make wrong.
+    `lost_outputs` are those that FP16 inputs and outputs alone make wrong. `spent` is the budget's key that ended the repair.
     """
 
     best: Attempt
@@ -191,6 +192,7 @@ class _Result:
     price: Price | None = None
     warnings: tuple[str, ...] = ()
     lost_outputs: tuple[str, ...] = ()
+    spent: str = ""
 
 
 def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock) -> _Result:
@@ -216,11 +218,12 @@ def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock
     is_fault = fp32 is not None and not fp32.passed
     with clock.time("repair"):
         lost = () if first.verification.passed else bench.find_lost_outputs()
-        best, rounds = (first, ()) if is_fault or lost else _repair(config, bench, first)
+        repaired = Repaired(first, (), "") if is_fault or lost else _repair(config, bench, first)
+    best = repaired.best
     if is_engine and compare:
         with clock.time("timing"), _tolerate("Nothing was timed", warnings):
             price = bench.measure_price(best.artifact, engines)
-    return _Result(best, naive, rounds, fp32, price, tuple(warnings), lost)
+    return _Result(best, naive, repaired.rounds, fp32, price, tuple(warnings), lost, repaired.spent)
 
 
 @contextmanager
@@ -232,8 +235,8 @@ def _tolerate(what: str, warnings: list[str]) -> Iterator[None]:
         warnings.append(f"{what}: {error}")
 
 
-def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, tuple[RepairRound, ...]]:
-    best, rounds = repair(
+def _repair(config: FixConfig, bench: Bench, first: Attempt) -> Repaired:
+    best, rounds, spent = repair(
         bench.graph,
         bench.ranges,
         bench.calibration,
@@ -243,9 +246,10 @@ def _repair(config: FixConfig, bench: Bench, first: Attempt) -> tuple[Attempt, t
         bench.tolerance,
         config.repair.budget(),
         bench.discard,
+        bench.progress,
     )
     renewed = bench.renew(best.artifact, best.plan)
-    return (best if renewed is None else Attempt(best.plan, *renewed)), rounds
+    return Repaired(best if renewed is None else Attempt(best.plan, *renewed), rounds, spent)
 
 
 def _make_report(
@@ -281,6 +285,7 @@ def _make_report(
 
 def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
     yield from say_luck(result.best, result.naive)
+    yield from say_spent(result.best.verification, result.rounds, config.repair.budget(), result.spent)
     yield from say_left_out(result.best.verification, config.verify.jitter)
     if result.rounds or not result.best.verification.passed:
         yield from map(say_unsettled, bench.find_unsettled())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from overflow_fixer.attempts import Attempt, is_better, is_hopeless
 from overflow_fixer.errors import BackendError, ModelError
@@ -14,6 +15,7 @@ from overflow_fixer.flops import count_flops
 from overflow_fixer.foresight import Foreseer
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import add_pins
+from overflow_fixer.progress import Progress, silent
 from overflow_fixer.proposals import RULE, Proposals, name_few
 from overflow_fixer.records import (
     Artifact,
@@ -48,8 +50,9 @@ def repair(
     tolerance: Tolerance,
     budget: Budget,
     discard: Discard = lambda artifact: None,
-) -> tuple[Attempt, tuple[RepairRound, ...]]:
-    """Widen the plan of `first` within a budget; returns the best attempt and every round.
+    progress: Progress = silent,
+) -> Repaired:
+    """Widen the plan of `first` within a budget; returns the best attempt, every round, and what ended it.
 
     What each round pins is told in proposals. A round that does not help is taken back. Once an attempt passes, pins of the
     repair that are foreseen not to be needed are taken back; where that is not what comes of it, at most `max_rounds` more try it,
@@ -57,13 +60,21 @@ def repair(
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
     A plan that the backend cannot build is a round that did not help. `discard` is given each artifact
-    that is not the best any more, that of `first` excepted. `batches` are those that `build` verifies on.
+    that is not the best any more, that of `first` excepted. `progress` is told of what takes long besides building. `batches` are those that `build` verifies on.
     Raises what else building and running raise.
     """
-    search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget, discard)
+    search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget, discard, progress)
     search.widen()
     search.narrow()
-    return search.best, tuple(search.rounds)
+    return Repaired(search.best, tuple(search.rounds), search.spent)
+
+
+class Repaired(NamedTuple):
+    """What came of a repair. `spent` is the key of the budget that ended it before its rounds were through; "" for none."""
+
+    best: Attempt
+    rounds: tuple[RepairRound, ...]
+    spent: str
 
 
 @dataclass
@@ -79,6 +90,7 @@ class _Search:
     tolerance: Tolerance
     budget: Budget
     discard: Discard
+    progress: Progress = silent
     rounds: list[RepairRound] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
     built: set[tuple[frozenset[str], tuple[Clamp, ...]]] = field(default_factory=set)
@@ -89,12 +101,12 @@ class _Search:
         self.builds = self.first.builds
         self.deadline = time.monotonic() + 60 * self.budget.max_minutes
         known = self.graph, self.batches, self.policy, self.first, self.tolerance
-        self.foreseer = Foreseer(*known, self.deadline)
+        self.foreseer = Foreseer(*known, self.deadline, self.progress)
         self.proposals = Proposals(self.foreseer, self.ranges, self.budget.max_rounds)
 
     def widen(self) -> None:
         """Propose and try more pins, until the best attempt passes or nothing is left to try."""
-        while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self._is_spent():
+        while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self.spent:
             proposal = self.proposals.propose(self.best, self.findings, len(self.rounds))
             if proposal is None:
                 return
@@ -103,7 +115,7 @@ class _Search:
 
     def narrow(self) -> None:
         """Take back pins that the repair added: what is foreseen not to be needed, else by trying."""
-        can_foresee = self.findings and self.best.verification.passed and not self._is_spent()
+        can_foresee = self.findings and self.best.verification.passed and not self.spent
         if not (can_foresee and self._leave_out() and self.best.artifact.engine is None):
             self._take_back()
 
@@ -136,7 +148,7 @@ class _Search:
         most = len(self.rounds) + self.budget.max_rounds if self.best.verification.passed else 0
         needed: set[frozenset[str]] = set()
         for group in self._groups():
-            if len(self.rounds) >= most or self._is_spent():
+            if len(self.rounds) >= most or self.spent:
                 return
             left = tuple(finding for finding in self.findings if finding.node not in group)
             if self._pins_the_same(left):
@@ -169,8 +181,12 @@ class _Search:
         """Whether every output passes, or fails by nothing but what is NaN in FP32."""
         return all(v.passed or is_hopeless(v.error, self.tolerance) for v in self.best.verification.outputs)
 
-    def _is_spent(self) -> bool:
-        return self.builds >= self.budget.max_builds or time.monotonic() >= self.deadline
+    @property
+    def spent(self) -> str:
+        """The key of the budget of which nothing is left, if there is one."""
+        if time.monotonic() >= self.deadline:
+            return "max_minutes"
+        return "max_builds" if self.builds >= self.budget.max_builds else ""
 
     def _try(self, findings: tuple[Finding, ...], action: str) -> bool:
         """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer.

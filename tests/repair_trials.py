@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
 from overflow_fixer.foresight import Foreseer
 from overflow_fixer.graph import Graph
 from overflow_fixer.planning import plan_precision
+from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
     Artifact,
     Budget,
@@ -94,14 +96,17 @@ class Trial:
         plan = plan_precision(self.graph, self.ranges, self.policy, FEW_RULES)
         return Attempt(plan, *self.build(plan))
 
-    def foreseer(self, first: Attempt | None = None, deadline: float = math.inf) -> Foreseer:
+    def foreseer(
+        self, first: Attempt | None = None, seconds: float = 3600, progress: Progress = silent
+    ) -> Foreseer:
         known = self.graph, self.batches, self.policy, first or self.first(), self.tolerance
-        return Foreseer(*known, deadline)
+        return Foreseer(*known, time.monotonic() + seconds, progress)
 
     def repair(
         self, max_rounds: int = 6, build: Callable[..., Any] | None = None, **budget: Any
     ) -> tuple[Attempt, tuple[RepairRound, ...]]:
-        return repair(
+        self.spent: str
+        best, rounds, self.spent = repair(
             self.graph,
             self.ranges,
             self.batches,
@@ -111,6 +116,7 @@ class Trial:
             self.tolerance,
             Budget(max_rounds=max_rounds, **budget),
         )
+        return best, rounds
 
 
 def cancelling(i: int = 0, source: str = "x") -> list[onnx.NodeProto]:

@@ -41,7 +41,7 @@ def _foresee(folder: Path, is_late: bool = False) -> Foresight:
     batches = InMemoryCalibration(BATCHES)
     cases = [Case(board, next(iter(batches)), {})]
     known = graph, PlanPolicy(), plan_of(graph), board, Tolerance(), batches, {}
-    return Foresight(*known, is_late=lambda: is_late, cases=cases)
+    return Foresight(*known, is_late=lambda: is_late, tell=lambda: None, cases=cases)
 
 
 def _accuse(label: str, error: TensorError) -> Finding:
@@ -161,7 +161,7 @@ def test_the_first_that_can_be_left_out_is(tmp_path: Path, labels: list[str]) ->
     (error,) = case.compare(labels)
     tolerance = Tolerance(min_snr_db=error.snr_db + 10 * math.log10(0.85))
     known = graph, PlanPolicy(), plan_of(graph), board, tolerance, [], {}
-    foresight = Foresight(*known, is_late=lambda: False, cases=[case])
+    foresight = Foresight(*known, is_late=lambda: False, tell=lambda: None, cases=[case])
     (left,) = foresight.leave_out(tuple(map(_about, labels)), labels)
     assert left.node == labels[1]
 
@@ -171,11 +171,15 @@ def test_foreseeing_may_take_a_tenth_of_the_time_that_is_left(
 ) -> None:
     trial = Trial(tmp_path, chained(), {**CONSTANTS, **FACTORS})
     first, clock = trial.first(), [1000.0]
-    monkeypatch.setattr("overflow_fixer.foresight.time.monotonic", lambda: clock[0])
-    foresight = trial.foreseer(first, deadline=1100.0).foresee(first, first)
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    foresight = trial.foreseer(first, 100.0, lambda *progress: told.append(progress)).foresee(first, first)
     assert foresight is not None
     for clock[0], is_late in ((1009.9, False), (1010.1, True)):
         assert foresight.is_late() == is_late
+    clock[0] = 1004.0
+    assert not foresight.is_bearable(())
+    assert told == [("repair: seconds of search", 4, 10)]
 
 
 def test_nothing_is_foreseen_of_a_model_that_draws_random_numbers(tmp_path: Path) -> None:

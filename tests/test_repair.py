@@ -133,6 +133,7 @@ def test_a_budget_of_builds_ends_the_repair_and_the_best_is_kept(max_builds: int
     best, rounds = trial.repair(max_builds=max_builds)
     assert len(trial.built) == max_builds == 1 + len(rounds)
     assert best.verification.passed is (max_builds > 1)
+    assert trial.spent == "max_builds"
 
 
 def test_builds_that_an_engine_took_count_in_the_budget(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_plan_that_cannot_be_built_is_a_round_that_did_not_help(tmp_path: Path
 def test_a_budget_of_minutes_ends_the_repair(tmp_path: Path) -> None:
     trial = Trial(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
     best, rounds = trial.repair(max_minutes=1e-9)
-    assert rounds == ()
+    assert (rounds, trial.spent) == ((), "max_minutes")
     assert not best.verification.passed
 
 
@@ -176,7 +177,7 @@ def test_there_are_at_most_so_many_rounds_of_widening(max_rounds: int, tmp_path:
     policy = PlanPolicy(exclude_nodes=("Add_b0",))
     trial = Trial(tmp_path, layers(2, cancelling), policy=policy)
     best, rounds = trial.repair(max_rounds)
-    assert len(rounds) == max_rounds
+    assert (len(rounds), trial.spent) == (max_rounds, "")
     assert not best.verification.passed
 
 
@@ -250,7 +251,7 @@ def test_a_lower_threshold_widens_what_the_rules_pin(tmp_path: Path) -> None:
         artifact=replace(first.artifact, fp16_nodes=()),
         verification=replace(first.verification, trace=()),
     )
-    best, rounds = repair(
+    best, rounds, _ = repair(
         trial.graph, trial.ranges, trial.batches, trial.policy, first, blind, TOLERANCE, Budget(4)
     )
     assert rounds[0].action == "lowered the threshold to 1000"
@@ -284,7 +285,7 @@ def test_without_the_losses_the_trace_leads_there(tmp_path: Path) -> None:
     ]
     trial = Trial(tmp_path, nodes)
     first, build = _untyped(trial)
-    best, rounds = repair(
+    best, rounds, _ = repair(
         trial.graph, trial.ranges, trial.batches, trial.policy, first, build, TOLERANCE, Budget(6)
     )
     assert rounds[0].action == "pinned the neighbourhood of Sub_d"
@@ -303,7 +304,7 @@ def test_nodes_of_more_than_a_twentieth_of_the_flops_are_taken_back_first(tmp_pa
     drawn = {f"w{n}": RNG.normal(size=(8, n)).astype(np.float32) for n in (892, 52, 48)}
     trial = Trial(tmp_path, nodes, {**CONSTANTS, **drawn}, "y z o")
     first, build = _untyped(trial)
-    best, rounds = repair(
+    best, rounds, _ = repair(
         trial.graph, trial.ranges, trial.batches, trial.policy, first, build, TOLERANCE, Budget(6)
     )
     assert set(rounds[0].added) == {"Add_b0", "Sub_d0", "MatMul_y", "MatMul_z"}
@@ -569,7 +570,7 @@ def test_the_first_artifact_is_not_discarded(tmp_path: Path) -> None:
     trial = Trial(tmp_path, layers(3, cancelling))
     first = trial.first()
     lost: list[Artifact] = []
-    best, rounds = repair(
+    best, rounds, _ = repair(
         trial.graph,
         trial.ranges,
         trial.batches,

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from overflow_fixer.attempts import Attempt
 from overflow_fixer.foreign_operators import count_foreign
 from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import say_over_range
 from overflow_fixer.proposals import name_few
-from overflow_fixer.records import OutputVerdict, RangeTable, TensorError, Tolerance, Verification
+from overflow_fixer.records import (
+    Budget,
+    OutputVerdict,
+    RangeTable,
+    RepairRound,
+    TensorError,
+    Tolerance,
+    Verification,
+)
 from overflow_fixer.repeatability import is_repeatable_node
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
@@ -27,6 +35,28 @@ def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:
         yield (
             "Plain FP16 passes in this build. TensorRT chooses kernels by timing them, so another build of plain FP16 "
             "may run the pinned nodes in FP16 and not pass."
+        )
+
+
+def say_spent(
+    fixed: Verification, rounds: Sequence[RepairRound], budget: Budget, spent: str
+) -> Iterator[str]:
+    """Of a repair that was ended before its rounds were through, by what and what that leaves open; `spent` as repair.Repaired has it."""
+    if spent:
+        limit = (
+            f"{budget.max_minutes:g} minutes"
+            if spent == "max_minutes"
+            else say_plural(budget.max_builds, "build")
+        )
+        tried = f"after {say_plural(len(rounds), 'round')}"
+        left = (
+            "pins may be left that are not needed"
+            if fixed.passed
+            else "pins that would help may not have been tried"
+        )
+        yield (
+            f"The repair was ended by its limit of {limit} ({spent}), {tried}: {left}. A higher --{spent.replace('_', '-')} lets it "
+            "go on."
         )
 
 

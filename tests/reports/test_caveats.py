@@ -21,9 +21,24 @@ from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import fix
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import Engine, FixReport, OutputVerdict, Tolerance, Verification
+from overflow_fixer.records import (
+    Budget,
+    Engine,
+    FixReport,
+    OutputVerdict,
+    RepairRound,
+    Tolerance,
+    Verification,
+)
 from overflow_fixer.reports import render_text
-from overflow_fixer.reports.caveats import _warn_of_quiet, say_hidden, say_luck, say_thin, say_unsettled
+from overflow_fixer.reports.caveats import (
+    _warn_of_quiet,
+    say_hidden,
+    say_luck,
+    say_spent,
+    say_thin,
+    say_unsettled,
+)
 from overflow_fixer.trials import Bench
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
@@ -325,6 +340,29 @@ def test_what_a_repair_leaves_little_of_is_told(
     said = list(say_thin(replace(Verification(verdicts, 2), **changes), graph, Tolerance()))
     assert len(said) == bool(told)
     assert all(told in one and ("--jitter" in one) == (kind == TensorProto.FLOAT) for one in said)
+
+
+@pytest.mark.parametrize(
+    ("passes", "spent", "told"),
+    [
+        (
+            False,
+            "max_minutes",
+            "its limit of 3 minutes (max_minutes), after 1 round: pins that would help may not",
+        ),
+        (
+            True,
+            "max_builds",
+            "its limit of 7 builds (max_builds), after 1 round: pins may be left that are not needed",
+        ),
+        (False, "", ""),
+    ],
+)
+def test_a_repair_that_its_budget_ended_says_so(passes: bool, spent: str, told: str) -> None:
+    fixed = Verification((OutputVerdict(make_error("y"), passes, ""),), 1)
+    rounds = [RepairRound(1, "pinned", (), 1.0, False, 1.0, 0, False)]
+    said = list(say_spent(fixed, rounds, Budget(max_builds=7, max_minutes=3), spent))
+    assert [told in text for text in said] == ([True] if told else [])
 
 
 def test_what_fails_or_errs_as_little_as_is_allowed_has_no_margin(tmp_path: Path) -> None:
