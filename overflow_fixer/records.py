@@ -562,6 +562,20 @@ class HiddenSlice:
         return f"[:, {self.index}]" if self.axis == 1 else f"[..., {self.index}]"
 
 
+@dataclass(frozen=True)
+class HiddenVariation:
+    """What of an output varies, where it is under the output's SNR, and so much smaller than its mean that it is not shown.
+
+    `rms` is the root mean square of FP32's values less their `mean`, which is each sample's own where it is `within_samples`.
+    """
+
+    tensor: str
+    snr_db: float
+    mean: float
+    rms: float
+    within_samples: bool
+
+
 TracedIn = Literal["candidate", "simulation", "marked engine"]
 
 
@@ -573,7 +587,8 @@ class Verification:
     failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in`
     is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
     "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
-    outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output.
+    outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output; `hidden_variations` outputs of which what
+    varies does.
     """
 
     outputs: tuple[OutputVerdict, ...]
@@ -583,6 +598,7 @@ class Verification:
     traced_in: TracedIn = "candidate"
     changed_count: int = 0
     hidden: tuple[HiddenSlice, ...] = ()
+    hidden_variations: tuple[HiddenVariation, ...] = ()
 
     @property
     def passed(self) -> bool:

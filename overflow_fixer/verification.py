@@ -24,6 +24,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.sessions import SessionRunner, mark_outputs, open_session
 from overflow_fixer.slices import SliceMeter
+from overflow_fixer.variations import VariationMeter, find_limit
 
 _CACHE_BYTES = 64 << 20
 
@@ -115,9 +116,10 @@ def verify(
     _check_outputs(reference, candidate)
     meters = OutputMeters(reference.output_names, parts)
     slices = {name: SliceMeter(name) for name in reference.output_names}
+    variations = {name: VariationMeter(name) for name in reference.output_names}
     count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
-        _compare(reference, candidate, batch, meters, slices)
+        _compare(reference, candidate, batch, meters, slices, variations)
         changed_count += batch.is_changed
         progress(count - changed_count)
     if count == 0:
@@ -126,9 +128,18 @@ def verify(
             "calibration data."
         )
     verdicts = tuple(judge(error, tolerance) for error in meters.results())
-    found = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())
-    hidden = tuple(one for one in found if one is not None)
-    return Verification(verdicts, count - changed_count, changed_count=changed_count, hidden=hidden)
+    wholes = {verdict.error.tensor: verdict.error for verdict in verdicts if not verdict.error.part}
+    hidden = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())
+    varying = (
+        variations[name].find_hidden(error, find_limit(tolerance, name)) for name, error in wholes.items()
+    )
+    return Verification(
+        verdicts,
+        count - changed_count,
+        changed_count=changed_count,
+        hidden=tuple(one for one in hidden if one is not None),
+        hidden_variations=tuple(one for one in varying if one is not None),
+    )
 
 
 def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:
@@ -218,6 +229,7 @@ def _compare(
     batch: Batch,
     meters: OutputMeters,
     slices: Mapping[str, SliceMeter],
+    variations: Mapping[str, VariationMeter],
 ) -> None:
     expected = reference.run(batch)
     try:
@@ -228,3 +240,4 @@ def _compare(
     meters.add(expected, found, batch.name)
     for name, meter in slices.items():
         meter.add(expected[name], found[name])
+        variations[name].add(expected[name])

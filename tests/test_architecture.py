@@ -21,7 +21,7 @@ FLOORS = [
     },
     {"files", "records", "subgraphs"},
     {"sessions", "metrics", "parts", "chunks", "model_file", "trial_folders", "weights", "nodes"},
-    {"external_data", "operator_ranks", "output_meters", "slices"},
+    {"external_data", "operator_ranks", "output_meters", "slices", "variations"},
     {"operator_types"},
     {"tensor_types"},
     {"graph"},

@@ -21,7 +21,7 @@ from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
-from overflow_fixer.reports.caveats import say_hidden, say_left_out
+from overflow_fixer.reports.caveats import say_hidden, say_left_out, say_varying
 from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import CachedRunner, CopyCheck, open_reference, verify
@@ -97,7 +97,8 @@ def _verify_foreign(
         tolerance,
         lambda done: progress("verify", done, len(calibration)),
     )
-    return found, (*say_left_out(found, jitter_count), *say_hidden(found, graph, tolerance))
+    unseen = *say_hidden(found, graph, tolerance), *say_varying(found, graph, tolerance)
+    return found, (*say_left_out(found, jitter_count), *unseen)
 
 
 def _read(path: Path) -> Graph:

@@ -22,6 +22,7 @@ from overflow_fixer.records import (
 from overflow_fixer.repeatability import is_repeatable_node
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
+from overflow_fixer.variations import find_limit
 from overflow_fixer.verification import worst_snr_db
 
 _THIN_DB = 6.0
@@ -88,6 +89,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
             yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
         yield from _warn_of_quiet(verdict, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
+    yield from say_varying(fixed, graph, tolerance)
     yield from say_unobserved(ranges.not_observed)
     yield from _warn_of_steps(graph, best)
 
@@ -109,13 +111,11 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
 
 
 def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
-    """Which part of an output that passes by its SNR is under it, unseen; not of probabilities, of which small ones matter to nobody."""
-    wholes = [verdict for verdict in fixed.outputs if verdict.passed and not verdict.error.part]
-    by_snr = {one.error.tensor for one in wholes if one.error.max_abs_error > tolerance.max_abs_error}
+    """Which part of an output that passes by its SNR is under it, unseen; not of probabilities."""
+    by_snr = _pass_by_snr(fixed, tolerance)
     judged = {verdict.error.name.replace(" ", "") for verdict in fixed.outputs}
     for found in fixed.hidden:
-        producer, part = graph.producers.get(found.tensor), found.tensor + found.part
-        is_of_shares = producer is not None and producer.standard_op == "Softmax"
+        part, is_of_shares = found.tensor + found.part, _is_of_shares(graph, found.tensor)
         if found.tensor not in by_snr or is_of_shares or part.replace(" ", "") in judged:
             continue
         others = f", and {found.count - 1} more" if found.count > 1 else ""
@@ -124,6 +124,32 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
             f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. What is there, {found.rms:.3g} (root mean "
             f"square), is hidden beside the {found.output_rms:.3g} of the whole. Where it matters, have it judged by itself: --part '{part}'."
         )
+
+
+def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Of which output that passes by its SNR what varies is lost beside its mean; not of probabilities."""
+    for found in fixed.hidden_variations:
+        if found.tensor in _pass_by_snr(fixed, tolerance) and not _is_of_shares(graph, found.tensor):
+            limit = find_limit(tolerance, found.tensor)
+            needed = math.ceil(limit + 20 * math.log10(math.hypot(found.mean, found.rms) / found.rms))
+            where = "within each sample" if found.within_samples else "from sample to sample"
+            yield (
+                f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) around a mean of "
+                f"{found.mean:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
+                f"{needed} dB of this output: --min-snr-db {needed}, or per_output in the table [verify]."
+            )
+
+
+def _pass_by_snr(fixed: Verification, tolerance: Tolerance) -> set[str]:
+    """The outputs that pass as a whole, and by more than an absolute error that is allowed."""
+    wholes = (verdict.error for verdict in fixed.outputs if verdict.passed and not verdict.error.part)
+    return {error.tensor for error in wholes if error.max_abs_error > tolerance.max_abs_error}
+
+
+def _is_of_shares(graph: Graph, output: str) -> bool:
+    """Whether it holds probabilities, of which small ones matter to nobody."""
+    producer = graph.producers.get(output)
+    return producer is not None and producer.standard_op == "Softmax"
 
 
 def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:

@@ -18,6 +18,7 @@ from overflow_fixer.records import (
     FusedModel,
     Growth,
     HiddenSlice,
+    HiddenVariation,
     Kept,
     Latency,
     Pin,
@@ -329,6 +330,7 @@ def _describe_verification(verification: Verification | None) -> Document | None
         "first_not_finite": None if not_finite is None else _describe_error(not_finite),
         "traced_in": verification.traced_in,
         "hidden": [_describe_hidden(found) for found in verification.hidden],
+        "hidden_variations": [_describe_variation(found) for found in verification.hidden_variations],
     }
 
 
@@ -341,6 +343,16 @@ def _describe_hidden(found: HiddenSlice) -> Document:
         "snr_db": encode_number(found.snr_db),
         "rms": encode_number(found.rms),
         "output_rms": encode_number(found.output_rms),
+    }
+
+
+def _describe_variation(found: HiddenVariation) -> Document:
+    return {
+        "output": found.tensor,
+        "snr_db": encode_number(found.snr_db),
+        "mean": encode_number(found.mean),
+        "rms": encode_number(found.rms),
+        "within_samples": found.within_samples,
     }
 
 

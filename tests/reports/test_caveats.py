@@ -38,6 +38,7 @@ from overflow_fixer.reports.caveats import (
     say_spent,
     say_thin,
     say_unsettled,
+    say_varying,
 )
 from overflow_fixer.trials import Bench
 
@@ -284,6 +285,45 @@ def test_a_channel_that_is_lost_beside_a_larger_one_is_told(tmp_path: Path) -> N
     )
     written = json.loads((tmp_path / "out" / "report.json").read_text())["verification"]["fixed"]["hidden"]
     assert [(one["output"], one["axis"], one["index"], one["count"]) for one in written] == [("y", 1, 1, 1)]
+
+
+def _fix_warming(folder: Path, **verify: Any) -> FixReport:
+    """288 K and a tenth of a degree of change, which FP16 has not got there."""
+    folder.mkdir()
+    nodes = [node("Mul", "x tenth", "a"), node("Add", "a k", "y")]
+    save(make_model(nodes, {"x": [4, 64]}, "y", {"tenth": scalar(0.1), "k": scalar(288)}), folder)
+    np.savez(folder / "data.npz", x=np.random.default_rng(6).normal(size=(4, 64)).astype(np.float32))
+    config = FixConfig(
+        model=folder / "model.onnx",
+        calib=folder / "data.npz",
+        out=folder / "out",
+        build=BuildOptions.model_validate({"backend": "onnx"}),
+        verify=VerifyOptions.model_validate(verify),
+    )
+    return fix(config)
+
+
+def test_what_varies_beside_a_mean_is_told_and_can_be_asked_for(tmp_path: Path) -> None:
+    report = _fix_warming(tmp_path / "told")
+    assert report.passed
+    (told,) = report.warnings
+    assert told.startswith(
+        "Output y passes as a whole, but within each sample it varies by 0.0994 (root mean square) around a mean of 288.005, "
+    )
+    needed = float(told.split("ask for ")[1].split(" dB")[0])
+    written = json.loads((tmp_path / "told" / "out" / "report.json").read_text())["verification"]["fixed"]
+    assert written["hidden_variations"][0]["snr_db"] < 10
+    asked = _fix_warming(tmp_path / "asked", min_snr_db=needed)
+    assert (asked.passed, asked.warnings) == (True, ())
+    assert asked.fixed.outputs[0].error.snr_db > needed
+    assert (
+        list(
+            say_varying(
+                report.fixed, load_graph(tmp_path / "told" / "model.onnx"), Tolerance(max_abs_error=1)
+            )
+        )
+        == []
+    )
 
 
 def test_of_probabilities_small_ones_are_not_told(tmp_path: Path) -> None:
