@@ -43,6 +43,7 @@ from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import (
+    say_fragile,
     say_half_io,
     say_left_out,
     say_luck,
@@ -289,8 +290,10 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
     yield from say_left_out(result.best.verification, config.verify.jitter)
     if result.rounds or not result.best.verification.passed:
         yield from map(say_unsettled, bench.find_unsettled())
-    if result.rounds and config.verify.jitter == 0:
-        yield from say_thin(result.best.verification, bench.graph, bench.tolerance)
+    if result.rounds and result.best.verification.passed and config.verify.jitter == 0:
+        copies = bench.try_copies(result.best.artifact, result.best.verification)
+        thin = say_thin(result.best.verification, bench.graph, bench.tolerance)
+        yield from thin if copies is None or copies.passed else say_fragile(copies)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
     yield from bench.backend.warn(result.best.artifact, config.custom_ops)

@@ -11,7 +11,7 @@ import onnxruntime
 
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
-from overflow_fixer.calibration import jitter, survey_shapes
+from overflow_fixer.calibration import jitter, make_copies, survey_shapes
 from overflow_fixer.conditioning import find_unsettled
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
@@ -48,6 +48,7 @@ from overflow_fixer.verification import (
 )
 
 _NAIVE = "naive FP16"
+_COPIES = 3
 
 
 @dataclass
@@ -179,6 +180,22 @@ class Bench:
         found = verify(self._reference, rounded, self.calibration, self.tolerance)
         wrong = [verdict.error for verdict in found.outputs if not verdict.passed]
         return tuple(error.name for error in wrong if not error.reference_nan)
+
+    def try_copies(self, artifact: Artifact, found: Verification) -> Verification | None:
+        """How an artifact of which that was found fares on changed copies of its worst batch; None where nothing changes in it."""
+        worst = find_worst_batch(found, self.calibration).name
+        check = CopyCheck(self._reference)
+        copies = [
+            copy
+            for index, batch in enumerate(self.calibration)
+            if batch.name == worst
+            for copy in make_copies(batch, index, _COPIES, check)
+        ]
+        if not copies or not is_repeatable(self.graph):
+            return None
+        return verify(
+            self._reference, self.backend.open_runner(artifact, self.settings), copies, self.tolerance
+        )
 
     def find_unsettled(self) -> tuple[TensorError, ...]:
         """The outputs that FP32 itself does not settle; none are told of a model that may give other values each time."""

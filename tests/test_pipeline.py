@@ -227,6 +227,23 @@ def test_what_passes_by_the_luck_of_its_rounding_fails_on_changed_copies_and_is_
     assert "on 2 batches and 6 changed copies" in " ".join(render_text(changed).split())
 
 
+@pytest.mark.parametrize(("near", "is_told"), [(1 / 2048, True), (0.4, False)])
+def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
+    near: float, is_told: bool, tmp_path: Path
+) -> None:
+    """(w + 300) - 300 needs one; x - 0.5 passes since FP16 holds x, which it does not in copies."""
+    nodes = [node("Sub", "x half", "y"), node("Add", "w far", "s"), node("Sub", "s far", "z")]
+    constants = {"half": scalar(0.5), "far": scalar(300)}
+    save(make_model(nodes, {"x": [4], "w": [4]}, "y z", constants), tmp_path)
+    steps, w = np.array([1, 2, -1, 4]), np.array([1.1, 1.3, -0.7, 0.6], np.float32)
+    np.savez(tmp_path / "data.npz", x=(0.5 + near * steps).astype(np.float32), w=w)
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert (report.passed, report.plan.pinned) == (True, {"Add_s", "Sub_z"})
+    told = [warning for warning in report.warnings if warning.startswith("The repair holds for the batches")]
+    assert [": output y fails in data.npz[0:4] (changed " in warning for warning in told] == [True] * is_told
+
+
 def test_copies_in_which_nothing_can_change_are_none_and_a_warning_says_so(tmp_path: Path) -> None:
     report = fix(_near_half(tmp_path, [np.array([1, 2, 3, 4])], jitter=3))
     assert (report.passed, report.fixed.batch_count, report.fixed.changed_count) == (True, 1, 0)

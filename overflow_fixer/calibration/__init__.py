@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from overflow_fixer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from overflow_fixer.calibration.jittered import jitter, make_copy
+    from overflow_fixer.calibration.jittered import jitter, make_copies, make_copy
     from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
     from overflow_fixer.calibration.readers import READERS, open_calibration
     from overflow_fixer.calibration.shapes import survey_shapes
@@ -21,6 +21,7 @@ __all__ = [
     "CalibrationOptions",
     "ImageOptions",
     "jitter",
+    "make_copies",
     "make_copy",
     "open_calibration",
     "survey_shapes",
@@ -29,7 +30,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "jittered": ("jitter", "make_copy"),
+        "jittered": ("jitter", "make_copies", "make_copy"),
         "options": ("CalibrationOptions", "ImageOptions"),
         "readers": ("READERS", "open_calibration"),
         "shapes": ("survey_shapes",),

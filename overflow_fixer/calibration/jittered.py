@@ -49,16 +49,21 @@ class JitteredBatches:
     def __iter__(self) -> Iterator[Batch]:
         for index, batch in enumerate(self.original):
             yield batch
-            for number in range(1, self.copies + 1):
-                generator = np.random.default_rng([index, number])
-                copy = make_copy(batch, f"{batch.name} (changed {number})", generator, CHANGE)
-                if copy is not None and self.is_borne(batch, copy):
-                    yield copy
+            yield from make_copies(batch, index, self.copies, self.is_borne)
 
 
 def jitter(calibration: CalibrationSet, copies: int, is_borne: IsBorne) -> CalibrationSet:
     """The batches with up to `copies` changed copies of each; themselves for 0."""
     return JitteredBatches(calibration, copies, is_borne) if copies else calibration
+
+
+def make_copies(batch: Batch, index: int, count: int, is_borne: IsBorne) -> Iterator[Batch]:
+    """Up to `count` changed copies of the batch of that index: see JitteredBatches."""
+    for number in range(1, count + 1):
+        generator = np.random.default_rng([index, number])
+        copy = make_copy(batch, f"{batch.name} (changed {number})", generator, CHANGE)
+        if copy is not None and is_borne(batch, copy):
+            yield copy
 
 
 def make_copy(batch: Batch, name: str, generator: np.random.Generator, most: float) -> Batch | None:

@@ -170,6 +170,17 @@ def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterato
         )
 
 
+def say_fragile(copies: Verification) -> Iterator[str]:
+    """Of a repair that passes, that it does not on changed copies of a batch: which output fails, and where."""
+    verdict = next((verdict for verdict in copies.outputs if not verdict.passed), None)
+    if verdict is not None:
+        yield (
+            f"The repair holds for the batches that it was made for, and not for copies of one of them with inputs changed by up to "
+            f"2^-10, a step of FP16: output {verdict.error.name} fails in {verdict.error.worst_batch}: {verdict.reason}. Others like "
+            "these batches may fail too. --jitter 3 repairs for such copies of each."
+        )
+
+
 def say_unsettled(error: TensorError) -> str:
     """That an output is not determined by FP32 either, which no precision mends."""
     if error.other_shape is not None:
