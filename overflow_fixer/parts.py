@@ -38,14 +38,14 @@ class Part:
             try:
                 return np.asarray(value[self.index])
             except IndexError:
-                raise self._refuse(f"is of shape {list(value.shape)}") from None
-        raise self._refuse("is no tensor but a sequence or an optional")
+                raise self.refuse(f"is of shape {list(value.shape)}") from None
+        raise self.refuse("is no tensor but a sequence or an optional")
 
     def check(self, shape: Sequence[Dim] | None) -> None:
         """Raise ConfigError where an output of this shape has no such part, or nothing in it; what is not known of it may be any."""
         if shape is not None and not self._is_within(shape):
             sizes = ("?" if size is None else str(size) for size in shape)
-            raise self._refuse(f"is of shape [{', '.join(sizes)}]")
+            raise self.refuse(f"is of shape [{', '.join(sizes)}]")
 
     def _is_within(self, shape: Sequence[Dim]) -> bool:
         axes = list(self.index if ... in self.index else (*self.index, ...))
@@ -56,7 +56,8 @@ class Part:
         pairs = zip(axes, shape, strict=True)
         return all(_is_there(axis, size) for axis, size in pairs if isinstance(size, int))
 
-    def _refuse(self, found: str) -> ConfigError:
+    def refuse(self, found: str) -> ConfigError:
+        """That the output has no such part, for what was found of it."""
         return ConfigError(
             f"There is no part {self.output}{self.text}: {self.output} {found}. Expected indices within it, as NumPy counts "
             "them, the batch axis first. Correct --part, or parts and per_output in the table [verify]."

@@ -110,7 +110,8 @@ def verify(
     the same place, and in every batch an SNR of at least its tolerance (or no error over
     `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. So does a batch
     that ONNX Runtime cannot run in the candidate and can in the reference: overflow can end in an index or a size. Raises
-    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError for a part that is none.
+    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError for a part that is none, or
+    has no element in any batch.
     """
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
@@ -127,6 +128,7 @@ def verify(
             "There was no batch to verify on. Expected at least one: without data nothing is proved. Check the "
             "calibration data."
         )
+    meters.check_parts()
     verdicts = tuple(judge(error, tolerance) for error in meters.results())
     wholes = {verdict.error.tensor: verdict.error for verdict in verdicts if not verdict.error.part}
     hidden = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())

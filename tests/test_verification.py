@@ -306,6 +306,13 @@ def test_a_part_that_is_not_in_the_output_is_an_error() -> None:
         compare([floats(1, 2)], [floats(1, 2)], Tolerance(parts=("y[:, 2]",)))
 
 
+def test_a_part_that_no_batch_has_anything_of_is_an_error() -> None:
+    tolerance = Tolerance(parts=("y[3:]",))
+    with pytest.raises(ConfigError, match=r"There is no part y\[3:\]: y has no element there in any batch"):
+        compare([floats(1, 2), floats(1, 2, 3)], [floats(1, 2), floats(1, 2, 3)], tolerance)
+    assert compare([floats(1, 2), floats(1, 2, 3, 4)], [floats(1, 2), floats(1, 2, 3, 4)], tolerance).passed
+
+
 def test_no_batch_proves_nothing() -> None:
     with pytest.raises(CalibrationError, match="no batch to verify on"):
         compare([], [])
