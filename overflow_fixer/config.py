@@ -22,6 +22,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_MESSAGES = {
+    "tuple_type": "input should be a list",
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "input should be a table"),
+}
+"""Where pydantic's name Python's types, by its name of what is wrong."""
 _FROZEN = ConfigDict(extra="forbid", frozen=True)
 _MOST_GIB = 2.0**20
 """More than any GPU has, and a number of bytes all the same."""
@@ -238,5 +243,5 @@ def say_problem(item: ErrorDetails) -> str:
     key = ".".join(map(str, item["loc"])) or "(the whole)"
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key}: unknown key"
-    message = item["msg"].removeprefix("Value error, ")
+    message = _MESSAGES.get(item["type"], item["msg"]).removeprefix("Value error, ")
     return f"{key}: {message[0].lower()}{message[1:]}"

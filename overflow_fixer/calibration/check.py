@@ -12,6 +12,8 @@ from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import Array, Dim, Feeds, InputSpec
 
 _STRING = onnx.TensorProto.STRING
+_NOT_FED = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2", "COMPLEX")
+"""How the types begin of which ONNX Runtime makes no value."""
 
 
 def check_feeds(place: str, feeds: Feeds, inputs: Sequence[InputSpec], *, allow_nonfinite: bool) -> None:
@@ -52,8 +54,14 @@ def check_names(place: str, names: Iterable[str], inputs: Sequence[InputSpec]) -
 
 
 def check_feedable(inputs: Sequence[InputSpec]) -> None:
-    """Refuse inputs that are no tensors (sequences, optionals, maps): no format holds them."""
+    """Refuse inputs that are no tensors (sequences, optionals, maps): no format holds them; and types that cannot be fed."""
     for spec in inputs:
+        name = onnx.TensorProto.DataType.Name(spec.elem_type)
+        if name.startswith(_NOT_FED):
+            raise CalibrationError(
+                f"The model's input {spec.name!r} is of type {name}, which ONNX Runtime takes from no array. Expected one of 8 bits "
+                "or more that numpy has, or bfloat16. Have the model take a float32 and cast it."
+            )
         if spec.elem_type == onnx.TensorProto.UNDEFINED:
             raise CalibrationError(
                 f"The model's input {spec.name!r} is not a tensor, or says nothing of its type. Expected tensors, "

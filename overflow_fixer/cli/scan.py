@@ -65,7 +65,7 @@ def _scan(
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     with begin_folder(config.folder), show_progress(quiet) as progress:
         ranges = scan(config, graph, calibration, progress, progress.over, existing)
-    if ranges.provider_lack is not None:
+    if ranges.provider_lack is not None and not quiet:
         click.echo(ranges.provider_lack, err=True)
     return ranges, config.folder / "ranges.h5"
 
@@ -104,6 +104,7 @@ def _to_json(ranges: RangeTable, path: Path) -> str:
         nan=_with_nan(ranges),
         observe=ranges.observe,
         provider=ranges.provider,
+        provider_lack=ranges.provider_lack,
     )
 
 

@@ -43,14 +43,21 @@ def test_arrays_come_in_c_order_and_can_be_written(tmp_path):
     np.testing.assert_array_equal(batch.feeds["x"], floats(2, 3))
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
-def test_types_that_npy_has_no_name_for(tmp_path, dtype):
-    values = floats(1, 3).astype(dtype)
+def test_a_type_that_npy_has_no_name_for(tmp_path):
+    values = floats(1, 3).astype(ml_dtypes.bfloat16)
     np.savez(tmp_path / "b.npz", x=values)
-    (batch,) = walk(tmp_path, spec("x", 1, 3, dtype=dtype))
-    assert batch.feeds["x"].dtype == dtype
+    (batch,) = walk(tmp_path, spec("x", 1, 3, dtype=ml_dtypes.bfloat16))
+    assert batch.feeds["x"].dtype == ml_dtypes.bfloat16
     assert batch.feeds["x"].tobytes() == values.tobytes()
     assert "Expected float32" in refusal(tmp_path, spec("x", 1, 3))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.int4, np.complex64])
+def test_types_that_onnxruntime_takes_from_no_array_are_refused(tmp_path, dtype):
+    np.savez(tmp_path / "b.npz", x=np.zeros((1, 3), dtype))
+    text = refusal(tmp_path, spec("x", 1, 3, dtype=dtype))
+    assert text.startswith("The model's input 'x' is of type ")
+    assert "Have the model take a float32 and cast it." in text
 
 
 def test_feeds_are_in_the_order_of_the_models_inputs(tmp_path):
