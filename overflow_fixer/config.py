@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import CalibrationOptions
@@ -153,6 +153,18 @@ class FixConfig(BaseModel):
     verify: VerifyOptions = VerifyOptions()
     repair: RepairOptions = RepairOptions()
 
+    @model_validator(mode="after")
+    def _check_paths(self) -> FixConfig:
+        """ONNX, ONNX Runtime and HDF5 take no other paths."""
+        for path in (self.model, self.calib, self.out or "", *self.custom_ops):
+            try:
+                str(path).encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"the path {str(path)!a} is not UTF-8, which is all that ONNX takes; rename it"
+                ) from None
+        return self
+
     @property
     def folder(self) -> Path:
         return self.out if self.out is not None else Path(f"{self.model.stem}.fp16")
@@ -240,8 +252,8 @@ def _explain(error: ValidationError, path: Path | None) -> str:
 
 def say_problem(item: ErrorDetails) -> str:
     """What pydantic found wrong with one key, after the key."""
-    key = ".".join(map(str, item["loc"])) or "(the whole)"
+    key = ".".join(map(str, item["loc"]))
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key}: unknown key"
     message = _MESSAGES.get(item["type"], item["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message[0].lower()}{message[1:]}"
+    return f"{key}: {message[0].lower()}{message[1:]}" if key else message

@@ -1,6 +1,7 @@
 """Settings: every key documented, unknown ones refused, flags over file over defaults."""
 
 import math
+import os
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,14 @@ def test_libraries_are_told_apart_by_their_content(tmp_path: Path) -> None:
             path.write_bytes(content)
             hashes.add(config.hash_libraries())
     assert len(hashes) == 5
+
+
+@pytest.mark.parametrize("key", ["model", "calib", "out"])
+def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the path 'a\\udcff.onnx' is not UTF-8, which is all that ONNX takes"
+    ):
+        make_config(None, {**FLAGS, key: os.fsdecode(b"a\xff.onnx")})
 
 
 def test_the_word_random_stays_a_word() -> None:

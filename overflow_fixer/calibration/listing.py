@@ -51,7 +51,7 @@ def list_data(root: Path) -> Listing:
     """The data files at `root`: the file itself, or those of the folder.
 
     Hidden files and documents (README, LICENSE, notes, scripts, tables) are left out. Raises
-    CalibrationError when nothing is there, or files lie both in the folder and in its subfolders.
+    CalibrationError when nothing is there, files lie both in the folder and in its subfolders, or a name is not UTF-8.
     """
     try:
         if not root.is_dir():
@@ -66,6 +66,7 @@ def list_data(root: Path) -> Listing:
             "a folder of files. Check the path and its permissions."
         ) from error
     _check_one_place(root, direct, nested)
+    _check_names([*direct, *nested])
     return Listing(root, tuple(direct or nested))
 
 
@@ -93,6 +94,18 @@ def _check_one_place(root: Path, direct: list[Path], nested: list[Path]) -> None
             f"({nested[0].relative_to(root).as_posix()}). Expected it in one place, so that none is left out unseen. "
             "Move one of them away."
         )
+
+
+def _check_names(files: list[Path]) -> None:
+    """Batches are named after their files, in UTF-8."""
+    for file in files:
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:
+            raise CalibrationError(
+                f"The name of the file {str(file)!a} is not UTF-8. Expected names that are, since reports name batches "
+                "after their files. Rename it."
+            ) from None
 
 
 def _data_files(folder: Path) -> list[Path]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,3 +82,12 @@ def test_a_broken_link_is_not_passed_over(tmp_path):
     touch(tmp_path, "a.npz")
     (tmp_path / "b.npz").symlink_to(tmp_path / "gone.npz")
     assert names(tmp_path) == ["a.npz", "b.npz"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    try:
+        (tmp_path / os.fsdecode(b"b\xff.npz")).write_bytes(b"")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with pytest.raises(CalibrationError, match=r"The name of the file '.*b\\udcff.npz' is not UTF-8"):
+        list_data(tmp_path)
