@@ -18,6 +18,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from overflow_fixer.subgraphs import all_nodes
+
 Provider = Literal["cpu", "cuda", "tensorrt"]
 
 EXECUTION_PROVIDERS: dict[Provider, str] = {
@@ -99,20 +101,12 @@ def list_providers(provider: Provider, op_types: Iterable[str] = ()) -> list[Any
 
 def find_ordinary_ops(graph: onnx.GraphProto) -> set[str]:
     """The operators of a graph and its bodies that are no plug-ins of TensorRT."""
-    return {node.op_type for node in _walk(graph) if node.domain != PLUGIN_DOMAIN}
+    return {node.op_type for node in all_nodes(graph) if node.domain != PLUGIN_DOMAIN}
 
 
 def has_plugins(graph: onnx.GraphProto) -> bool:
     """Whether a node of a graph or its bodies is a plug-in of TensorRT."""
-    return any(node.domain == PLUGIN_DOMAIN for node in _walk(graph))
-
-
-def _walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _walk(body)
+    return any(node.domain == PLUGIN_DOMAIN for node in all_nodes(graph))
 
 
 def _try(provider: Provider) -> str | None:

@@ -22,7 +22,9 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.native import find_library, may_hold_operators
 from overflow_fixer.providers import (
     EXECUTION_PROVIDERS,
+    PLUGIN_DOMAIN,
     Provider,
+    find_lack,
     find_ordinary_ops,
     has_plugins,
     list_providers,
@@ -217,7 +219,15 @@ def infer_types(model: onnx.ModelProto, folder: Path, tensors: Sequence[str]) ->
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
     mark_outputs(marked, tensors)
-    session = open_session(marked, folder, provider="tensorrt" if has_plugins(model.graph) else "cpu")
+    are_plugins = has_plugins(model.graph)
+    lack = find_lack("tensorrt") if are_plugins else None
+    if lack is not None:
+        raise ModelError(
+            f"The model has plug-ins of TensorRT (domain {PLUGIN_DOMAIN}), whose types ONNX Runtime's TensorRT provider alone "
+            f"knows, and {lack}. Expected that provider. Install it (docs/scan-gpu.md; fix-fp16 doctor tells what is there), or "
+            "have the exporter write standard operators in their place."
+        )
+    session = open_session(marked, folder, provider="tensorrt" if are_plugins else "cpu")
     types = {output.name: output.type for output in session.get_outputs()}
     return {name: _ELEM_TYPES[kind] for name in tensors if (kind := types[name][7:-1]) in _ELEM_TYPES}
 
@@ -290,7 +300,7 @@ def _refusal(provider: Provider, reason: str) -> str:
     if provider == "cpu":
         remedy = (
             "Run the model in ONNX Runtime alone to see the same error. For operators that it does not know, name "
-            "their library with --ort-custom-op, or run TensorRT's plug-ins with --provider tensorrt (docs/custom-ops.md)"
+            "their library with --ort-custom-op, or scan TensorRT's plug-ins with --provider tensorrt where that loads, which fix-fp16 doctor tells (docs/custom-ops.md)"
         )
     return (
         f"ONNX Runtime {onnxruntime.__version__} refuses the model: {reason}. Expected a model that it can run "
