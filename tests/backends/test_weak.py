@@ -256,6 +256,19 @@ def test_a_pin_that_is_not_honoured_is_widened_over_what_it_was_fused_with(graph
     assert weak.builds == 2
 
 
+def test_builds_that_were_refused_do_not_count_against_widening(graph: Graph) -> None:
+    """Each engine comes after two refusals, and shows another node that is fused with the pin."""
+    script = small_script(
+        *(disobeyed("one"), disobeyed("two"), engine(("PWN(softmax, square)", "FP16"))),
+        *(disobeyed("one"), disobeyed("two"), engine(("PWN(softmax, add)", "FP16"))),
+        engine(("softmax", "FP32"), content=b"last"),
+    )
+    with _weak(script, graph, "softmax") as weak:
+        built, _, _, _ = weak.run()
+    assert (built.plan, weak.builds) == (b"last", 7)
+    assert list(weak.widened) == ["square", "add"]
+
+
 def test_pins_are_widened_three_times_at_most() -> None:
     """An engine that finds something new to fuse with each time."""
     graph, script = recorded_graph("conv_chain"), recorded_script("conv_chain")

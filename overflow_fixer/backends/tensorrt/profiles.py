@@ -40,8 +40,8 @@ def override_shapes(
 
 
 def _takes(dims: Sequence[int | str | None], shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether an input of these dimensions takes the shapes, or, if it has one dimension, those values."""
-    if len(dims) == 1:
+    """Whether an input of these dimensions takes the shapes, or, if it is a list of so many numbers, those values."""
+    if _holds_values(dims, shapes[0]):
         return True
     fits = (
         d == size if isinstance(d, int) else size >= 0
@@ -51,12 +51,16 @@ def _takes(dims: Sequence[int | str | None], shapes: Sequence[Sequence[int]]) ->
     return len(dims) == len(shapes[0]) and all(fits)
 
 
+def _holds_values(dims: Sequence[int | str | None], told: Sequence[int]) -> bool:
+    """Whether what is told of an input of these dimensions is its values, and not its shape."""
+    return list(dims) == [len(told)]
+
+
 def _make_range(
     dims: tuple[int | str | None, ...] | None, seen: ShapeRange | None, shapes: Sequence[Sequence[int]]
 ) -> ShapeRange:
     least, usual, most = (tuple(shape) for shape in shapes)
-    holds_values = dims is not None and len(dims) == 1 and isinstance(dims[0], int) and dims[0] == len(usual)
-    if holds_values:
+    if dims is not None and _holds_values(dims, usual):
         size = (len(usual),)
         return ShapeRange(size, size, size, (least, usual, most))
     return ShapeRange(least, usual, most, seen.values if seen is not None else None)

@@ -77,16 +77,18 @@ class WeakBuild:
 
     def run(self) -> tuple[Built, EngineRunner, tuple[EngineLayer, ...], tuple[PinOutcome, ...]]:
         """Build, read the engine, and widen the pins that were not honoured over what they were fused with."""
+        widenings = 0
         while True:
             built = self._build()
             runner = EngineRunner(self.trt, built.plan)
             runner.set_shapes(self.settings.shapes)
             layers = read_engine(self.trt, runner.engine, runner.context, self.owners)
             outcomes = judge_pins(layers, self.pinned, self._without_layers())
-            wider = dict(self._wider(layers, outcomes)) if self.builds <= _MOST_WIDENINGS else {}
+            wider = dict(self._wider(layers, outcomes)) if widenings < _MOST_WIDENINGS else {}
             if not wider:
                 return built, runner, layers, outcomes
             self.widened |= wider
+            widenings += 1
             del runner, built  # their memory is needed for the next
 
     def _choose(self) -> Pinning:
