@@ -281,16 +281,21 @@ def check_request(config: FixConfig, graph: Graph, backend: Backend) -> None:
     """Raise at once what building or verifying would raise after the scan, for what cannot be had as asked for."""
     for part in find_parts(config.verify.tolerance(), graph.outputs):
         part.check(graph.sure_shapes.get(part.output))
-    if backend.is_engine:
+    if _asks_shapes(config, backend):
         tensorrt.override_shapes(graph, {}, config.build.profile)
+    if backend.is_engine:
         tensorrt.check_settings(config.build.settings(config.folder, {}))
+
+
+def _asks_shapes(config: FixConfig, backend: Backend) -> bool:
+    return backend.is_engine or bool(config.build.exports)
 
 
 def make_settings(
     config: FixConfig, graph: Graph, calibration: CalibrationSet | None, backend: Backend
 ) -> BuildSettings:
-    """What the backend is told; the shapes of the data are looked at for an engine alone."""
-    if not backend.is_engine:
+    """What the backend is told; the shapes of the data are looked at for an engine, and for what is exported for one."""
+    if not _asks_shapes(config, backend):
         return config.build.settings(config.folder, {})
     seen = survey_shapes(calibration) if calibration is not None else {}
     return config.build.settings(config.folder, tensorrt.override_shapes(graph, seen, config.build.profile))

@@ -78,6 +78,18 @@ def test_plain_fp16_that_cannot_be_run_fails_and_the_plan_is_verified(tmp_path: 
     assert "plain FP16 fails." in " ".join(render_text(report).split())
 
 
+def test_what_is_exported_for_an_engine_has_the_shapes_of_the_data(tmp_path: Path) -> None:
+    config = _config(tmp_path, compare=False, exports=("polygraphy-npps",))
+    (script,) = (path for path in fix(config).files if path.suffix == ".py")
+    assert "--trt-opt-shapes 'image:[2,3,64,64]'" in script.read_text()
+
+
+def test_a_profile_that_does_not_fit_is_refused_for_exports_too(tmp_path: Path) -> None:
+    profile = {"image": ((1, 3), (1, 3), (1, 3))}
+    with pytest.raises(ConfigError, match="does not fit the model"):
+        fix(_config(tmp_path, exports=("polygraphy-npps",), profile=profile))
+
+
 def test_without_comparison_plain_fp16_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "try_naive", lambda bench: pytest.fail("it was built"))
     report = fix(_config(tmp_path, compare=False))

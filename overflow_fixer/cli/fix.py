@@ -30,6 +30,7 @@ from overflow_fixer.reports import closing_table, render_json
 @options.calibration_options
 @options.plan_options
 @options.build_options
+@options.compare_option
 @options.export_options
 @options.verify_options
 @options.repair_options

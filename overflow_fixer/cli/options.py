@@ -102,7 +102,7 @@ def common_options(function: F) -> F:
             help="A library of custom operators for ONNX Runtime.",
         ),
         click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
-        click.option("-v", "--verbose", is_flag=True, help="Say more."),
+        click.option("-v", "--verbose", is_flag=True, help="Say more, of a fix and of a plan."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),
         click.option("--debug", is_flag=True, help="Show the traceback of an error."),
     ]
@@ -159,13 +159,17 @@ def build_options(function: F) -> F:
         click.option(
             "--io-types", type=click.Choice(["keep", "fp16"]), help="Types of float inputs and outputs."
         ),
-        click.option(
-            "--compare/--no-compare",
-            default=None,
-            help="Build plain FP16 and FP32 too, to compare with and to time [compare].",
-        ),
     ]
     return _apply(options, _engine_options(function))
+
+
+def compare_option(function: F) -> F:
+    option = click.option(
+        "--compare/--no-compare",
+        default=None,
+        help="Build plain FP16 and FP32 too, to compare with and to time [compare].",
+    )
+    return option(function)
 
 
 def export_options(function: F) -> F:
@@ -197,13 +201,22 @@ def _engine_options(function: F) -> F:
         click.option(
             "--plugin", "plugins", multiple=True, type=_FILE, help="A TensorRT plug-in library to load."
         ),
-        click.option("--workspace-gib", type=float, help="GPU memory an engine's layer may use, in GiB."),
+        click.option(
+            "--workspace-gib",
+            type=float,
+            help="GPU memory that a layer of a TensorRT engine may use, in GiB.",
+        ),
         click.option("--optimization-level", type=int, help="Effort of TensorRT's builder, 0 to 5."),
         click.option(
-            "--tactic-source", "tactic_sources", multiple=True, help="A library to take kernels from."
+            "--tactic-source",
+            "tactic_sources",
+            multiple=True,
+            help="A library that TensorRT takes kernels from.",
         ),
         click.option(
-            "--timing-cache", type=_FILE, help="Kernel timings kept across builds [OUT/timing.cache]."
+            "--timing-cache",
+            type=_FILE,
+            help="TensorRT's kernel timings kept across builds [OUT/timing.cache].",
         ),
     ]
     return _apply(options, function)

@@ -39,6 +39,7 @@ _ENGINES = frozenset({".engine", ".plan", ".trt"})
 @click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
 @options.calibration_options
 @options.build_options
+@options.compare_option
 @options.verify_options
 @options.common_options
 def verify_command(
