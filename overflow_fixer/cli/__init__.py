@@ -79,7 +79,10 @@ def run(args: list[str] | None) -> int:
         error.show()
         code = error.exit_code
     except click.ClickException as error:
-        click.echo(f"fix-fp16: {error.format_message()} See fix-fp16 --help for what is expected.", err=True)
+        click.echo(
+            f"fix-fp16: {error.format_message().rstrip('.')}. See fix-fp16 --help for what is expected.",
+            err=True,
+        )
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(f"fix-fp16: {str(error.__cause__ or error) or STOPPED}", err=True)

@@ -14,11 +14,13 @@ from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_in
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.cli.results import say
 from overflow_fixer.errors import BackendError
+from overflow_fixer.graph import MIN_OPSET
 from overflow_fixer.providers import Provider, find_lack
 
 
 @click.command("doctor")
-def doctor_command() -> None:
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def doctor_command(debug: bool) -> None:
     """Say what this machine can do: libraries, ONNX Runtime's providers, the GPU, TensorRT."""
     told = (*_libraries(), *_providers(), ("GPU", _describe_gpu()), ("TensorRT", _describe_tensorrt()))
     for name, text in told:
@@ -27,7 +29,7 @@ def doctor_command() -> None:
 
 def _libraries() -> Iterator[tuple[str, str]]:
     yield "overflow_fixer", f"{__version__} on Python {platform.python_version()}"
-    yield "onnx", f"{onnx.__version__}, opsets 9 to {onnx.defs.onnx_opset_version()}"
+    yield "onnx", f"{onnx.__version__}, opsets {MIN_OPSET} to {onnx.defs.onnx_opset_version()}"
     yield (
         "onnxruntime",
         f"{onnxruntime.__version__}, providers {', '.join(onnxruntime.get_available_providers())}",
@@ -47,7 +49,8 @@ def _describe_gpu() -> str:
     try:
         device = open_device()
     except BackendError as error:
-        return str(error).split(". ")[0].lower()
+        text = str(error).split(". ")[0]
+        return text[0].lower() + text[1:]
     major, minor = device.compute_capability
     gib = device.free_bytes() / 2**30
     return f"{device.name}, compute capability {major}.{minor}, {gib:.0f} GiB free, CUDA {device.cuda_version} driver"

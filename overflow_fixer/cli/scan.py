@@ -110,7 +110,8 @@ def _to_json(ranges: RangeTable, path: Path) -> str:
 
 def _say(ranges: RangeTable, path: Path) -> str:
     over, with_nan = _overflowing(ranges), _with_nan(ranges)
-    said = f"{path}: {len(ranges.ranges)} tensors over {len(ranges.batch_names)} batches"
+    count = len(ranges.batch_names)
+    said = f"{path}: {len(ranges.ranges)} tensors over {count} batch{'' if count == 1 else 'es'}"
     if over:
         worst = min((ranges.by_tensor[name] for name in over), key=lambda found: found.headroom)
         said += f"; {len(over)} overflow in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"

@@ -185,7 +185,7 @@ def test_nan_is_told_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["scan", str(tmp_path / "model.onnx"), *options])
     said = capsys.readouterr().out
-    assert said.endswith("2 tensors over 1 batches; none overflows in FP16; 2 hold NaN, the first x\n")
+    assert said.endswith("2 tensors over 1 batch; none overflows in FP16; 2 hold NaN, the first x\n")
 
 
 @pytest.mark.parametrize("command", ["scan", "fix"])
