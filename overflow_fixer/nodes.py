@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -65,6 +66,11 @@ class Node:
 
     def attribute(self, name: str) -> onnx.AttributeProto | None:
         return next((found for found in self.proto.attribute if found.name == name), None)
+
+    def value_of(self, attribute: str, default: Any) -> Any:
+        """What an attribute holds, words as bytes; the default where it is left out."""
+        found = self.attribute(attribute)
+        return default if found is None else onnx.helper.get_attribute_value(found)
 
 
 def number_nodes(graph: onnx.GraphProto) -> tuple[Node, ...]:

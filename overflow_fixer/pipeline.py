@@ -23,6 +23,7 @@ from overflow_fixer.errors import BackendError
 from overflow_fixer.files import begin_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.layernorm_fusion import fuse_layernorms
 from overflow_fixer.planning import check_plan, check_policy, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.providers import choose_provider
@@ -39,7 +40,6 @@ from overflow_fixer.records import (
     RepairRound,
     Verification,
 )
-from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.repair import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import (
@@ -83,7 +83,7 @@ def fix(
     if config.refuse_layernorm:
         with clock.time("fuse"):
             path = config.folder / "fused" / config.model.name
-            fused = refuse_layernorm(graph, path, _tell("fuse", calibration, progress))
+            fused = fuse_layernorms(graph, path, _tell("fuse", calibration, progress))
         config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
     policy = make_policy(config, backend)
     check_policy(graph, policy)

@@ -34,7 +34,7 @@ FLOORS = [
     {"culprits", "suspects"},
     {"foresight"},
     {"proposals"},
-    {"reports", "repair", "trials", "confidence", "refusing"},
+    {"reports", "repair", "trials", "confidence", "layernorm_fusion"},
     {"pipeline"},
     {"zoo"},
     {"cli"},

@@ -133,8 +133,7 @@ class Expression:
         return self.graph.ranks.get(self.source)
 
     def attribute(self, name: str, default: Any) -> Any:
-        found = self.node.attribute(name)
-        return default if found is None else onnx.helper.get_attribute_value(found)
+        return self.node.value_of(name, default)
 
     def apply(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """One more node; the name of what it writes."""

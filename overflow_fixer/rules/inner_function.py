@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-import onnx
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX, FP16_UNDERFLOW
@@ -97,11 +95,6 @@ def _judge_least(node: Node, inner: InnerFunction, ranges: RangeTable) -> Iterat
     )
 
 
-def _attribute(node: Node, name: str, default: Any) -> Any:
-    found = node.attribute(name)
-    return default if found is None else onnx.helper.get_attribute_value(found)
-
-
 def _power(base: float, exponent: float) -> float:
     """inf where that is more than a float holds."""
     try:
@@ -112,7 +105,7 @@ def _power(base: float, exponent: float) -> float:
 
 def _cube(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """Gelu's x^3, in its form with tanh."""
-    if _attribute(node, "approximate", b"none") == b"tanh":
+    if node.value_of("approximate", b"none") == b"tanh":
         yield InnerFunction(seen, _power(seen.max_abs, 3), "x^3")
 
 
@@ -137,9 +130,9 @@ def _square(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
 
 def _sum_of_powers(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """What a root is taken of: ReduceL2's squares, but where it adds nothing, and the powers of an Lp pool."""
-    if _attribute(node, "noop_with_empty_axes", 0):  # with axes it was measured
+    if node.value_of("noop_with_empty_axes", 0):  # with axes it was measured
         return
-    exponent = _attribute(node, "p", 2)
+    exponent = node.value_of("p", 2)
     text = "the sum of squares" if exponent == 2 else f"the sum of |x|^{exponent}"
     yield InnerFunction(seen, _power(seen.max_abs, exponent), text)
 
@@ -164,7 +157,7 @@ def _fold(graph: Graph) -> Folder:
 
 def _window_sum(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """AveragePool, where every window is divided by its size; the others are measured."""
-    size = math.prod(_attribute(node, "kernel_shape", [1]))
+    size = math.prod(node.value_of("kernel_shape", [1]))
     yield InnerFunction(seen, seen.max_abs * size, "the sum before it is divided")
 
 
@@ -175,15 +168,15 @@ def _sum_of_terms(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFuncti
 
 def _sum_of_samples(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """RoiAlign's mean of samples, whose number a side is told; where it depends on the box, nothing is known."""
-    samples = _attribute(node, "sampling_ratio", 0)
-    if samples > 0 and _attribute(node, "mode", b"avg") == b"avg":
+    samples = node.value_of("sampling_ratio", 0)
+    if samples > 0 and node.value_of("mode", b"avg") == b"avg":
         yield InnerFunction(seen, seen.max_abs * samples * samples, "the sum before it is divided")
 
 
 def _squares_across_channels(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """LRN: at most `size` squares are added."""
     yield from _square(node, graph, seen)
-    value = _attribute(node, "size", 1) * _power(seen.max_abs, 2)
+    value = node.value_of("size", 1) * _power(seen.max_abs, 2)
     yield InnerFunction(seen, value, "a bound of the sum of squares", is_bound=True)
 
 

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph import FLOAT_TYPES, Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.folding import Folder
@@ -29,9 +29,6 @@ _LARGE_ELEMENTS = 1 << 16
 _INTEGERS = frozenset(
     getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
 ) | {TensorProto.BOOL}
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-"""Types whose rounding keeps multiples multiples; narrower ones stop at their largest value."""
-
 _FIRST = (0,)
 _ALL = None
 _COMBINED: dict[str, tuple[int, ...] | None] = {
@@ -132,7 +129,7 @@ class Multiples:
             self.steps[tensor] = 1.0
         elif dtype in _INTEGERS:
             self.steps[tensor] = max(1.0, step or 1.0)
-        elif dtype in _FLOATS and step is not None:
+        elif dtype in FLOAT_TYPES and step is not None:  # narrower ones stop at their largest value
             self.steps[tensor] = step
 
     def _is_worth_reading(self, tensor: str) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import onnx
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
@@ -144,7 +143,7 @@ def _pass(
         return None  # vanishing_constant judges what its epsilon makes of it
     passed = loss
     if [slot for slot, name in enumerate(node.inputs) if name == tensor] == [_ADDED.get(op)]:
-        passed = _Loss(loss.magnitude * abs(_number(node, "beta", 1.0)), loss.share)
+        passed = _Loss(loss.magnitude * abs(node.value_of("beta", 1.0)), loss.share)
     elif op in _WEIGHTED or op == "BatchNormalization":
         passed = _through_weights(graph, ranges, node, tensor, loss)
     elif op in ELEMENTWISE or op in SUMS:
@@ -166,7 +165,7 @@ def _through_weights(graph: Graph, ranges: RangeTable, node: Node, tensor: str, 
 def _gain_of_normalization(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
     """What BatchNormalization multiplies data and means with; inf for its scale, and where that is not known."""
     scale, variance = ranges.get(node.inputs[1]), ranges.get(node.inputs[4])
-    added = _number(node, "epsilon", 1e-5)
+    added = node.value_of("epsilon", 1e-5)
     if tensor == node.inputs[1] or scale is None or variance is None or variance.min + added <= 0:
         return math.inf
     return scale.max_abs / math.sqrt(variance.min + added)
@@ -181,17 +180,12 @@ def _gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
     other = ranges.get(node.inputs[0 if tensor == node.inputs[1] else 1])
     if len(node.inputs) < 3 or not node.inputs[2] or weight is None or other is None:
         return math.inf
-    return other.max_abs * math.sqrt(_count_terms(node, weight.dims)) * abs(_number(node, "alpha", 1.0))
+    return other.max_abs * math.sqrt(_count_terms(node, weight.dims)) * abs(float(node.value_of("alpha", 1.0)))
 
 
 def _count_terms(node: Node, weight: Sequence[int]) -> float:
     """How many products of data and weights, of these dimensions, are added up in an element; of a ConvTranspose at most so many."""
     if node.standard_op == "Gemm":
-        return weight[1] if _number(node, "transB", 0) else weight[0]
-    channels = weight[1] if node.standard_op == "Conv" else weight[0] / _number(node, "group", 1)
+        return weight[1] if node.value_of("transB", 0) else weight[0]
+    channels = weight[1] if node.standard_op == "Conv" else weight[0] / node.value_of("group", 1)
     return channels * math.prod(weight[2:])
-
-
-def _number(node: Node, attribute: str, default: float) -> float:
-    given = node.attribute(attribute)
-    return default if given is None else float(onnx.helper.get_attribute_value(given))

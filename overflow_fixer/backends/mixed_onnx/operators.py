@@ -69,13 +69,13 @@ def reason_to_keep(node: Node, opset: int) -> str | None:
         return f"not a standard ONNX operator (domain {node.domain!r}), so its FP16 support is unknown"
     if node.op_type in KEPT_OPS:
         return KEPT_OPS[node.op_type]
-    if node.op_type == "Gemm" and any(_scalar(node, name) != 1.0 for name in ("alpha", "beta")):
+    if node.op_type == "Gemm" and any(node.value_of(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return "TensorRT's parser makes Gemm's alpha and beta FP32 scalars"
     if node.op_type == "IsInf" and any(
-        _integer(node, name, 1) != 1 for name in ("detect_negative", "detect_positive")
+        node.value_of(name, 1) != 1 for name in ("detect_negative", "detect_positive")
     ):
         return "TensorRT's parser gives a one-sided IsInf an FP32 zero"
-    if node.op_type in _SCATTERS and _word(node, "reduction", "none") != "none":
+    if node.op_type in _SCATTERS and node.value_of("reduction", b"none") != b"none":
         return "ONNX Runtime has no FP16 kernel for a scatter that reduces"
     state = _RECURRENT.get(node.op_type, ())
     if any(slot >= len(node.inputs) or not node.inputs[slot] for slot in state):
@@ -111,18 +111,3 @@ def _allows_fp16(schema: OpSchema, parameters: Sequence[OpSchema.FormalParameter
     kind = parameters[min(slot, len(parameters) - 1)].type_str
     allowed = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == kind), [kind])
     return _FP16 in allowed
-
-
-def _scalar(node: Node, name: str) -> float:
-    attribute = node.attribute(name)
-    return 1.0 if attribute is None else float(attribute.f)
-
-
-def _word(node: Node, name: str, default: str) -> str:
-    found = node.attribute(name)
-    return default if found is None else found.s.decode()
-
-
-def _integer(node: Node, name: str, default: int) -> int:
-    attribute = node.attribute(name)
-    return default if attribute is None else int(attribute.i)

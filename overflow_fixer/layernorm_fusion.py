@@ -54,7 +54,7 @@ class _Fusion:
     bias: _Parameter | None
 
 
-def refuse_layernorm(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
+def fuse_layernorms(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
     """Write the model to `path` with each LayerNorm that is written out as one LayerNormalization node.
 
     Fused is what is a LayerNorm to the letter: FP32, over the last axes, an epsilon added to a variance that is the mean

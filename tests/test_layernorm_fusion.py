@@ -13,12 +13,12 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, save, scalar
 from onnx import TensorProto
 
-from overflow_fixer import refusing
+from overflow_fixer import layernorm_fusion
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
 from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.layernorm_fusion import fuse_layernorms
 from overflow_fixer.patterns import find_regions
 from overflow_fixer.records import Batch, FusedModel
-from overflow_fixer.refusing import refuse_layernorm
 from overflow_fixer.sessions import SessionRunner, open_session
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
@@ -57,7 +57,7 @@ def _model(
 
 
 def _refuse(graph: Graph, folder: Path, *arrays: np.ndarray) -> FusedModel:
-    return refuse_layernorm(
+    return fuse_layernorms(
         graph, folder / "fused.onnx", InMemoryCalibration([{"x": x} for x in arrays or (X,)])
     )
 
@@ -264,9 +264,9 @@ def test_where_fp32_itself_is_not_sure_nothing_is_written(tmp_path: Path) -> Non
 def test_a_fusion_that_is_wrong_is_found_out(
     wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    match = refusing.match_layer_norms
+    match = layernorm_fusion.match_layer_norms
     monkeypatch.setattr(
-        refusing, "match_layer_norms", lambda graph: (replace(norm, **wrong) for norm in match(graph))
+        layernorm_fusion, "match_layer_norms", lambda graph: (replace(norm, **wrong) for norm in match(graph))
     )
     with pytest.raises(ModelError, match="not equal"):
         _refuse(_model(tmp_path), tmp_path)
@@ -275,7 +275,7 @@ def test_a_fusion_that_is_wrong_is_found_out(
 
 def test_without_data_nothing_is_proved(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="no batch"):
-        refuse_layernorm(_model(tmp_path), tmp_path / "fused.onnx", InMemoryCalibration([]))
+        fuse_layernorms(_model(tmp_path), tmp_path / "fused.onnx", InMemoryCalibration([]))
     assert not (tmp_path / "fused.onnx").exists()
 
 
@@ -283,7 +283,7 @@ def test_the_original_is_never_overwritten(tmp_path: Path) -> None:
     graph = _model(tmp_path)
     before = graph.path.read_bytes()
     with pytest.raises(OutputError, match="belongs to the model"):
-        refuse_layernorm(graph, graph.path, InMemoryCalibration([{"x": X}]))
+        fuse_layernorms(graph, graph.path, InMemoryCalibration([{"x": X}]))
     assert graph.path.read_bytes() == before
 
 
@@ -337,7 +337,7 @@ def test_the_sample(tmp_path: Path) -> None:
     sample = CALIB_DATA / "layernorm_transformer"
     feeds = tuple(dict(np.load(file)) for file in sorted((sample / "data").glob("*.npz")))
     graph = load_graph(sample / "model.onnx")
-    fused = refuse_layernorm(graph, tmp_path / "fused.onnx", InMemoryCalibration(feeds))
+    fused = fuse_layernorms(graph, tmp_path / "fused.onnx", InMemoryCalibration(feeds))
     assert _operators(fused).count("LayerNormalization") == len(fused.fused) == 3
     assert fused.max_relative_error < 1e-5
     assert find_regions(load_graph(fused.files[0])) == ()
@@ -366,4 +366,4 @@ def test_the_sample(tmp_path: Path) -> None:
     ],
 )
 def test_relative_error(expected: Any, found: Any, error: float) -> None:
-    assert refusing._relative_error(expected, found) == error
+    assert layernorm_fusion._relative_error(expected, found) == error
