@@ -108,8 +108,8 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
 def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
     """Run the block while no other process or thread runs one that holds the lock of this path: a hidden file beside it.
 
-    On a file system that has no locks, or when another held it for so long, the block runs all the same. Raises
-    OutputError where the folder cannot be written.
+    On a file system that has no locks, in a folder that cannot be written, or when another held it for so long, the block runs
+    all the same. Raises OutputError where the folder cannot be made.
     """
     from filelock import FileLock, Timeout  # imported here: few runs need it
 

@@ -22,7 +22,10 @@ _RUNS = "runs of "
 
 @dataclass(frozen=True)
 class ScanKey:
-    """What a scan depends on: two scans with equal keys give equal ranges, bit for bit."""
+    """What a scan depends on: two scans with equal keys give equal ranges of tensors, bit for bit.
+
+    Of values inside nodes they do if both ran with native probes, or both without; else to 1e-5: docs/scan.md.
+    """
 
     model_sha256: str
     calibration_fingerprint: str

@@ -150,7 +150,9 @@ def readers(graph: Graph, tensor: str) -> Iterator[tuple[Node, int]]:
 def _subtracts_own_maximum(node: Node, graph: Graph) -> bool:
     """x - ReduceMax(x), the first step of a softmax written out: at most 0, whatever x holds."""
     maximum = graph.producers.get(node.inputs[1])
-    return maximum is not None and maximum.standard_op == "ReduceMax" and maximum.inputs[0] == node.inputs[0]
+    if maximum is None or maximum.standard_op != "ReduceMax" or maximum.inputs[0] != node.inputs[0]:
+        return False
+    return bool(maximum.value_of("keepdims", 1))  # without, it is taken from other rows
 
 
 def _multiplies(node: Node) -> bool:

@@ -180,7 +180,9 @@ def _gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
     other = ranges.get(node.inputs[0 if tensor == node.inputs[1] else 1])
     if len(node.inputs) < 3 or not node.inputs[2] or weight is None or other is None:
         return math.inf
-    return other.max_abs * math.sqrt(_count_terms(node, weight.dims)) * abs(float(node.value_of("alpha", 1.0)))
+    return (
+        other.max_abs * math.sqrt(_count_terms(node, weight.dims)) * abs(float(node.value_of("alpha", 1.0)))
+    )
 
 
 def _count_terms(node: Node, weight: Sequence[int]) -> float:

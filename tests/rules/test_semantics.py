@@ -257,6 +257,12 @@ def test_the_first_step_of_a_softmax_written_out_is_at_most_zero(tmp_path: Path)
     assert shown_signs(other, 1, 0, NEGATIVE, graph) == POSITIVE
 
 
+def test_a_maximum_that_stands_along_another_axis_is_no_bound(tmp_path: Path) -> None:
+    """Without keepdims the maxima of rows are taken from columns."""
+    graph = _graph(tmp_path, node("ReduceMax", "h", "top", axes=[-1], keepdims=0), node("Sub", "h top", "y"))
+    assert shown_signs(graph.nodes[1], 0, 0, EITHER, graph) == EITHER
+
+
 @pytest.mark.parametrize(
     ("op", "slot", "signs", "expected"),
     [
