@@ -123,6 +123,15 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Graph, RangeT
 
 
 @every_rule
+def test_each_rule_finds_something_in_one_of_these_models(rule: str, tmp_path: Path) -> None:
+    """Or what follows would be about nothing."""
+    for name in MADE:
+        (tmp_path / name).mkdir()
+    models = [*map(_sample, SAMPLES), *(make(tmp_path / name) for name, make in MADE.items())]
+    assert any(_findings(rule, *model) for model in models)
+
+
+@every_rule
 def test_a_finding_is_complete_and_about_the_node_it_was_asked_of(
     rule: str, model: tuple[Graph, RangeTable]
 ) -> None:
