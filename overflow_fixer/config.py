@@ -28,6 +28,8 @@ _MESSAGES = {
 }
 """Where pydantic's name Python's types, by its name of what is wrong."""
 _FROZEN = ConfigDict(extra="forbid", frozen=True)
+_MOST_MINUTES = 1e6
+"""Two years."""
 _MOST_GIB = 2.0**20
 """More than any GPU has, and a number of bytes all the same."""
 _NO_MODEL = (
@@ -125,7 +127,7 @@ class RepairOptions(BaseModel):
 
     max_rounds: int = Field(default=6, ge=0)
     max_builds: int = Field(default=40, ge=1)
-    max_minutes: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    max_minutes: float = Field(default=120.0, gt=0, le=_MOST_MINUTES)
 
     def budget(self) -> Budget:
         return Budget(**self.model_dump())

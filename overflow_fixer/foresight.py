@@ -19,6 +19,7 @@ from overflow_fixer.switchboard import Case, Switchboard
 from overflow_fixer.verification import find_worst_batch
 
 _MOST_CASES = 4
+_LONGEST_SECONDS = 1e9
 _STAGE = "repair: seconds of search"
 _SHARE_OF_TIME = 0.1
 """Of what is left until the deadline, that foreseeing may take."""
@@ -47,7 +48,7 @@ class Foreseer:
         batch = find_worst_batch(attempt.verification, self.batches)
         log_energies = {v.error.name: v.error.log_energy for v in best.verification.outputs}
         now = time.monotonic()
-        latest = now + _SHARE_OF_TIME * (self.deadline - now)
+        latest = now + _SHARE_OF_TIME * min(self.deadline - now, _LONGEST_SECONDS)
         plan = self.first.plan
         try:
             board = Switchboard(self.graph, self.first.artifact.fp16_nodes, tuple(outputs), plan.clamped)

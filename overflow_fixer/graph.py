@@ -180,15 +180,6 @@ class Graph:
                     found[node.outputs[0]] = read
         return found
 
-    @cached_property
-    def computed_constants(self) -> frozenset[str]:
-        """The tensors that nodes make of constants alone, whatever is fed."""
-        known = set(self.constants)
-        for node in self.nodes:
-            if node.reads and known.issuperset(node.reads):
-                known.update(node.writes)
-        return frozenset(known - self.constants.keys())
-
     def read_constant(self, tensor: str) -> Array | None:
         """The value of a constant, read from external data if it is there; None for another tensor.
 

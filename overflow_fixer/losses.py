@@ -24,6 +24,7 @@ from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.roundings import Roundings, computes_floats, list_floats
+from overflow_fixer.rules.repeated import find_repeated
 from overflow_fixer.sessions import open_session, run_session
 
 
@@ -56,8 +57,8 @@ def measure_losses(
     """The loss of each node that computes FP32 floats from plain tensors, by label.
 
     fp16_nodes: labels of the nodes that run in FP16; tensors are stored in their writer's type. The
-    tensors `exact` (clamped masks) are not rounded. What is made of constants alone loses nothing as long as it stays finite:
-    its digits show in what reads it. Runs the batch once for each chunk of tensors.
+    tensors `exact` (clamped masks) are not rounded. What only repeats a constant loses nothing as long as it stays finite: its
+    digits show in what reads it rounded. Runs the batch once for each chunk of tensors.
     """
     probe = _Probe(Roundings(graph, frozenset(fp16_nodes), frozenset(exact)))
     owners = {
@@ -72,7 +73,7 @@ def measure_losses(
         found, size_bytes = _run_in_halves(probe, {name: owners[name] for name in names}, batch)
         chunks.note(names, size_bytes)
         for name, loss in found.items():
-            if name in graph.computed_constants and loss.worst_db > -math.inf:
+            if name in find_repeated(graph) and loss.worst_db > -math.inf:
                 loss = _NOTHING
             known = losses.get(owners[name].label, loss)
             worst = Loss(min(known.read_db, loss.read_db), min(known.written_db, loss.written_db))

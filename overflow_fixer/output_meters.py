@@ -42,12 +42,6 @@ class OutputMeters:
         for part, meter in self._meters:
             meter.add_failure(part.take(expected[part.output]), batch, reason)
 
-    def check_parts(self) -> None:
-        """Raise ConfigError for a part that had no element in any batch, of which nothing is judged."""
-        for part, meter in self._meters:
-            if part.text and not meter.result().element_count:
-                raise part.refuse("has no element there in any batch")
-
     def results(self) -> list[TensorError]:
         """The errors over everything added so far, an output's parts behind it."""
         return [meter.result() for _, meter in self._meters]

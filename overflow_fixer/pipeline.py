@@ -291,9 +291,9 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
     if result.rounds or not result.best.verification.passed:
         yield from map(say_unsettled, bench.find_unsettled())
     if result.rounds and result.best.verification.passed and config.verify.jitter == 0:
-        copies = bench.try_copies(result.best.artifact, result.best.verification)
-        thin = say_thin(result.best.verification, bench.graph, bench.tolerance)
-        yield from thin if copies is None or copies.passed else say_fragile(copies)
+        copies = bench.try_copies(result.best.artifact)
+        fragile = [] if copies is None else list(say_fragile(copies))
+        yield from fragile or say_thin(result.best.verification, bench.graph, bench.tolerance)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
     yield from bench.backend.warn(result.best.artifact, config.custom_ops)

@@ -564,15 +564,16 @@ class HiddenSlice:
 
 @dataclass(frozen=True)
 class HiddenVariation:
-    """What of an output varies, where it is under the output's SNR, and so much smaller than its mean that it is not shown.
+    """What of an output varies, where its SNR is too low, and it so much smaller than the output that that does not show it.
 
-    `rms` is the root mean square of FP32's values less their `mean`, which is each sample's own where it is `within_samples`.
+    `rms` is the root mean square of FP32's values less their mean, which is each sample's own where it is `within_samples`;
+    `output_rms` that of the values.
     """
 
     tensor: str
     snr_db: float
-    mean: float
     rms: float
+    output_rms: float
     within_samples: bool
 
 

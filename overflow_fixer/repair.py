@@ -94,6 +94,7 @@ class _Search:
     rounds: list[RepairRound] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
     built: set[tuple[frozenset[str], tuple[Clamp, ...]]] = field(default_factory=set)
+    spent: str = ""
 
     def __post_init__(self) -> None:
         self.best = self.first
@@ -106,7 +107,7 @@ class _Search:
 
     def widen(self) -> None:
         """Propose and try more pins, until the best attempt passes or nothing is left to try."""
-        while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self.spent:
+        while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self._is_spent():
             proposal = self.proposals.propose(self.best, self.findings, len(self.rounds))
             if proposal is None:
                 return
@@ -115,7 +116,7 @@ class _Search:
 
     def narrow(self) -> None:
         """Take back pins that the repair added: what is foreseen not to be needed, else by trying."""
-        can_foresee = self.findings and self.best.verification.passed and not self.spent
+        can_foresee = self.findings and self.best.verification.passed and not self._is_spent()
         if not (can_foresee and self._leave_out() and self.best.artifact.engine is None):
             self._take_back()
 
@@ -148,7 +149,7 @@ class _Search:
         most = len(self.rounds) + self.budget.max_rounds if self.best.verification.passed else 0
         needed: set[frozenset[str]] = set()
         for group in self._groups():
-            if len(self.rounds) >= most or self.spent:
+            if len(self.rounds) >= most or self._is_spent():
                 return
             left = tuple(finding for finding in self.findings if finding.node not in group)
             if self._pins_the_same(left):
@@ -181,12 +182,13 @@ class _Search:
         """Whether every output passes, or fails by nothing but what is NaN in FP32."""
         return all(v.passed or is_hopeless(v.error, self.tolerance) for v in self.best.verification.outputs)
 
-    @property
-    def spent(self) -> str:
-        """The key of the budget of which nothing is left, if there is one."""
+    def _is_spent(self) -> bool:
+        """Whether nothing is left of the budget; asked where there is more to do, so that `spent` tells what ended it."""
         if time.monotonic() >= self.deadline:
-            return "max_minutes"
-        return "max_builds" if self.builds >= self.budget.max_builds else ""
+            self.spent = "max_minutes"
+        elif self.builds >= self.budget.max_builds:
+            self.spent = "max_builds"
+        return bool(self.spent)
 
     def _try(self, findings: tuple[Finding, ...], action: str) -> bool:
         """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer.

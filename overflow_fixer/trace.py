@@ -21,6 +21,7 @@ from overflow_fixer.records import (
     TracedIn,
     Verification,
 )
+from overflow_fixer.rules.repeated import find_repeated
 from overflow_fixer.verification import find_worst_batch, judge, open_reference
 
 OpenRunner = Callable[[Sequence[str]], Runner]
@@ -40,8 +41,8 @@ def trace(
     """Compare every computed float tensor on the worst batch and name the first, in order, that is wrong.
 
     Tensors go out in chunks of about 256 MiB, so that memory stays bounded. Constants are not
-    compared: what FP16 makes of them shows in what reads them; of what is computed from them alone, only what is not finite
-    any more, and outputs, are told. Nor are tensors compared that the candidate does
+    compared: what FP16 makes of them shows in what reads them; of what only repeats one, nothing but infinities is told, unless it
+    is an output. Nor are tensors compared that the candidate does
     not have (an engine folds some away). `ignore` are tensors that differ by design (a clamped mask);
     `traced_in` says what `open_candidate` opens. Where a node of the candidate cannot be run, what it
     writes and all that depends on it is wrong.
@@ -64,8 +65,8 @@ def trace(
 
 
 def _counts(graph: Graph, error: TensorError) -> bool:
-    """Whether it is more than digits of what is made of constants alone, which may be biases that matter to nobody."""
-    is_fixed = error.tensor in graph.computed_constants and error.tensor not in graph.outputs
+    """Whether it is more than digits of what only repeats a constant, which may be a bias that matters to nobody."""
+    is_fixed = error.tensor in find_repeated(graph) and error.tensor not in graph.outputs
     return not is_fixed or error.lost_count > 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import onnxruntime
@@ -14,7 +16,7 @@ from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
 from overflow_fixer.calibration import jitter, make_copies, survey_shapes
 from overflow_fixer.conditioning import find_unsettled
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, CalibrationError, ModelError
 from overflow_fixer.files import make_folder, move_files
 from overflow_fixer.finished_trials import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.graph import Graph
@@ -42,13 +44,15 @@ from overflow_fixer.trial_folders import TrialFolders
 from overflow_fixer.verification import (
     CachedRunner,
     CopyCheck,
+    check_parts,
     find_worst_batch,
     open_reference,
     verify,
 )
 
 _NAIVE = "naive FP16"
-_COPIES = 3
+_COPIES_EACH, _MOST_COPIES = 3, 24
+"""Changed copies of a batch, and of all, that a repair is tried on."""
 
 
 @dataclass
@@ -181,21 +185,20 @@ class Bench:
         wrong = [verdict.error for verdict in found.outputs if not verdict.passed]
         return tuple(error.name for error in wrong if not error.reference_nan)
 
-    def try_copies(self, artifact: Artifact, found: Verification) -> Verification | None:
-        """How an artifact of which that was found fares on changed copies of its worst batch; None where nothing changes in it."""
-        worst = find_worst_batch(found, self.calibration).name
-        check = CopyCheck(self._reference)
-        copies = [
-            copy
-            for index, batch in enumerate(self.calibration)
-            if batch.name == worst
-            for copy in make_copies(batch, index, _COPIES, check)
-        ]
-        if not copies or not is_repeatable(self.graph):
+    def try_copies(self, artifact: Artifact) -> Verification | None:
+        """How an artifact fares on changed copies of the batches: three of each of the first ones, or one of each where there are many.
+
+        None where nothing changes in them, where the model may give other values each time, and where one cannot be run.
+        """
+        if not is_repeatable(self.graph):
             return None
-        return verify(
-            self._reference, self.backend.open_runner(artifact, self.settings), copies, self.tolerance
-        )
+        each = min(max(_MOST_COPIES // len(self.calibration), 1), _COPIES_EACH)
+        check, first = CopyCheck(self._reference), islice(enumerate(self.calibration), _MOST_COPIES)
+        copies = (copy for index, batch in first for copy in make_copies(batch, index, each, check))
+        runner = self.backend.open_runner(artifact, self.settings)
+        with suppress(BackendError, CalibrationError, ModelError):  # of no copy, of memory
+            return verify(self._reference, runner, copies, self.tolerance)
+        return None
 
     def find_unsettled(self) -> tuple[TensorError, ...]:
         """The outputs that FP32 itself does not settle; none are told of a model that may give other values each time."""
@@ -255,13 +258,15 @@ class Bench:
 
     def _compare(self, artifact: Artifact, stage: str) -> Verification:
         total = len(self.calibration)
-        return verify(
+        found = verify(
             self._reference,
             self.backend.open_runner(artifact, self.settings),
             self.calibration,
             self.tolerance,
             lambda done: self.progress(stage, done, total),
         )
+        check_parts(found)
+        return found
 
     def _place(self, suffix: str | None = None) -> Path:
         """Where the next trial goes: a folder of its own."""

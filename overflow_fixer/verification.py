@@ -12,7 +12,7 @@ from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.graph import Graph
 from overflow_fixer.output_meters import OutputMeters
-from overflow_fixer.parts import find_parts
+from overflow_fixer.parts import Part, find_parts
 from overflow_fixer.records import (
     Array,
     Batch,
@@ -110,8 +110,7 @@ def verify(
     the same place, and in every batch an SNR of at least its tolerance (or no error over
     `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. So does a batch
     that ONNX Runtime cannot run in the candidate and can in the reference: overflow can end in an index or a size. Raises
-    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError for a part that is none, or
-    has no element in any batch.
+    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError for a part that is none.
     """
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
@@ -128,7 +127,6 @@ def verify(
             "There was no batch to verify on. Expected at least one: without data nothing is proved. Check the "
             "calibration data."
         )
-    meters.check_parts()
     verdicts = tuple(judge(error, tolerance) for error in meters.results())
     wholes = {verdict.error.tensor: verdict.error for verdict in verdicts if not verdict.error.part}
     hidden = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())
@@ -142,6 +140,13 @@ def verify(
         hidden=tuple(one for one in hidden if one is not None),
         hidden_variations=tuple(one for one in varying if one is not None),
     )
+
+
+def check_parts(found: Verification) -> None:
+    """Raise ConfigError for a part that had no element in any batch, of which nothing is judged."""
+    for verdict in found.outputs:
+        if verdict.error.part and not verdict.error.element_count:
+            raise Part(verdict.error.tensor, verdict.error.part).refuse("has no element there in any batch")
 
 
 def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:

@@ -241,9 +241,10 @@ def test_what_passes_by_the_luck_of_its_rounding_fails_on_changed_copies_and_is_
 
 @pytest.mark.parametrize(("near", "is_told"), [(1 / 2048, True), (0.4, False)])
 def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
-    near: float, is_told: bool, tmp_path: Path
+    near: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """(w + 300) - 300 needs one; x - 0.5 passes since FP16 holds x, which it does not in copies."""
+    monkeypatch.setattr("overflow_fixer.pipeline.say_thin", lambda *known: iter(["by little"]))
     nodes = [node("Sub", "x half", "y"), node("Add", "w far", "s"), node("Sub", "s far", "z")]
     constants = {"half": scalar(0.5), "far": scalar(300)}
     save(make_model(nodes, {"x": [4], "w": [4]}, "y z", constants), tmp_path)
@@ -253,7 +254,50 @@ def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
     report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
     assert (report.passed, report.plan.pinned) == (True, {"Add_s", "Sub_z"})
     told = [warning for warning in report.warnings if warning.startswith("The repair holds for the batches")]
+    assert ("by little" in report.warnings) != is_told
     assert [": output y fails in data.npz[0:4] (changed " in warning for warning in told] == [True] * is_told
+
+
+def test_copies_of_a_batch_without_a_part_are_judged_by_the_rest(tmp_path: Path) -> None:
+    """(w + 300) - 300 is worst in a batch of two elements, of which the part has none."""
+    nodes = [node("Add", "w far", "s"), node("Sub", "s far", "z")]
+    save(make_model(nodes, {"w": ["n"]}, "z", {"far": scalar(300)}), tmp_path)
+    (tmp_path / "data").mkdir()
+    for index, batch in enumerate(([0.3, -0.3], [1.1] * 8, [0.7, 0.6])):
+        np.savez(tmp_path / "data" / f"{index}.npz", w=np.asarray(batch, np.float32))
+    config = FixConfig(
+        model=tmp_path / "model.onnx",
+        calib=tmp_path / "data",
+        out=tmp_path / "out",
+        build=BuildOptions(backend="onnx"),
+        verify=VerifyOptions(parts=("z[4:]",)),
+    )
+    report = fix(config)
+    assert report.passed
+    assert report.rounds
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_copies_of_every_batch_are_tried(order: tuple[int, int], tmp_path: Path) -> None:
+    """One passes by its luck alone."""
+    nodes = [
+        node("Add", "w far", "s"),
+        node("Sub", "s far", "z"),
+        node("Sub", "x half", "d"),
+        node("Mul", "d third", "y"),
+    ]
+    constants = {"half": scalar(0.5), "far": scalar(300), "third": scalar(1 / 3)}
+    save(make_model(nodes, {"x": [4], "w": [4]}, "z y", constants), tmp_path)
+    (tmp_path / "data").mkdir()
+    for place, index in enumerate(order):
+        x = 0.5 + np.array([1, 2, -1, 4]) * (1 / 2048, 1 / 512)[index]
+        feeds = {"x": x.astype(np.float32), "w": np.array([1.1, 1.3, -0.7, 0.6], np.float32)}
+        np.savez(tmp_path / "data" / f"{place}.npz", **feeds)
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert report.passed
+    told = [warning for warning in report.warnings if warning.startswith("The repair holds for the batches")]
+    assert len(told) == 1
 
 
 def test_copies_in_which_nothing_can_change_are_none_and_a_warning_says_so(tmp_path: Path) -> None:

@@ -46,9 +46,11 @@ from overflow_fixer.repair import _Search, repair
 from overflow_fixer.switchboard import Switchboard
 
 
-def test_a_plan_that_passes_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_builds", [1, 40])
+def test_a_plan_that_passes_is_left_alone(max_builds: int, tmp_path: Path) -> None:
     trial = Trial(tmp_path, [node("MatMul", "x w0", "y")])
-    best, rounds = trial.repair()
+    best, rounds = trial.repair(max_builds=max_builds)
+    assert trial.spent == ""
     assert best.verification.passed
     assert (rounds, len(trial.built)) == ((), 1)
 
@@ -133,7 +135,7 @@ def test_a_budget_of_builds_ends_the_repair_and_the_best_is_kept(max_builds: int
     best, rounds = trial.repair(max_builds=max_builds)
     assert len(trial.built) == max_builds == 1 + len(rounds)
     assert best.verification.passed is (max_builds > 1)
-    assert trial.spent == "max_builds"
+    assert trial.spent == ("" if max_builds == 3 else "max_builds")  # the third takes back all that there is
 
 
 def test_builds_that_an_engine_took_count_in_the_budget(tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def test_digits_of_what_is_made_of_constants_are_not_blamed(value: float, first:
     assert traced.first_wrong.tensor == first
 
 
+def test_an_output_that_repeats_a_constant_is_told(tmp_path: Path) -> None:
+    nodes = [node("Identity", "c", "y"), node("Neg", "x", "z")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": [3]}, "y z", {"c": scalar(1e-8)}), tmp_path, {"x": floats(1, 3, 2)}
+    )
+    batches = InMemoryCalibration([{"x": floats(1, 3, 2)}])
+    open_candidate = naive_artifact(graph, tmp_path)
+    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
+    traced = trace(found, graph, ranges, batches, open_candidate, TOLERANCE)
+    assert traced.first_wrong is not None
+    assert traced.first_wrong.tensor == "y"
+
+
 def test_what_differs_by_design_is_left_out(tmp_path: Path) -> None:
     graph, batches = sample("conv_chain")
     open_candidate = naive_artifact(graph, tmp_path)

@@ -7,6 +7,7 @@ it: what the bench does around an engine is real, the engine is not (tests/gpu h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,6 +279,39 @@ def test_every_trial_has_a_folder_of_its_own_that_goes_in_the_end(workshop: Work
 
 
 # ---------------------------------------------------------------- the price
+
+
+def test_a_trial_that_had_another_library_is_not_taken(workshop: Workshop) -> None:
+    library, builds = workshop.folder / "ops.so", 0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal builds
+        builds += stage.endswith(": build") and done == 1
+
+    config = FixConfig(
+        model=workshop.graph.path, calib="memory", out=workshop.folder / "out", custom_ops=(library,)
+    )
+    known = config, workshop.graph, InMemoryCalibration(workshop.feeds), workshop.ranges, "onnx", progress
+    for content, expected in ((b"one", 1), (b"one", 1), (b"two", 2)):
+        library.write_bytes(content)
+        with suppress(KeyboardInterrupt), Bench(*known) as bench:
+            bench.try_plan(workshop.plan(*WIDE))
+            raise KeyboardInterrupt
+        assert builds == expected
+
+
+def test_copies_are_tried_of_what_gives_the_same_each_time(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workshop.open("onnx") as bench:
+        artifact, found = bench.try_plan(workshop.plan(*WIDE))
+        assert found.passed
+        copies = bench.try_copies(artifact)
+        assert copies is not None
+        assert (copies.batch_count, copies.changed_count) == (0, 12)
+        assert all(verdict.passed for verdict in copies.outputs)
+        monkeypatch.setattr(trials, "is_repeatable", lambda graph: False)
+        assert bench.try_copies(artifact) is None
 
 
 def test_the_price_is_of_four_engines_on_the_first_batch_of_the_usual_shape(workshop: Workshop) -> None:

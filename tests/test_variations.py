@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overflow_fixer import variations
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.records import Array, HiddenVariation
 from overflow_fixer.variations import VariationMeter
@@ -44,13 +45,14 @@ def test_what_fp16_loses_beside_each_samples_own_mean_is_found() -> None:
     error = np.square(wide - _half(np.concatenate(right))).sum()
     assert found.snr_db == pytest.approx(10 * math.log10(np.square(centred).sum() / error), abs=1e-3)
     assert found.rms == pytest.approx(math.sqrt(np.square(centred).mean()), rel=1e-4)
-    assert found.mean == pytest.approx(wide.mean())
+    assert found.output_rms == pytest.approx(math.sqrt(np.square(wide).mean()))
     assert found.within_samples
 
 
-def test_of_single_numbers_it_is_all_samples_that_vary() -> None:
-    right = _around(288, 0.15, 64, 1)
-    found = _find(*((one[None], _half(one[None])) for one in right))
+@pytest.mark.parametrize("shape", [(1, 1), (1,), (), (1, 7)])
+def test_of_small_samples_it_is_all_elements_that_vary(shape: tuple[int, ...]) -> None:
+    right = _around(288, 0.15, 64, *shape)
+    found = _find(*((one, _half(one)) for one in map(np.asarray, right)))
     assert found is not None
     assert not found.within_samples
     centred = right.astype(np.float64) - right.mean(dtype=np.float64)
@@ -69,7 +71,8 @@ def test_of_single_numbers_it_is_all_samples_that_vary() -> None:
         np.zeros((4, 100), np.float32),
         _around(288, 0.15, 1, 7),
         np.zeros((0, 100), np.float32),
-        np.where(np.arange(100) == 3, np.nan, _around(288, 0.15, 1, 100)),
+        np.where(np.arange(100) == 3, np.nan, _around(288, 0.15, 1, 100)).astype(np.float32),
+        np.where(np.arange(100) == 3, np.inf, _around(288, 0.15, 1, 100)).astype(np.float32),
         np.arange(100),
         np.full((2, 50), 1e308) * (1 + 1e-4 * RNG.normal(size=(2, 50))),
         [_around(288, 0.15, 100)],
@@ -77,6 +80,14 @@ def test_of_single_numbers_it_is_all_samples_that_vary() -> None:
 )
 def test_what_varies_much_or_not_at_all_is_not_told(right: Any) -> None:
     assert _find((right, _half(right) if isinstance(right, np.ndarray) else right)) is None
+
+
+def test_samples_are_worked_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = _around(288, 0.15, 7, 50)
+    whole = _find((right, _half(right)))
+    monkeypatch.setattr(variations, "_CHUNK_ELEMENTS", 101)
+    assert whole is not None
+    assert _find((right, _half(right))) == whole
 
 
 @given(st.integers(1, 5), st.integers(8, 40), st.floats(1, 1e4), st.floats(1e-4, 1e-2))

@@ -19,7 +19,7 @@ from overflow_fixer.errors import BackendError, CalibrationError, ConfigError, M
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, Tolerance, Verification
-from overflow_fixer.verification import CachedRunner, CopyCheck, judge, open_reference, verify
+from overflow_fixer.verification import CachedRunner, CopyCheck, check_parts, judge, open_reference, verify
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 TOLERANCE = Tolerance()
@@ -309,8 +309,10 @@ def test_a_part_that_is_not_in_the_output_is_an_error() -> None:
 def test_a_part_that_no_batch_has_anything_of_is_an_error() -> None:
     tolerance = Tolerance(parts=("y[3:]",))
     with pytest.raises(ConfigError, match=r"There is no part y\[3:\]: y has no element there in any batch"):
-        compare([floats(1, 2), floats(1, 2, 3)], [floats(1, 2), floats(1, 2, 3)], tolerance)
-    assert compare([floats(1, 2), floats(1, 2, 3, 4)], [floats(1, 2), floats(1, 2, 3, 4)], tolerance).passed
+        check_parts(compare([floats(1, 2), floats(1, 2, 3)], [floats(1, 2), floats(1, 2, 3)], tolerance))
+    found = compare([floats(1, 2), floats(1, 2, 3, 4)], [floats(1, 2), floats(1, 2, 3, 4)], tolerance)
+    check_parts(found)
+    assert found.passed
 
 
 def test_no_batch_proves_nothing() -> None:

@@ -13,7 +13,7 @@ from overflow_fixer.records import Array, Dim, Feeds, InputSpec
 
 _STRING = onnx.TensorProto.STRING
 _NOT_FED = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2", "COMPLEX")
-"""How the types begin of which ONNX Runtime makes no value."""
+"""How the types begin that are not fed: ONNX Runtime takes them from no array as it is."""
 
 
 def check_feeds(place: str, feeds: Feeds, inputs: Sequence[InputSpec], *, allow_nonfinite: bool) -> None:
@@ -59,7 +59,7 @@ def check_feedable(inputs: Sequence[InputSpec]) -> None:
         name = onnx.TensorProto.DataType.Name(spec.elem_type)
         if name.startswith(_NOT_FED):
             raise CalibrationError(
-                f"The model's input {spec.name!r} is of type {name}, which ONNX Runtime takes from no array. Expected one of 8 bits "
+                f"The model's input {spec.name!r} is of type {name}, which fix-fp16 cannot feed. Expected one of 8 bits "
                 "or more that numpy has, or bfloat16. Have the model take a float32 and cast it."
             )
         if spec.elem_type == onnx.TensorProto.UNDEFINED:

@@ -24,7 +24,7 @@ from overflow_fixer.reports import closing_table, render_json
 from overflow_fixer.reports.caveats import say_hidden, say_left_out, say_varying
 from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
-from overflow_fixer.verification import CachedRunner, CopyCheck, open_reference, verify
+from overflow_fixer.verification import CachedRunner, CopyCheck, check_parts, open_reference, verify
 
 _ENGINES = frozenset({".engine", ".plan", ".trt"})
 
@@ -98,6 +98,7 @@ def _verify_foreign(
         tolerance,
         lambda done: progress("verify", done, len(calibration)),
     )
+    check_parts(found)
     unseen = *say_hidden(found, graph, tolerance), *say_varying(found, graph, tolerance)
     return found, (*say_left_out(found, jitter_count), *unseen)
 

@@ -136,9 +136,8 @@ def _run(
     """Observe the batches that are not done yet."""
     try:
         for batch in batches:
-            fractional = _find_fractional(
-                graph, batch, scan.recording.fractional
-            )  # before a node can write into it
+            # before a node can write into what is fed
+            fractional = _find_fractional(graph, batch, scan.recording.fractional)
             scan.add(batch.name, walk.observe(batch), fractional)
             checkpoints.write_if_due()
             watch.look(scan.recording)

@@ -131,11 +131,11 @@ def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iter
     for found in fixed.hidden_variations:
         if found.tensor in _pass_by_snr(fixed, tolerance) and not _is_of_shares(graph, found.tensor):
             limit = find_limit(tolerance, found.tensor)
-            needed = math.ceil(limit + 20 * math.log10(math.hypot(found.mean, found.rms) / found.rms))
-            where = "within each sample" if found.within_samples else "from sample to sample"
+            needed = math.ceil(limit + 20 * math.log10(found.output_rms / found.rms))
+            where = "within each sample" if found.within_samples else "over all batches"
             yield (
-                f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) around a mean of "
-                f"{found.mean:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
+                f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) beside values of "
+                f"{found.output_rms:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
                 f"{needed} dB of this output: --min-snr-db {needed}, or per_output in the table [verify]."
             )
 
@@ -171,11 +171,11 @@ def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterato
 
 
 def say_fragile(copies: Verification) -> Iterator[str]:
-    """Of a repair that passes, that it does not on changed copies of a batch: which output fails, and where."""
+    """Of a repair that passes, that it does not on changed copies of batches: which output fails, and where."""
     verdict = next((verdict for verdict in copies.outputs if not verdict.passed), None)
     if verdict is not None:
         yield (
-            f"The repair holds for the batches that it was made for, and not for copies of one of them with inputs changed by up to "
+            f"The repair holds for the batches that it was made for, and not for copies of them with inputs changed by up to "
             f"2^-10, a step of FP16: output {verdict.error.name} fails in {verdict.error.worst_batch}: {verdict.reason}. Others like "
             "these batches may fail too. --jitter 3 repairs for such copies of each."
         )

@@ -42,7 +42,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "2.8"
+SCHEMA_VERSION = "3.0"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -350,8 +350,8 @@ def _describe_variation(found: HiddenVariation) -> Document:
     return {
         "output": found.tensor,
         "snr_db": encode_number(found.snr_db),
-        "mean": encode_number(found.mean),
         "rms": encode_number(found.rms),
+        "output_rms": encode_number(found.output_rms),
         "within_samples": found.within_samples,
     }
 

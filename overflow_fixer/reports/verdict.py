@@ -17,6 +17,10 @@ _RANDOM = (
     "nothing about real inputs: what overflows here may not overflow there, and what is safe here may overflow "
     "there. Run again with real inputs before you trust a number below."
 )
+_RANDOM_PROOF = (
+    "RANDOM DATA: the plan was made from ranges of other data, and verified on random data, which proves nothing about real "
+    "inputs. Verify on real inputs before you trust a number below."
+)
 _RANDOM_RANGES = (
     "RANDOM DATA: the plan was made from ranges of random data, and verified on other data. It holds for that; what overflows "
     "in other inputs alone was not looked for in real ones. Scan real inputs before you trust it for them."
@@ -57,7 +61,7 @@ def is_proved(verification: Verification | None) -> bool:
 def warn_of_random(report: FixReport) -> str | None:
     """What is to be said first where the data are random that were verified on, or scanned; None for real data."""
     if report.synthetic:
-        return _RANDOM
+        return _RANDOM if report.ranges.synthetic else _RANDOM_PROOF
     return _RANDOM_RANGES if report.ranges.synthetic else None
 
 

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from overflow_fixer.config import FixConfig
+from pydantic import ValidationError
+
+from overflow_fixer.config import FixConfig, say_problem
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 
 _SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".json")
-_RESULTS = ("ranges.h5", "plan.json", "log.txt")
+_RESULTS = ("ranges.h5", "plan.json", "outcome.json")
 _FOLDERS = ("calib", "calibration", "data")
 
 
@@ -49,7 +51,13 @@ def find_data(model: Path, *, is_alone: bool) -> Path | None:
 def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iterator[ZooEntry]:
     for model, data in found.items():
         name = model.relative_to(root).with_suffix("").as_posix()
-        config = FixConfig.model_validate({"model": model, "calib": data, "out": out / name})
+        try:
+            config = FixConfig.model_validate({"model": model, "calib": data, "out": out / name})
+        except ValidationError as error:
+            told = "; ".join(map(say_problem, error.errors()))
+            raise ConfigError(
+                f"The folder {root} cannot be used as a zoo: {told}. Nothing was run."
+            ) from None
         yield ZooEntry(name, config)
 
 

@@ -187,7 +187,11 @@ class _Reader:
         run = {
             key: value for key, value in options.model_dump(exclude_unset=True).items() if key in _OF_THE_RUN
         }
-        config = FixConfig.model_validate({**run, "model": file, "calib": calib, "out": out / name})
+        try:
+            config = FixConfig.model_validate({**run, "model": file, "calib": calib, "out": out / name})
+        except ValidationError as error:
+            self._add_all(place, error.errors())
+            return None
         config = config.with_files_below(self.path.parent)
         own = ("priority", "expected_minutes", "timeout_minutes", "memory_gib", "retries")
         return ZooEntry(name, config, **{key: getattr(options, key) for key in own})

@@ -52,7 +52,9 @@ def join_by_chance(parts: Sequence[Recording], chance: random.Random) -> Recordi
 @given(PARTS, st.randoms(use_true_random=False))
 def test_any_grouping_gives_the_same(parts: tuple[Recording, ...], chance: random.Random) -> None:
     finished = [replace(part, key=replace(part.key, batches_total=len(part.batch_names))) for part in parts]
-    assert_same_recording(join_by_chance(finished, chance), join(finished))
+    joined = join(finished)
+    assert_same_recording(join_by_chance(finished, chance), joined)
+    assert joined.fractional == frozenset().union(*(part.fractional for part in parts))
 
 
 class Single(MemoryBatches):

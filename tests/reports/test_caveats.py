@@ -287,11 +287,11 @@ def test_a_channel_that_is_lost_beside_a_larger_one_is_told(tmp_path: Path) -> N
     assert [(one["output"], one["axis"], one["index"], one["count"]) for one in written] == [("y", 1, 1, 1)]
 
 
-def _fix_warming(folder: Path, **verify: Any) -> FixReport:
+def _fix_warming(folder: Path, base: np.ndarray, **verify: Any) -> FixReport:
     """288 K and a tenth of a degree of change, which FP16 has not got there."""
     folder.mkdir()
     nodes = [node("Mul", "x tenth", "a"), node("Add", "a k", "y")]
-    save(make_model(nodes, {"x": [4, 64]}, "y", {"tenth": scalar(0.1), "k": scalar(288)}), folder)
+    save(make_model(nodes, {"x": [4, 64]}, "y", {"tenth": scalar(0.1), "k": base}), folder)
     np.savez(folder / "data.npz", x=np.random.default_rng(6).normal(size=(4, 64)).astype(np.float32))
     config = FixConfig(
         model=folder / "model.onnx",
@@ -303,17 +303,25 @@ def _fix_warming(folder: Path, **verify: Any) -> FixReport:
     return fix(config)
 
 
+def test_of_samples_with_means_of_their_own_the_same_is_asked_for(tmp_path: Path) -> None:
+    """Whose mean is nothing."""
+    base = np.array([[288], [-288], [288], [-288]], np.float32)
+    (told,) = _fix_warming(tmp_path / "told", base).warnings
+    needed = float(told.split("ask for ")[1].split(" dB")[0])
+    assert needed == pytest.approx(30 + 20 * math.log10(288 / 0.0994), abs=1)
+
+
 def test_what_varies_beside_a_mean_is_told_and_can_be_asked_for(tmp_path: Path) -> None:
-    report = _fix_warming(tmp_path / "told")
+    report = _fix_warming(tmp_path / "told", scalar(288))
     assert report.passed
     (told,) = report.warnings
     assert told.startswith(
-        "Output y passes as a whole, but within each sample it varies by 0.0994 (root mean square) around a mean of 288.005, "
+        "Output y passes as a whole, but within each sample it varies by 0.0994 (root mean square) beside values of 288.005, "
     )
     needed = float(told.split("ask for ")[1].split(" dB")[0])
     written = json.loads((tmp_path / "told" / "out" / "report.json").read_text())["verification"]["fixed"]
     assert written["hidden_variations"][0]["snr_db"] < 10
-    asked = _fix_warming(tmp_path / "asked", min_snr_db=needed)
+    asked = _fix_warming(tmp_path / "asked", scalar(288), min_snr_db=needed)
     assert (asked.passed, asked.warnings) == (True, ())
     assert asked.fixed.outputs[0].error.snr_db > needed
     assert (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.folder import read_folder
+from overflow_fixer.zoo.zoo_file import read_zoo_file
 
 
 def _touch(root: Path, *names: str) -> None:
@@ -34,11 +36,26 @@ def test_data_are_looked_for_in_this_order(tmp_path: Path, files: list[str], dat
 
 def test_models_lie_at_any_depth_and_results_and_hidden_folders_are_none(tmp_path: Path) -> None:
     _touch(tmp_path, "a/x.onnx", "a/x.npz", "b/c/y.onnx", "b/c/y.npz", ".hidden/z.onnx", "a/x.fp16.onnx")
-    _touch(tmp_path, "x.fp16/fused/x.onnx", "a.zoo/y/fused/y.onnx", "a.zoo/y/log.txt")
-    _touch(tmp_path, "fused/w.onnx", "fused/w.npz")
+    _touch(tmp_path, "x.fp16/fused/x.onnx", "a.zoo/y/fused/y.onnx", "a.zoo/y/outcome.json")
+    _touch(tmp_path, "fused/w.onnx", "fused/w.npz", "log.txt")
     zoo = read_folder(tmp_path, tmp_path / "out")
     assert [entry.name for entry in zoo.entries] == ["a/x", "b/c/y", "fused/w"]
     assert zoo.entries[1].folder == tmp_path / "out" / "b/c/y"
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    name = os.fsdecode(b"m\xff.onnx")
+    try:
+        _touch(tmp_path, name, os.fsdecode(b"m\xff.npz"), "ok.onnx", "ok.npz")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with pytest.raises(
+        ConfigError, match=r"cannot be used as a zoo: the path '.*m\\udcff.onnx' is not UTF-8"
+    ):
+        read_folder(tmp_path)
+    (tmp_path / "zoo.toml").write_text('[[model]]\npath = "*.onnx"\ncalib = "{stem}.npz"\n')
+    with pytest.raises(ConfigError, match=r"line 1: .*m\\udcff.onnx' is not UTF-8"):
+        read_zoo_file(tmp_path / "zoo.toml")
 
 
 def test_results_go_beside_the_caller_by_default(tmp_path: Path) -> None:
