@@ -186,7 +186,7 @@ class Bench:
         return tuple(error.name for error in wrong if not error.reference_nan)
 
     def try_copies(self, artifact: Artifact) -> Verification | None:
-        """How an artifact fares on changed copies of the batches: three of each of the first ones, or one of each where there are many.
+        """How an artifact fares on changed copies of the batches: three of each, of more than 8 batches fewer, 24 at most.
 
         None where nothing changes in them, where the model may give other values each time, and where one cannot be run.
         """
