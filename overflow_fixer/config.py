@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import ConfigError
-from overflow_fixer.files import sha256_of
+from overflow_fixer.files import is_utf8, sha256_of
 from overflow_fixer.providers import Provider
 from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
 
@@ -159,12 +159,10 @@ class FixConfig(BaseModel):
     def _check_paths(self) -> FixConfig:
         """ONNX, ONNX Runtime and HDF5 take no other paths."""
         for path in (self.model, self.calib, self.out or "", *self.custom_ops):
-            try:
-                str(path).encode()
-            except UnicodeEncodeError:
+            if not is_utf8(path):
                 raise ValueError(
                     f"the path {str(path)!a} is not UTF-8, which is all that ONNX takes; rename it"
-                ) from None
+                )
         return self
 
     @property

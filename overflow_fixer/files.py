@@ -158,6 +158,15 @@ def begin_folder(folder: Path) -> Iterator[None]:
         raise
 
 
+def is_utf8(path: Path | str) -> bool:
+    """Whether a path's bytes are UTF-8; Python keeps others as lone surrogates."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8, whole or not at all."""
     with replace_file(path) as temporary:

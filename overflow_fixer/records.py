@@ -564,7 +564,7 @@ class HiddenSlice:
 
 @dataclass(frozen=True)
 class HiddenVariation:
-    """What of an output varies, where its SNR is too low, and it so much smaller than the output that that does not show it.
+    """What of an output varies, where that has too low an SNR, and is so much smaller than the output that the output's hides it.
 
     `rms` is the root mean square of FP32's values less their mean, which is each sample's own where it is `within_samples`;
     `output_rms` that of the values.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from overflow_fixer.parts import Part, find_parts
 from overflow_fixer.records import (
     Array,
     Batch,
+    HiddenSlice,
+    HiddenVariation,
     OutputVerdict,
     Runner,
     TensorError,
@@ -115,11 +118,10 @@ def verify(
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = OutputMeters(reference.output_names, parts)
-    slices = {name: SliceMeter(name) for name in reference.output_names}
-    variations = {name: VariationMeter(name) for name in reference.output_names}
+    unseen = _UnseenMeters(reference.output_names)
     count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
-        _compare(reference, candidate, batch, meters, slices, variations)
+        _compare(reference, candidate, batch, meters, unseen)
         changed_count += batch.is_changed
         progress(count - changed_count)
     if count == 0:
@@ -128,18 +130,43 @@ def verify(
             "calibration data."
         )
     verdicts = tuple(judge(error, tolerance) for error in meters.results())
-    wholes = {verdict.error.tensor: verdict.error for verdict in verdicts if not verdict.error.part}
-    hidden = (meter.find_hidden(tolerance.min_snr_of(name)) for name, meter in slices.items())
-    varying = (
-        variations[name].find_hidden(error, find_limit(tolerance, name)) for name, error in wholes.items()
-    )
     return Verification(
         verdicts,
         count - changed_count,
         changed_count=changed_count,
-        hidden=tuple(one for one in hidden if one is not None),
-        hidden_variations=tuple(one for one in varying if one is not None),
+        hidden=tuple(unseen.find_slices(tolerance)),
+        hidden_variations=tuple(unseen.find_variations(verdicts, tolerance)),
     )
+
+
+class _UnseenMeters:
+    """What the SNR of a whole output does not show."""
+
+    def __init__(self, outputs: Iterable[str]) -> None:
+        names = tuple(outputs)
+        self._slices = {name: SliceMeter(name) for name in names}
+        self._variations = {name: VariationMeter(name) for name in names}
+
+    def add(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """One batch's outputs, by name."""
+        for name, meter in self._slices.items():
+            meter.add(expected[name], found[name])
+            self._variations[name].add(expected[name])
+
+    def find_slices(self, tolerance: Tolerance) -> Iterator[HiddenSlice]:
+        for name, meter in self._slices.items():
+            hidden = meter.find_hidden(tolerance.min_snr_of(name))
+            if hidden is not None:
+                yield hidden
+
+    def find_variations(
+        self, verdicts: Iterable[OutputVerdict], tolerance: Tolerance
+    ) -> Iterator[HiddenVariation]:
+        """Each against the error of its output."""
+        for error in (verdict.error for verdict in verdicts if not verdict.error.part):
+            hidden = self._variations[error.tensor].find_hidden(error, find_limit(tolerance, error.tensor))
+            if hidden is not None:
+                yield hidden
 
 
 def check_parts(found: Verification) -> None:
@@ -235,8 +262,7 @@ def _compare(
     candidate: Runner,
     batch: Batch,
     meters: OutputMeters,
-    slices: Mapping[str, SliceMeter],
-    variations: Mapping[str, VariationMeter],
+    unseen: _UnseenMeters,
 ) -> None:
     expected = reference.run(batch)
     try:
@@ -245,6 +271,4 @@ def _compare(
         meters.add_failure(expected, batch.name, error.reason)
         return
     meters.add(expected, found, batch.name)
-    for name, meter in slices.items():
-        meter.add(expected[name], found[name])
-        variations[name].add(expected[name])
+    unseen.add(expected, found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overflow_fixer.errors import CalibrationError
+from overflow_fixer.files import is_utf8
 
 _DOCUMENT_SUFFIXES = frozenset({".py", ".md", ".rst", ".txt", ".toml", ".yaml", ".yml", ".csv"})
 _DOCUMENT_STEMS = frozenset({"readme", "license", "licence", "notice", "copying"})
@@ -99,13 +100,11 @@ def _check_one_place(root: Path, direct: list[Path], nested: list[Path]) -> None
 def _check_names(files: list[Path]) -> None:
     """Batches are named after their files, in UTF-8."""
     for file in files:
-        try:
-            str(file).encode()
-        except UnicodeEncodeError:
+        if not is_utf8(file):
             raise CalibrationError(
                 f"The name of the file {str(file)!a} is not UTF-8. Expected names that are, since reports name batches "
                 "after their files. Rename it."
-            ) from None
+            )
 
 
 def _data_files(folder: Path) -> list[Path]:
