@@ -308,13 +308,18 @@ class Confidence:
 # ---------------------------------------------------------------- artifact
 
 
+KeptFor = Literal["type", "fusion", "speed"]
+"""What decides it: its type is not the plan's to choose; a pinned node is fused with it; the builder's own timings."""
+
+
 @dataclass(frozen=True)
 class Kept:
-    """A node that a backend keeps in FP32 although no finding pins it, and why."""
+    """A node that a backend keeps in FP32 although no finding pins it, and why: `reason` is the sentence to print."""
 
     node: str
     op_type: str
     reason: str
+    kept_for: KeptFor = "type"
 
 
 PinState = Literal["honoured", "not honoured", "not visible", "no layer"]

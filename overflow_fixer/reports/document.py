@@ -42,7 +42,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "3.0"
+SCHEMA_VERSION = "3.1"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -274,7 +274,7 @@ def _describe_growth(report: FixReport, growth: Growth) -> Document:
 
 
 def _describe_kept(kept: Kept) -> Document:
-    return {"node": kept.node, "op_type": kept.op_type, "reason": kept.reason}
+    return {"node": kept.node, "op_type": kept.op_type, "reason": kept.reason, "kept_for": kept.kept_for}
 
 
 def _describe_share(share: Share) -> Document:

@@ -64,7 +64,7 @@ class Written:
         self.plan = make_plan(self.graph, "square", "softmax")
         self.path = folder / "out" / "model.engine"
         files = (self.path, sidecar_of(self.path), self.path.with_name("model.fp16.onnx"))
-        kept = (Kept("add", "Add", "TensorRT fuses it"),)
+        kept = (Kept("add", "Add", "TensorRT fuses it", "fusion"),)
         self.artifact = Artifact(
             "tensorrt", self.path, files, ("topk",), ("square", "softmax", "add"), kept, 7, ENGINE
         )
@@ -132,13 +132,13 @@ def test_a_missing_engine_or_sidecar_is_refused(written: Written) -> None:
     assert "is not there or cannot be read" in written.refusal()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"schema_version": "1.0"'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"schema_version": "2.0"'])
 def test_a_torn_sidecar_is_refused(written: Written, content: bytes) -> None:
     sidecar_of(written.path).write_bytes(content)
     assert "cannot be read" in written.refusal()
 
 
-@pytest.mark.parametrize("content", [b"[]", b"null", b"3", b'"text"', b"{}", b'{"schema_version": "1.0"}'])
+@pytest.mark.parametrize("content", [b"[]", b"null", b"3", b'"text"', b"{}", b'{"schema_version": "2.0"}'])
 def test_a_foreign_sidecar_is_refused(written: Written, content: bytes) -> None:
     sidecar_of(written.path).write_bytes(content)
     assert "is not the engine that its sidecar" in written.refusal()
@@ -153,7 +153,7 @@ def test_an_engine_that_its_sidecar_does_not_know_is_refused(written: Written, c
 
 
 def test_a_sidecar_of_another_version_is_refused(written: Written) -> None:
-    written.change(schema_version="2.0")
+    written.change(schema_version="1.0")
     assert "is not the engine that its sidecar" in written.refusal()
 
 

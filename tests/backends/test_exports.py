@@ -336,8 +336,8 @@ def test_a_widened_engine_gives_its_pins_with_their_reasons(tmp_path: Path) -> N
     graph = recorded_graph("conv_chain")
     reason = "TensorRT fused it with /conv5/Conv and ran both in FP16"
     kept = (
-        Kept("/conv6/Conv", "Conv", reason),
-        Kept("/conv1/Conv", "Conv", "TensorRT chose FP32 for it by itself"),
+        Kept("/conv6/Conv", "Conv", reason, "fusion"),
+        Kept("/conv1/Conv", "Conv", "TensorRT chose FP32 for it by itself", "speed"),
     )
     artifact = replace(_engine_artifact(graph), kept=kept)
     found = choose_pins(graph, make_plan(graph, "/conv5/Conv"), artifact)

@@ -13,7 +13,6 @@ from fake_tensorrt import Plan, Script, fake_tensorrt
 from standin_gpu import StandInDriver, use_standin_gpu
 
 from overflow_fixer.backends.tensorrt import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
-from overflow_fixer.backends.tensorrt.emission import BY_ITSELF
 from overflow_fixer.backends.tensorrt.price import _explain_slowness
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph import Graph
@@ -176,7 +175,7 @@ def test_pins_are_blamed_where_plain_fp16_is_faster() -> None:
 
 
 def test_tensorrts_own_choice_is_told_apart_from_pins() -> None:
-    chosen = tuple(Kept(label, "Mul", BY_ITSELF) for label in WIDE)
+    chosen = tuple(Kept(label, "Mul", "its own choice", "speed") for label in WIDE)
     (_, remark) = _remarks(replace(_artifact(PATH, ENGINE, 8, WIDE), kept=chosen), SLOW)
     assert remark.startswith(
         "TensorRT itself chose FP32 for 8 nodes that nothing pins: by its own timings FP16"
@@ -210,7 +209,7 @@ def test_a_tiny_batch_is_blamed_where_launches_are_all() -> None:
 
 def test_every_cause_is_told_at_once() -> None:
     engine_ = replace(PINNED, reformat_layers=4, opaque_layers=1, pins=PINNED.pins[:4])
-    chosen = tuple(Kept(label, "Mul", BY_ITSELF) for label in WIDE[4:])
+    chosen = tuple(Kept(label, "Mul", "its own choice", "speed") for label in WIDE[4:])
     artifact = replace(_artifact(PATH, engine_, 2, WIDE), kept=chosen)
     found = _remarks(artifact, {FIXED: 0.05, NAIVE: 0.01, FP32: 0.05}, (6, 1))
     assert [remark.split(" ")[0] for remark in found] == ["FP16", "This", "The", "TensorRT", "1", "4", "One"]

@@ -105,6 +105,17 @@ def test_every_pin_is_honoured_or_hidden(fixes: Fixes, name: str) -> None:
     assert fixed.engine.constraints in ("obey", "none")
 
 
+@every_network
+def test_what_else_is_in_fp32_says_what_for(fixes: Fixes, name: str) -> None:
+    """Fused with a pinned node, or TensorRT's own choice, which the engine then shows."""
+    report = fixes(name).report
+    own = {kept.node for kept in report.artifact.kept if kept.kept_for == "speed"}
+    fused = {kept.node for kept in report.artifact.kept if kept.kept_for == "fusion"}
+    assert own | fused == {kept.node for kept in report.artifact.kept}
+    assert (own | fused).isdisjoint(report.plan.pinned)
+    assert own <= set(report.artifact.fp32_nodes)
+
+
 def test_a_boolean_mask_is_left_as_it_is(fixes: Fixes) -> None:
     """-inf in FP16: no pin of the mask's, no clamp, and the engine is right (see the tests of every network)."""
     plan = fixes("boolean_mask_block").report.plan

@@ -185,7 +185,7 @@ def test_every_text_of_the_document_is_on_the_page(document: dict[str, Any]) -> 
     assert len(texts) > 80
     repeated = {path for path in missing if path[0] == "plan" and path[-1] == "node"}  # the pin's own name
     assert all(path[1] == "pins" and path[-3] == "findings" for path in repeated)
-    told_in_words = {path for path in missing if path[-1] in ("traced_in", "observe", "provider")}
+    told_in_words = {path for path in missing if path[-1] in ("traced_in", "observe", "provider", "kept_for")}
     assert missing - repeated - told_in_words == {("verdict", "status")}
 
 

@@ -20,6 +20,7 @@ from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
 from overflow_fixer.errors import BackendError, PlanError
 from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
     Artifact,
@@ -32,9 +33,6 @@ from overflow_fixer.records import (
     Runner,
     Typing,
 )
-
-BY_ITSELF = "TensorRT chose FP32 for it by itself"
-"""Why a node is in FP32 that nothing pins, in a weakly typed engine."""
 
 
 def open_tensorrt(settings: BuildSettings) -> tuple[Any, Capabilities, Typing]:
@@ -275,13 +273,16 @@ def _fp32_nodes(
 
 
 def _kept(graph: Graph, weak: WeakBuild, fp32: frozenset[str]) -> list[Kept]:
-    reasons = {label: BY_ITSELF for label in fp32 - weak.plan.pinned}
-    reasons |= weak.widened
+    kept = {*weak.widened, *(fp32 - weak.plan.pinned)}
     return [
-        Kept(node.label, node.op_type, reasons[node.label])
-        for node in graph.nodes
-        if node.label in reasons and _computes(graph, node.label)
+        _explain(weak, node) for node in graph.nodes if node.label in kept and _computes(graph, node.label)
     ]
+
+
+def _explain(weak: WeakBuild, node: Node) -> Kept:
+    if node.label in weak.widened:
+        return Kept(node.label, node.op_type, weak.widened[node.label], "fusion")
+    return Kept(node.label, node.op_type, "TensorRT chose FP32 for it by itself", "speed")
 
 
 def _computes(graph: Graph, label: str) -> bool:

@@ -16,7 +16,7 @@ from overflow_fixer.files import replace_file, write_text
 from overflow_fixer.graph import Graph
 from overflow_fixer.records import Artifact, BuildSettings, Engine, Kept, PinOutcome, PrecisionPlan
 
-_VERSION = "1.0"
+_VERSION = "2.0"
 
 
 def sidecar_of(path: Path) -> Path:
@@ -122,7 +122,7 @@ def _engine(fields: dict[str, Any]) -> Engine:
     )
 
 
-def _kept(rows: Sequence[dict[str, str]]) -> tuple[Kept, ...]:
+def _kept(rows: Sequence[dict[str, Any]]) -> tuple[Kept, ...]:
     return tuple(Kept(**row) for row in rows)
 
 

@@ -24,21 +24,14 @@ _ACTIVATIONS = frozenset(
 )
 
 
-_FUSED = "TensorRT fuse"
-
-
 def say_fused(anchor: str) -> str:
     """Why a node is pinned that TensorRT is known to fuse with a pinned one."""
-    return f"{_FUSED}s it with {anchor}, which is pinned"
+    return f"TensorRT fuses it with {anchor}, which is pinned"
 
 
 def say_fused_in_fp16(anchor: str) -> str:
     """Why a node is pinned that an engine showed fused with a pinned one."""
-    return f"{_FUSED}d it with {anchor} and ran both in FP16"
-
-
-def is_about_fusion(reason: str) -> bool:
-    return reason.startswith(_FUSED)
+    return f"TensorRT fused it with {anchor} and ran both in FP16"
 
 
 def extend_over_fusions(graph: Graph, pinned: Collection[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from overflow_fixer.backends.tensorrt.cuda import open_device
-from overflow_fixer.backends.tensorrt.emission import BY_ITSELF, inspect_runner, open_runner, open_tensorrt
+from overflow_fixer.backends.tensorrt.emission import inspect_runner, open_runner, open_tensorrt
 from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
 from overflow_fixer.graph import Graph
 from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price
@@ -65,7 +65,7 @@ def _blame_layers(fixed: Artifact) -> Iterator[str]:
     engine = fixed.engine
     assert engine is not None
     many = _MANY * (len(fixed.fp16_nodes) + len(fixed.fp32_nodes))
-    own = [kept for kept in fixed.kept if kept.reason == BY_ITSELF]
+    own = [kept for kept in fixed.kept if kept.kept_for == "speed"]
     if len(own) > many:
         yield (
             f"TensorRT itself chose FP32 for {len(own)} nodes that nothing pins: by its own timings FP16, with the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, is_about_fusion, say_fused
+from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, say_fused
 from overflow_fixer.backends.tensorrt.pins import choose_layers
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph import Graph
@@ -45,7 +45,7 @@ def _find_widened(graph: Graph, plan: PrecisionPlan, artifact: Artifact) -> Mapp
     fused = extend_over_fusions(graph, plan.pinned)
     widened = {label: say_fused(anchor) for label, anchor in fused.items()}
     if artifact.engine is not None and artifact.engine.typing == "weak":
-        widened |= {k.node: k.reason for k in artifact.kept if is_about_fusion(k.reason)}
+        widened |= {k.node: k.reason for k in artifact.kept if k.kept_for == "fusion"}
     return widened
 
 
