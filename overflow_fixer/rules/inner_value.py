@@ -32,6 +32,8 @@ _TEXT = {
 }
 SQUARED = frozenset({"deviation"})
 """Quantities whose square is what the node computes."""
+_BESIDE_A_MASK = frozenset({"row maximum", "sum of exponentials"})
+"""Quantities that are finite where some elements are -inf."""
 _MASKED_ROW = -FP16_OVERFLOW
 
 
@@ -41,7 +43,7 @@ def find_large_inner_values(
     """A finding for each quantity inside the node that is over its limit.
 
     Of what only bounds a value, none where the node is found out by a measured one. NaN and infinities that
-    come in are the rule non_finite's; a finite value whose square or sum FP32 does not hold is threshold's.
+    come in are the rule non_finite's, but for the -inf of a mask, beside which a row's exponentials have a sum; a finite value whose square or sum FP32 does not hold is threshold's.
     """
     inner = ranges.inner_of.get(node.label, {}).values()
     found = [finding for one in inner for finding in _judge(node, ranges, one, policy)]
@@ -52,7 +54,9 @@ def find_large_inner_values(
 
 def _judge(node: Node, ranges: RangeTable, inner: InnerRange, policy: PlanPolicy) -> Iterator[Finding]:
     seen = ranges.get(node.inputs[0])
-    if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
+    if seen is None or seen.nan_count:
+        return
+    if not math.isfinite(seen.max if inner.quantity in _BESIDE_A_MASK else seen.max_abs):
         return
     if inner.quantity == "row maximum":
         yield from _judge_rows(node, ranges, inner)

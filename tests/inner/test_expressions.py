@@ -677,7 +677,11 @@ def test_nothing_is_told_of_what_is_not_finite(case: Case, bad: float, place: in
     assert ask(find_large_inner_values, *scan(case, tmp_path / "finite", x))
     x.flat[place] = bad
     graph, ranges = scan(case, tmp_path, draw(case), x)
-    assert not ask(find_large_inner_values, graph, ranges)
+    is_mask = bad == -np.inf and case.op in (
+        "Softmax",
+        "LogSoftmax",
+    )  # beside which another row is masked as a whole
+    assert bool(ask(find_large_inner_values, graph, ranges)) == is_mask
 
 
 @pytest.mark.parametrize("case", FIRST, ids=str)

@@ -254,7 +254,22 @@ def test_an_empty_row_is_not_masked(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_another_rules(op: str, bad: float, tmp_path: Path) -> None:
     good = floats(-90000, -90000, -90000, -89000)[None]
     assert _find(op, tmp_path, good)
-    assert not _find(op, tmp_path, good, floats(-90000, -90000, bad, -89000)[None])
+    is_mask = op == "Softmax" and bad == -np.inf
+    assert bool(_find(op, tmp_path, good, floats(-90000, -90000, bad, -89000)[None])) == is_mask
+
+
+@pytest.mark.parametrize("masked", [0, 5, 40_000])
+def test_a_sum_of_exponentials_is_told_beside_a_mask(masked: int, tmp_path: Path) -> None:
+    scores = np.random.default_rng(4).normal(0, 0.01, (2, 70_000)).astype(np.float32)
+    scores[:, :masked] = -np.inf
+    (found,) = _find("Softmax", tmp_path, scores, axis=1)
+    exact = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True)).sum(1).max()
+    assert found.value == pytest.approx(exact, rel=1e-5)
+
+
+def test_a_row_of_minus_infinity_alone_is_another_rules(tmp_path: Path) -> None:
+    """FP32 has NaN of it too."""
+    assert not _find("Softmax", tmp_path, floats(-np.inf, -np.inf, 1, 2).reshape(2, 2), axis=1)
 
 
 def test_where_fp32_itself_overflows_the_input_tells_it(tmp_path: Path) -> None:
