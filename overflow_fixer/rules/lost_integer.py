@@ -3,7 +3,8 @@
 Position 2049 becomes 2048. That is one in two thousand, no more than any other value loses, and no harm in a
 mean or a product. It is harm where a difference, a comparison or an index is made of them, or where they leave
 the model: the nodes from where they come from up to there stay in FP32. So do those before a Floor, Ceil or Round
-that they come from: over 1024 FP16 rounds a number to an integer by itself.
+that they come from, and before a Cast that cuts data over 2048 to integers, as to look them up in a table: over 1024
+FP16 rounds a number to an integer by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import EXACT_STEPS, Multiples, find_multiples
 from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.places import LARGEST_COORDINATE
+from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far
 from overflow_fixer.rules.semantics import moves
 
 _ADDED = frozenset(
@@ -40,6 +41,7 @@ _SCALED = {
 }
 """Operators that scale it; followed where the other factor is no data."""
 _ROUNDS = frozenset("Floor Ceil Round".split())
+_CASTS = frozenset({"Cast", "CastLike"})
 _NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
 """Types into which a Cast does not take integers for exact ones."""
 _DECIDES = {
@@ -81,15 +83,20 @@ def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
     """
     multiples = find_multiples(graph, ranges)
     for source, use in _evidence(graph, ranges).get(node.label, {}).items():
-        seen, step = ranges.by_tensor[source], multiples.steps[source]
-        limit = min(EXACT_STEPS * step, FP16_MAX)
-        what = "integers" if step == 1 else f"multiples of {step:g}"
-        reason = (
-            f"{source} holds {what} up to {seen.max_abs:.9g}, of which FP16 tells apart those up to {limit:g}, and "
-            f"{use.text}"
-        )
+        seen = ranges.by_tensor[source]
+        step = multiples.step(source) if multiples.is_lost(source) else None
+        limit = min(EXACT_STEPS * (step or 1), FP16_MAX)
+        reason = f"{_tell(source, seen.max_abs, step, limit)}, and {use.text}"
         batch = ranges.worst_batch_of(seen) if source not in graph.constants else None
         yield Finding("lost_integer", node.label, source, seen.max_abs, limit, reason, batch)
+
+
+def _tell(source: str, largest: float, step: float | None, limit: float) -> str:
+    """What is lost; `step` is None of data."""
+    if step is None:
+        return f"{source} reaches {largest:.9g}, of whose integers FP16 tells apart those up to {limit:g}"
+    what = "integers" if step == 1 else f"multiples of {step:g}"
+    return f"{source} holds {what} up to {largest:.9g}, of which FP16 tells apart those up to {limit:g}"
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +109,24 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
         source = walk.traces[use.tensor].source
         for node in walk.lead_back(use):
             found.setdefault(node.label, {}).setdefault(source, use)
+    for cast in (node for node in graph.nodes if _cuts_data(graph, ranges, node)):
+        data = cast.inputs[0]
+        for node in (cast, *find_origins(graph, ranges, data, LARGEST_COORDINATE)):
+            found.setdefault(node.label, {}).setdefault(data, _Use(data, cast))
     return found
+
+
+def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    """Whether it is a Cast that makes integers of data over 2048, of which FP16 has not all the integers."""
+    is_double = graph.dtypes.get(node.outputs[0]) == TensorProto.DOUBLE
+    if is_double or not _tells_exactly(graph, node) or not is_far(graph, ranges, node.inputs[0]):
+        return False
+    return ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
+
+
+def _tells_exactly(graph: Graph, node: Node) -> bool:
+    """Whether it is a Cast to integers, or to float64, which has all of them."""
+    return node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
 
 
 @dataclass(eq=False)
@@ -191,8 +215,8 @@ class _Walk:
             return slots is None or slot in slots
         if op in _ROUNDS:
             return (self.multiples.step(node.inputs[slot]) or 0) < 1
-        if op in ("Cast", "CastLike"):
-            return slot == 0 and self.graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
+        if op in _CASTS:
+            return slot == 0 and _tells_exactly(self.graph, node)
         if op in ("Add", "Sub", "Sum"):
             return self._cancels(node, slot)
         return op in ("", "If", "Loop", "Scan")

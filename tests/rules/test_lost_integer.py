@@ -434,3 +434,36 @@ def test_a_difference_settles_nothing_of_what_it_does_not_tell_apart(tmp_path: P
     graph, ranges = scan(model, tmp_path, {"ids": ints(2049, 2100)})
     assert pinned_by(find_lost_integers, graph, ranges) == ["Cast_p", "Sub_a", "Sum_b", "Cast_y"]
     assert np.float16(2049) - np.float16(2047) == 1
+
+
+@pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.INT32, TensorProto.UINT16])
+@pytest.mark.parametrize(("largest", "is_found"), [(2048, False), (2048.5, True), (8000, True)])
+def test_data_that_a_cast_cuts_to_integers(to: int, largest: float, is_found: bool, tmp_path: Path) -> None:
+    """As rows of a table are chosen by them; what FP16 rounds before is another row."""
+    nodes = [node("Sigmoid", "x", "s"), node("Mul", "s top", "q"), node("Cast", "q", "y", to=to)]
+    model = make_model(nodes, {"x": [None]}, "y", {"top": scalar(largest)}, output_types={"y": to})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.3, 0.7, 100)})
+    assert pinned_by(find_lost_integers, graph, ranges) == (
+        ["Sigmoid_s", "Mul_q", "Cast_y"] if is_found else []
+    )
+    if is_found:
+        (finding,) = ask(find_lost_integers, graph, ranges)[-1:]
+        told = f"q reaches {largest:.9g}, of whose integers FP16 tells apart those up to 2048, and Cast Cast_y tells them apart"
+        assert (finding.tensor, finding.value, finding.limit) == ("q", largest, 2048)
+        assert finding.reason == told
+
+
+@pytest.mark.parametrize("to", [TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.DOUBLE])
+def test_a_cast_that_cuts_nothing_off(to: int, tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "q"), node("Cast", "q", "y", to=to)]
+    model = make_model(nodes, {"x": [None]}, "y", {}, output_types={"y": to})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.3, 3000.7)})
+    assert pinned_by(find_lost_integers, graph, ranges) == []
+
+
+@pytest.mark.parametrize("values", [(np.nan, 3000.5), (np.inf, 3000.5), (), (70000.0, 0.5)])
+def test_a_cast_of_what_is_not_finite_or_not_there(values: tuple[float, ...], tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "q"), node("Cast", "q", "y", to=INT64)]
+    model = make_model(nodes, {"x": [None]}, "y", {}, output_types={"y": INT64})
+    graph, ranges = scan(model, tmp_path, {"x": floats(*values)})
+    assert bool(pinned_by(find_lost_integers, graph, ranges)) == (values == (70000.0, 0.5))
