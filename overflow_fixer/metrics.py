@@ -42,8 +42,7 @@ class ErrorMeter:
 
     def add(self, reference: Any, candidate: Any, batch: str) -> None:
         """Compare one batch: two arrays, or two lists of arrays, of any shape and dtype."""
-        mismatched, compared = self._counts["mismatched"], self._counts["compared"]
-        sums = _Sums()
+        before, sums = self._counts.copy(), _Sums()
         references, candidates = _arrays(reference), _arrays(candidate)
         if [a.shape for a in references] != [a.shape for a in candidates]:
             self._other_shape = self._other_shape or _say_shapes(references, candidates, batch)
@@ -54,8 +53,11 @@ class ErrorMeter:
             for one, other in zip(references, candidates, strict=True):
                 self._add_array(one.reshape(-1), other.reshape(-1), sums)
         self._total.add(sums)
-        counts = (self._counts["mismatched"] - mismatched, self._counts["compared"] - compared)
-        self._batches.append(_BatchError(batch, *counts, sums.reference.log10, sums.error.log10))
+        element, mismatched, compared = (
+            self._counts[name] - before[name] for name in ("element", "mismatched", "compared")
+        )
+        logs = sums.reference.log10, sums.error.log10
+        self._batches.append(_BatchError(batch, element, mismatched, compared, *logs))
 
     def add_failure(self, reference: Any, batch: str, reason: str) -> None:
         """Count a batch that the candidate could not compute, for this reason: nothing of it matches."""
@@ -63,7 +65,7 @@ class ErrorMeter:
         size = max(sum(a.size for a in references), 1)
         self._counts.update(element=size, mismatched=size)
         self._is_float &= all(map(_is_float, references))
-        self._batches.append(_BatchError(batch, size, 0, -math.inf, -math.inf, reason))
+        self._batches.append(_BatchError(batch, size, size, 0, -math.inf, -math.inf, reason))
 
     def result(self) -> TensorError:
         """The error over everything added so far."""
@@ -72,6 +74,7 @@ class ErrorMeter:
         snrs = [self._batch_snr_db(batch) for batch in self._batches]
         worst = max(zip(self._batches, snrs, strict=True), key=_badness, default=None)
         quiet = self._find_quiet()
+        agreements = (1 - batch.mismatched_share for batch in self._batches)
         return TensorError(
             tensor=self.tensor,
             element_count=counts["element"],
@@ -91,17 +94,19 @@ class ErrorMeter:
             is_float=self._is_float,
             failure=worst[0].failure if worst is not None else None,
             worst_batch_snr_db=min((snr for snr in snrs if not math.isnan(snr)), default=math.nan),
-            quiet_batch=quiet.name if quiet is not None else None,
-            quiet_batch_snr_db=quiet.snr_db if quiet is not None else math.nan,
+            worst_batch_agreement=math.nan if self._is_float else min(agreements, default=math.nan),
+            quiet_batch=quiet[0].name if quiet else None,
+            quiet_batch_snr_db=quiet[0].snr_db if quiet else math.nan,
+            quiet_count=len(quiet),
             log_energy=self._mean_log_energy() if compared else -math.inf,
             other_shape=self._other_shape,
             part=self.part,
         )
 
-    def _find_quiet(self) -> _BatchError | None:
-        """The worst by its own SNR of the batches that are held against a share of the mean energy."""
-        quiet = [batch for batch in self._batches if batch.compared and batch.reference < self._floor(batch)]
-        return min(quiet, key=lambda batch: batch.snr_db, default=None)
+    def _find_quiet(self) -> list[_BatchError]:
+        """The batches that are held against a share of the mean energy, the worst by its own SNR first."""
+        quiet = (batch for batch in self._batches if batch.compared and batch.reference < self._floor(batch))
+        return sorted(quiet, key=lambda batch: batch.snr_db)
 
     def _batch_snr_db(self, batch: _BatchError) -> float:
         """A batch's SNR, a quiet one held against a share of the mean energy; NaN with nothing to compare."""
@@ -148,9 +153,10 @@ class ErrorMeter:
 
 @dataclass(frozen=True)
 class _BatchError:
-    """One batch: elements mismatched and compared, log10 of the sums of squares of reference and error, and why it failed."""
+    """One batch: its elements, those mismatched and compared, log10 of the sums of squares of reference and error, and why it failed."""
 
     name: str
+    elements: int
     mismatched: int
     compared: int
     reference: float
@@ -160,6 +166,10 @@ class _BatchError:
     @property
     def snr_db(self) -> float:
         return _snr_db(self.reference, self.error)
+
+    @property
+    def mismatched_share(self) -> float:
+        return self.mismatched / max(self.elements, 1)
 
 
 @dataclass
@@ -257,10 +267,10 @@ def _scale(values: Array, max_abs: float, exponent: int = 0) -> _Scaled:
     return _Scaled(np.ldexp(values, -shift), exponent + shift)
 
 
-def _badness(judged: tuple[_BatchError, float]) -> tuple[bool, int, float]:
-    """One that failed, then the most mismatches, then the lowest SNR."""
+def _badness(judged: tuple[_BatchError, float]) -> tuple[bool, float, float]:
+    """One that failed, then the largest share of mismatches, then the lowest SNR."""
     batch, snr_db = judged
-    return batch.failure is not None, batch.mismatched, -math.inf if math.isnan(snr_db) else -snr_db
+    return batch.failure is not None, batch.mismatched_share, -math.inf if math.isnan(snr_db) else -snr_db
 
 
 def _snr_db(reference: float, error: float) -> float:

@@ -68,6 +68,8 @@ def make_error(tensor: str, snr_db: float = 62.5, **changes: Any) -> TensorError
         worst_batch_snr_db=55.5,
         quiet_batch="batch_quiet",
         quiet_batch_snr_db=3.75,
+        quiet_count=2,
+        worst_batch_agreement=0.9975,
     )
     return replace(error, **changes)
 

@@ -282,13 +282,39 @@ def test_of_quiet_batches_the_worst_is_told_as_it_is() -> None:
     assert (found.quiet_batch, found.worst_batch) == ("batch_2", "batch_2")
     assert found.quiet_batch_snr_db == pytest.approx(10 * math.log10(2e-6 / 1e-6))
     assert found.worst_batch_snr_db > 40
+    assert found.quiet_count == 2
 
 
 def test_no_batch_is_quiet_that_has_its_share_or_nothing_to_compare() -> None:
     nothing = f32(math.nan, math.nan), f32(math.nan, math.nan)
     found = measure((f32(1, -1), f32(1, -1)), (f32(0.2, 0.2), f32(0.2, 0)), nothing)
-    assert found.quiet_batch is None
+    assert (found.quiet_batch, found.quiet_count) == (None, 0)
     assert math.isnan(found.quiet_batch_snr_db)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "agreement"),
+    [
+        ([([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 3, 4], [1, 2, 3, 5])], 0.75),
+        ([([1, 2, 3, 4], [1, 2, 3, 5]), ([1], [2])], 0.0),
+        ([([1, 2], [1, 2]), ([1, 2], [1])], 0.0),
+        ([([True, False], [True, True])], 0.5),
+        ([(["a", "b"], ["a", "b"])], 1.0),
+        ([([], [])], 1.0),
+    ],
+)
+def test_the_least_share_of_equal_elements_in_a_batch(
+    pairs: list[tuple[list[Any], list[Any]]], agreement: float
+) -> None:
+    found = measure(
+        *((np.asarray(one, np.dtype(type((one or [0])[0]))), np.asarray(two)) for one, two in pairs)
+    )
+    assert found.worst_batch_agreement == agreement
+
+
+def test_of_floats_no_share_of_equal_elements_is_told() -> None:
+    assert math.isnan(measure((f32(1), f32(1))).worst_batch_agreement)
+    assert math.isnan(ErrorMeter("y").result().worst_batch_agreement)
 
 
 def test_one_batch_is_its_own_worst() -> None:

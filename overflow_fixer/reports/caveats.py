@@ -88,6 +88,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
         yield from _warn_of_quiet(verdict, tolerance)
+        yield from _warn_of_disagreement(verdict, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
     yield from say_unobserved(ranges.not_observed)
@@ -103,10 +104,28 @@ def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str
         and not is_small
         and error.quiet_batch_snr_db < tolerance.min_snr_of(error.tensor, error.part)
     ):
+        others = (
+            ""
+            if error.quiet_count == 1
+            else f" ({error.quiet_count} batches have as little, this is the worst)"
+        )
         yield (
             f"Output {error.name} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
-            f"{error.quiet_batch_snr_db:.1f} dB: it passes there because such a batch is judged as if it had 1 %. If batches like "
-            "that matter, verify on them alone, which judges them by their own."
+            f"{error.quiet_batch_snr_db:.1f} dB{others}: it passes there because such a batch is judged as if it had 1 %. If "
+            "batches like that matter, verify on them alone, which judges them by their own."
+        )
+
+
+def _warn_of_disagreement(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
+    """That an output that is not of floats passes by what is equal over all batches, and would not in one."""
+    error = verdict.error
+    if verdict.passed and error.worst_batch_agreement < tolerance.min_agreement:
+        share = 1 - error.mismatched / error.element_count
+        shape = f", and it has another shape than in FP32: {error.other_shape}" if error.other_shape else ""
+        yield (
+            f"Output {error.name} passes with {share:.2%} of its values equal over all batches, but in {error.worst_batch} only "
+            f"{error.worst_batch_agreement:.2%} are, under {tolerance.min_agreement:.2%}{shape}. One value may flip where two choices are as "
+            "good; a whole batch that is wrong is another matter: look at it."
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from overflow_fixer.records import Confidence, Growth
+from overflow_fixer.reports.numbers_json import decode_number
 from overflow_fixer.reports.wording import say_batches, say_share
 
 _MOST_NAMED = 3
@@ -53,7 +54,7 @@ def say_passes(document: dict[str, Any]) -> str | None:
     """What it proves, in a report.json, that every batch passes; None where one does not, or the data are random."""
     fixed = document["verification"]["fixed"]
     count = fixed["batch_count"]
-    if not fixed["passed"] or not count or document["verification"]["synthetic"]:
+    if not _passes_everywhere(document, fixed) or not count or document["verification"]["synthetic"]:
         return None
     share, least = say_share(bound_failures(count)), say_share(bound_failures(_ENOUGH))
     more = f"; {_ENOUGH} would leave {least}" if count < _ENOUGH and share != least else ""
@@ -61,6 +62,13 @@ def say_passes(document: dict[str, Any]) -> str | None:
         f"Passing on {say_batches(count)} leaves room for up to {share} of such batches to fail, even if these were a random sample "
         f"that the plan was not made from (95 % confidence){more}. To verify on others: fix-fp16 verify --calib."
     )
+
+
+def _passes_everywhere(document: dict[str, Any], fixed: dict[str, Any]) -> bool:
+    """Also by the values that are equal in each batch, of outputs that are not of floats."""
+    least = decode_number(document["tolerance"]["min_agreement"])
+    agreements = (decode_number(found["error"]["worst_batch_agreement"]) for found in fixed["outputs"])
+    return bool(fixed["passed"]) and not any(agreement < least for agreement in agreements)
 
 
 def _say_growths(growths: Sequence[Growth]) -> str:

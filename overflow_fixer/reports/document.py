@@ -55,6 +55,7 @@ _ERROR_COUNTS = (
     "reference_nan",
     "reference_inf",
     "mismatched",
+    "quiet_count",
 )
 _ERROR_NUMBERS = (
     "max_abs_error",
@@ -65,6 +66,7 @@ _ERROR_NUMBERS = (
     "snr_db",
     "worst_batch_snr_db",
     "quiet_batch_snr_db",
+    "worst_batch_agreement",
 )
 
 

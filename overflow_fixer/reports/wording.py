@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from overflow_fixer.reports.numbers_json import JsonNumber, decode_number, encode_number
+from overflow_fixer.reports.numbers_json import JsonNumber, decode_number
 
 _MOST_UNOBSERVED = 20
 _LONGEST_WORD = 30
@@ -107,13 +107,11 @@ def say_compared(error: dict[str, Any]) -> str:
 
 
 def say_match(error: dict[str, Any]) -> str:
-    """The SNR in dB by which a tensor is judged, of its worst batch; the share of equal elements where it is not of floats."""
+    """The SNR in dB by which a tensor is judged, of its worst batch; where it is not of floats the share of equal elements there."""
     if error["is_float"]:
         worst = error["worst_batch_snr_db"]
         return say_decibels(error["snr_db"] if math.isnan(decode_number(worst)) else worst)
-    count = error["element_count"]
-    share = 1 - error["mismatched"] / count if count else math.nan
-    return f"{say_share(encode_number(share))} equal"
+    return f"{say_share(error['worst_batch_agreement'])} equal"
 
 
 def _say(value: JsonNumber, form: str) -> str:

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from report_factories import make_error
 
 from overflow_fixer.attempts import Attempt
-from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
+from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import fix
 from overflow_fixer.progress import silent
@@ -258,7 +258,41 @@ def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, ma
     assert not list(_warn_of_quiet(failing, config.verify.tolerance()))
     for warning in told:
         assert f"Output y has under 1 % of its mean energy in {verdict.error.quiet_batch}" in warning
-        assert "where its SNR is 0.0 dB" in warning
+        assert "where its SNR is 0.0 dB: it passes there" in warning
+    two = replace(verdict, error=replace(verdict.error, quiet_count=2))
+    for warning in _warn_of_quiet(two, config.verify.tolerance()):
+        assert "where its SNR is 0.0 dB (2 batches have as little, this is the worst): it" in warning
+
+
+def _choose(folder: Path, flipped: list[int]) -> FixReport:
+    """The index of the larger of x and 1 + 2^-11, which is 1 in FP16, in 120 batches: 1 as well in those that are flipped."""
+    nodes = [node("Concat", "x above", "a", axis=0), node("ArgMax", "a", "y", axis=0, keepdims=0)]
+    above = np.full((1, 10), 1 + 2**-11, np.float32)
+    save(make_model(nodes, {"x": ["N", 10]}, "y", {"above": above}, output_types={"y": 7}), folder)
+    (folder / "data").mkdir()
+    for index in range(120):
+        np.save(
+            folder / "data" / f"b{index:03}.npy", np.full((1, 10), 1 if index in flipped else 0, np.float32)
+        )
+    options = {
+        "build": BuildOptions.model_validate({"backend": "onnx"}),
+        "plan": PlanOptions.model_validate({"exclude_nodes": [".*"]}),
+    }
+    return fix(FixConfig(model=folder / "model.onnx", calib=folder / "data", out=folder / "out", **options))
+
+
+def test_a_batch_of_indices_that_are_all_others_is_told(tmp_path: Path) -> None:
+    report = _choose(tmp_path, [77])
+    assert report.passed
+    told = [text for text in report.warnings if text.startswith("Output y passes with 99.17% of its values")]
+    assert ["in b077.npy only 0.00% are, under 99.00%. One value" in text for text in told] == [True]
+    assert "leaves room" not in render_text(report)
+
+
+def test_indices_that_are_as_in_fp32_are_not(tmp_path: Path) -> None:
+    report = _choose(tmp_path, [])
+    assert not [text for text in report.warnings if "of its values" in text]
+    assert "leaves room" in render_text(report)
 
 
 def _two_scales(folder: Path, last: str) -> FixConfig:

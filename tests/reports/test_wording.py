@@ -123,9 +123,9 @@ def test_times_and_their_ratios() -> None:
 
 
 def test_an_output_that_is_not_of_floats_is_said_by_its_agreement() -> None:
-    error = {"is_float": False, "element_count": 200, "mismatched": 1, "snr_db": "NaN"}
+    error = {"is_float": False, "worst_batch_agreement": 0.995, "snr_db": "NaN"}
     assert wording.say_match(error) == "99.5 % equal"
-    assert wording.say_match({**error, "element_count": 0, "mismatched": 0}) == "n/a equal"
+    assert wording.say_match({**error, "worst_batch_agreement": "NaN"}) == "n/a equal"
     of_floats = {**error, "is_float": True, "snr_db": 31.26}
     assert wording.say_match({**of_floats, "worst_batch_snr_db": "NaN"}) == "31.3"
     assert wording.say_match({**of_floats, "worst_batch_snr_db": 30.14}) == "30.1"
