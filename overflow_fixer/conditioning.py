@@ -29,7 +29,8 @@ def find_unsettled(
     Each batch is held against a copy of which every float is x (1 + u), u drawn from [-2^-23, 2^-23), within the range of
     its input. Copies that are no others, or that FP32 cannot run, tell nothing; nor do values that are not finite on either side.
     """
-    meters = OutputMeters(reference.output_names, find_parts(tolerance, reference.output_names))
+    parts = find_parts(tolerance, reference.output_names)
+    meters = OutputMeters(reference.output_names, parts, tolerance.fills)
     for index, batch in enumerate(batches):
         copy = None if batch.is_changed else _copy(batch, index)
         if copy is None:

@@ -52,7 +52,8 @@ class Foreseer:
         plan = self.first.plan
         try:
             board = Switchboard(self.graph, self.first.artifact.fp16_nodes, tuple(outputs), plan.clamped)
-            case = Case(board, batch, log_energies, find_parts(self.tolerance, self.graph.outputs))
+            parts = find_parts(self.tolerance, self.graph.outputs)
+            case = Case(board, batch, log_energies, parts, self.tolerance.fills)
         except ModelError:
             return None
 
@@ -135,7 +136,7 @@ class Foresight:
                 return None
             if batch.name in known:
                 continue
-            case = Case(self.board, batch, self.log_energies, parts)
+            case = Case(self.board, batch, self.log_energies, parts, self.tolerance.fills)
             if excess(case.compare(in_fp16), self.tolerance) > BEARABLE:
                 return case
         return None

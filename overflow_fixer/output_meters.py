@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from overflow_fixer.fills import without_fills
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.parts import Part
 from overflow_fixer.records import TensorError
@@ -16,12 +17,17 @@ from overflow_fixer.records import TensorError
 class OutputMeters:
     """An ErrorMeter for each output, and behind it for each of its `parts`; of other outputs' parts there is none.
 
-    `log_energies` are those that a meter takes, by TensorError.name.
+    `log_energies` are those that a meter takes, by TensorError.name; `fills` those of Tolerance.
     """
 
     def __init__(
-        self, outputs: Iterable[str], parts: Sequence[Part], log_energies: Mapping[str, float] | None = None
+        self,
+        outputs: Iterable[str],
+        parts: Sequence[Part],
+        fills: Mapping[str, Sequence[float]],
+        log_energies: Mapping[str, float] | None = None,
     ) -> None:
+        self._fills = fills
         known = log_energies or {}
         ordered = (
             part
@@ -34,6 +40,7 @@ class OutputMeters:
 
     def add(self, expected: Mapping[str, Any], found: Mapping[str, Any], batch: str) -> None:
         """Compare one batch's outputs, by name. Raises ConfigError where an output has not got a part."""
+        expected, found = without_fills(self._fills, expected, found)
         for part, meter in self._meters:
             meter.add(*_take(part, expected[part.output], found[part.output]), batch)
 

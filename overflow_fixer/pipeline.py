@@ -274,7 +274,7 @@ def _make_report(
         fixed=best.verification,
         rounds=result.rounds,
         share=count_share(graph, best.artifact, next(iter(bench.calibration))),
-        tolerance=config.verify.tolerance(),
+        tolerance=bench.tolerance,
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
         warnings=(*result.warnings, *_find_caveats(config, bench, result)),

@@ -469,7 +469,8 @@ class Tolerance:
 
     `parts` of outputs, as NumPy indexes them ("boxes[:, 4:]"), are judged by themselves beside the whole; so are those that
     `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
-    that are not floats pass when at least `min_agreement` of their elements are equal.
+    that are not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output,
+    that fill elements of it: where FP32 has one and the candidate has it too, rounded, both count as 0, so that they are no signal.
     """
 
     min_snr_db: float = 30.0
@@ -477,6 +478,7 @@ class Tolerance:
     per_output: Mapping[str, float] = field(default_factory=dict)
     max_abs_error: float = 0.0
     parts: tuple[str, ...] = ()
+    fills: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def min_snr_of(self, output: str, part: str = "") -> float:
         """In dB, of an output or a part of it, which has the output's where it has none of its own."""

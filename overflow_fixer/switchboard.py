@@ -51,7 +51,7 @@ class Case:
     """A batch on which choices of nodes are compared with none. Raises RunError where it does not run in FP32.
 
     `log_energies` are TensorError.log_energy over all batches, by its name: what is quiet here is judged as `verify` does. `parts`
-    of outputs are compared as well.
+    of outputs are compared as well; `fills` are those of Tolerance.
     """
 
     def __init__(
@@ -59,9 +59,11 @@ class Case:
         board: Switchboard,
         batch: Batch,
         log_energies: Mapping[str, float],
-        parts: Sequence[Part] = (),
+        parts: Sequence[Part],
+        fills: Mapping[str, Sequence[float]],
     ) -> None:
         self._board, self._batch, self._log_energies, self._parts = board, batch, log_energies, parts
+        self._fills = fills
         self._right = board.run(batch)
 
     @property
@@ -70,7 +72,7 @@ class Case:
 
     def compare(self, in_fp16: Collection[str]) -> list[TensorError]:
         """The errors of the outputs and parts with these nodes in FP16. Raises ModelError where memory runs out."""
-        meters = OutputMeters(self._right, self._parts, self._log_energies)
+        meters = OutputMeters(self._right, self._parts, self._fills, self._log_energies)
         try:
             found = self._board.run(self._batch, in_fp16)
         except RunError as error:

@@ -18,6 +18,7 @@ from overflow_fixer.conditioning import find_unsettled
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError, CalibrationError, ModelError
 from overflow_fixer.files import make_folder, move_files
+from overflow_fixer.filled_outputs import find_fills
 from overflow_fixer.finished_trials import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.graph import Graph
 from overflow_fixer.half_io import RoundedRunner, find_wrong_input
@@ -77,7 +78,7 @@ class Bench:
         self._reference = CachedRunner(open_reference(self.graph))
         is_borne = CopyCheck(self._reference)
         self.calibration = jitter(self.calibration, self.config.verify.jitter, is_borne)
-        self.tolerance: Tolerance = self.config.verify.tolerance()
+        self.tolerance: Tolerance = replace(self.config.verify.tolerance(), fills=find_fills(self.graph))
         self._basis = make_key(
             self.graph.sha256,
             self.calibration.fingerprint,

@@ -33,7 +33,7 @@ def _alone(tensor: str, part: str, pairs: list[tuple[Array, Array]]) -> TensorEr
 def test_each_part_is_measured_as_if_it_were_an_output_behind_its_whole() -> None:
     expected = [_draw(4, 3), _draw(2, 3)]
     found = [_blur(values) for values in expected]
-    meters = OutputMeters(["y", "z"], PARTS)
+    meters = OutputMeters(["y", "z"], PARTS, {})
     for number, (right, value) in enumerate(zip(expected, found, strict=True)):
         meters.add(right, value, f"batch_{number}")
     pairs = list(zip(expected, found, strict=True))
@@ -48,7 +48,7 @@ def test_each_part_is_measured_as_if_it_were_an_output_behind_its_whole() -> Non
 
 
 def test_of_another_shape_a_part_matches_nowhere() -> None:
-    meters = OutputMeters(["y"], PARTS)
+    meters = OutputMeters(["y"], PARTS, {})
     meters.add({"y": np.ones((4, 3), np.float32)}, {"y": np.ones((4, 2), np.float32)}, "batch_0")
     for error in meters.results():
         assert error.mismatched == error.element_count == 12
@@ -56,7 +56,7 @@ def test_of_another_shape_a_part_matches_nowhere() -> None:
 
 
 def test_a_batch_that_failed_counts_the_elements_of_the_part() -> None:
-    meters = OutputMeters(["y"], PARTS)
+    meters = OutputMeters(["y"], PARTS, {})
     meters.add_failure({"y": np.ones((4, 3), np.float32)}, "batch_0", "index out of range")
     assert [(error.mismatched, error.failure) for error in meters.results()] == [
         (12, "index out of range"),
@@ -66,7 +66,7 @@ def test_a_batch_that_failed_counts_the_elements_of_the_part() -> None:
 
 
 def test_the_energy_of_other_batches_is_that_of_the_part() -> None:
-    meters = OutputMeters(["y"], PARTS[1:2], {"y": -9.0, "y[:, 2]": 2.0})
+    meters = OutputMeters(["y"], PARTS[1:2], {}, {"y": -9.0, "y[:, 2]": 2.0})
     meters.add({"y": np.full((4, 3), 0.1, np.float32)}, {"y": np.full((4, 3), 0.2, np.float32)}, "b")
     whole, part = meters.results()
     assert whole.worst_batch_snr_db == pytest.approx(0, abs=1e-5)
@@ -74,7 +74,7 @@ def test_the_energy_of_other_batches_is_that_of_the_part() -> None:
 
 
 def test_a_part_that_is_not_there_is_an_error_whichever_way() -> None:
-    meters, narrow = OutputMeters(["y"], PARTS), {"y": np.ones((4, 2), np.float32)}
+    meters, narrow = OutputMeters(["y"], PARTS, {}), {"y": np.ones((4, 2), np.float32)}
     with pytest.raises(ConfigError, match=r"no part y\[:, 2\]: y is of shape \[4, 2\]"):
         meters.add(narrow, narrow, "batch_0")
     with pytest.raises(ConfigError, match=r"no part y\[:, 2\]"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError, ModelError
+from overflow_fixer.filled_outputs import find_fills
 from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
@@ -90,7 +92,8 @@ def _verify_foreign(
         _refuse_unsimulated(typed)
     settings = config.build.settings(config.folder, {})
     candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings)
-    jitter_count, tolerance = config.verify.jitter, config.verify.tolerance()
+    tolerance = replace(config.verify.tolerance(), fills=find_fills(graph))
+    jitter_count = config.verify.jitter
     found = verify(
         reference,
         candidate,

@@ -203,6 +203,10 @@ def _describe_tolerance(tolerance: Tolerance) -> Document:
         ],
         "max_abs_error": encode_number(tolerance.max_abs_error),
         "parts": list(tolerance.parts),
+        "fills": [
+            {"output": output, "values": [encode_number(value) for value in values]}
+            for output, values in tolerance.fills.items()
+        ],
     }
 
 

@@ -264,6 +264,28 @@ def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, ma
         assert "where its SNR is 0.0 dB (2 batches have as little, this is the worst): it" in warning
 
 
+def test_a_mask_in_an_output_is_no_signal(tmp_path: Path) -> None:
+    """x / 10000 is 0 in FP16 where x is about 1e-5, which beside -10000 is nothing."""
+    nodes = [
+        node("Mul", "x down", "a"),
+        node("Relu", "a", "b"),
+        node("Mul", "b up", "c"),
+        node("Where", "m low c", "y"),
+    ]
+    constants = {"down": scalar(1e-4), "up": scalar(1e4), "low": scalar(-1e4)}
+    model = make_model(nodes, {"x": ["N", 4], "m": (TensorProto.BOOL, ["N", 4])}, "y", constants)
+    save(model, tmp_path)
+    x = np.array([[1, 2, 3, 4]], np.float32) * np.float32(1e-5)
+    np.savez(tmp_path / "data.npz", x=x, m=np.array([[True, False, False, True]]))
+    report = fix(FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out"))
+    assert report.naive is not None
+    assert not report.naive.passed
+    assert report.passed
+    assert report.plan.pinned >= {"Mul_a"}
+    assert report.fixed.outputs[0].error.max_abs_reference < 1
+    assert report.tolerance.fills == {"y": (-1e4,)}
+
+
 def _choose(folder: Path, flipped: list[int]) -> FixReport:
     """The index of the larger of x and 1 + 2^-11, which is 1 in FP16, in 120 batches: 1 as well in those that are flipped."""
     nodes = [node("Concat", "x above", "a", axis=0), node("ArgMax", "a", "y", axis=0, keepdims=0)]

@@ -1,0 +1,45 @@
+"""Constants that fill elements of an output (a mask of -1e9 over the actions that are not allowed).
+
+They are larger than all that is computed, so that an SNR over both would show the constants alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from overflow_fixer.records import Array
+
+_ROUNDING = 2.0**-8
+"""A step of BF16, as a share: the constant may be rounded in the candidate."""
+
+
+def without_fills(
+    fills: Mapping[str, Sequence[float]], expected: Mapping[str, Any], found: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs by name in FP32 and of the candidate, 0 in both where FP32 has such a constant and the candidate that, rounded.
+
+    `fills` are those of an output (Tolerance.fills). Any other value in its place stays, and counts as an error. Of other
+    shapes, or of what is no array of floats, nothing is taken.
+    """
+    left, right = dict(expected), dict(found)
+    for name in fills.keys() & left.keys():
+        one, other = left[name], right[name]
+        if not all(isinstance(value, np.ndarray) for value in (one, other)) or one.shape != other.shape:
+            continue
+        is_filled = _is_filled(one, other, fills[name])
+        if is_filled.any():
+            left[name], right[name] = (
+                np.where(is_filled, value.dtype.type(0), value) for value in (one, other)
+            )
+    return left, right
+
+
+def _is_filled(reference: Array, candidate: Array, fills: Sequence[float]) -> Array:
+    is_filled = np.zeros(reference.shape, bool)
+    for number in fills:
+        near = np.abs(candidate.astype(np.float64) - number) <= _ROUNDING * abs(number)
+        is_filled |= (reference == reference.dtype.type(number)) & near
+    return is_filled
