@@ -551,9 +551,9 @@ class OutputVerdict:
 
 @dataclass(frozen=True)
 class HiddenSlice:
-    """A part of an output that is under its SNR, and so much smaller than the rest that the output's does not show it.
+    """A part of an output that is under its SNR, where the output's does not show it: smaller than the rest, or one of very many.
 
-    The worst of `count` such, at `index` along `axis`, the second or the last. `rms` and `output_rms` are the root mean squares
+    The worst of `count` such, at `index` along `axis`. `rms` and `output_rms` are the root mean squares
     of its FP32 values and of all.
     """
 
@@ -568,7 +568,12 @@ class HiddenSlice:
     @property
     def part(self) -> str:
         """As NumPy indexes it."""
-        return f"[:, {self.index}]" if self.axis == 1 else f"[..., {self.index}]"
+        return f"[{':, ' * self.axis}{self.index}]"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it has less than 1 % of the output's mean energy."""
+        return self.rms**2 < 0.01 * self.output_rms**2
 
 
 @dataclass(frozen=True)

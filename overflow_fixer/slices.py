@@ -1,4 +1,4 @@
-"""Parts of an output that are so much smaller than the rest that its SNR does not show what became of them."""
+"""Parts of an output of which its SNR does not show what became of them: smaller than the rest, or one of very many."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _MANY = 0.2
 """A larger share of the slices than are small by chance."""
 _LEAST_SQUARE = 2.0**-252
 """Of FP32's least normal number: what is smaller on average is as good as zero."""
+_CONCENTRATED = 10.0
+"""A slice that errs so many times as much as the mean one, and more than is allowed, is wrong by itself."""
 _ROUNDING = 2.0**-22
 """The energy of what rounding to FP16 takes, as a share of what is rounded."""
 
@@ -36,7 +38,7 @@ class _Sums:
 
 @dataclass
 class SliceMeter:
-    """Accumulates the error of an output at each index of its second and its last axis, over batches.
+    """Accumulates the error of an output at each index of its axes but the first, over batches.
 
     Outputs of less than two axes, or that are no arrays of floats, have no slices. NaN and infinities count as 0 on both
     sides. Sizes of an axis that differ between batches are kept apart, the first few of them. Squares over float64's range
@@ -45,6 +47,8 @@ class SliceMeter:
 
     tensor: str
     sums: dict[tuple[int, int], _Sums] = field(default_factory=dict)
+    """By axis and its size."""
+    last_axes: set[int] = field(default_factory=set)
 
     def add(self, reference: Any, candidate: Any) -> None:
         """One batch: two arrays of one shape; nothing is taken of others."""
@@ -58,9 +62,10 @@ class SliceMeter:
         is_finite = np.isfinite(reference) & np.isfinite(candidate)
         if not is_finite.all():
             reference, candidate = (np.where(is_finite, array, 0) for array in (reference, candidate))
+        self.last_axes.add(reference.ndim - 1)
         with np.errstate(over="ignore", invalid="ignore"):
             error = reference - candidate
-            for axis in sorted({1, reference.ndim - 1}):
+            for axis in range(1, reference.ndim):
                 self._add_axis(axis, reference, error)
 
     def _add_axis(self, axis: int, reference: Array, error: Array) -> None:
@@ -74,10 +79,12 @@ class SliceMeter:
         sums.elements += reference.size // size
 
     def find_hidden(self, min_snr_db: float) -> HiddenSlice | None:
-        """The worst slice under this SNR of those that have less than 1 % of the output's mean energy, and are not as good as zero.
+        """The worst slice under this SNR whose error the output's SNR does not show; None where there is none.
 
-        Where these are few, the error must be as much smaller than the mean error, or than what rounding takes of the mean: a
-        slice that errs as the others do is small by chance, as a logit near zero is.
+        Either one along the second or last axis that has less than 1 % of the output's mean energy and is not as good as zero.
+        Where these are few, the error must be as much smaller than the mean error, or than what rounding takes of the mean: a slice
+        that errs as the others do is small by chance, as a logit near zero is. Or one along any axis, of 1 % and more, whose
+        error is ten times the mean one and ten times what is allowed: the one key that was computed beside those that were copied.
         """
         found = (self._find_in(*key, min_snr_db) for key in self.sums)
         return min((one for one in found if one is not None), key=lambda one: one.snr_db, default=None)
@@ -85,21 +92,34 @@ class SliceMeter:
     def _find_in(self, axis: int, size: int, min_snr_db: float) -> HiddenSlice | None:
         sums = self.sums[axis, size]
         mean = sums.reference.mean()
-        usual_error = max(sums.error.mean(), _ROUNDING * mean)
         if sums.elements < _LEAST_ELEMENTS or not 0 < mean < math.inf:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             snr_db = 10 * (np.log10(sums.reference) - np.log10(sums.error))
-        is_small = (sums.reference >= _LEAST_SQUARE * sums.elements) & (sums.reference < QUIET_SHARE * mean)
-        is_hidden = is_small & (snr_db < min_snr_db)
-        if np.count_nonzero(is_hidden) < _MANY * size:
-            is_hidden &= sums.error < QUIET_SHARE * usual_error
+        is_hidden = _err_alone(sums, snr_db, min_snr_db)
+        if axis == 1 or axis in self.last_axes:
+            is_hidden |= _are_small(sums, snr_db, min_snr_db)
         if not is_hidden.any():
             return None
         worst = int(np.argmin(np.where(is_hidden, snr_db, np.inf)))
         rms, output_rms = (math.sqrt(energy / sums.elements) for energy in (sums.reference[worst], mean))
         count = int(np.count_nonzero(is_hidden))
         return HiddenSlice(self.tensor, axis, worst, count, float(snr_db[worst]), rms, output_rms)
+
+
+def _are_small(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
+    mean = sums.reference.mean()
+    is_small = (sums.reference >= _LEAST_SQUARE * sums.elements) & (sums.reference < QUIET_SHARE * mean)
+    is_hidden = is_small & (snr_db < min_snr_db)
+    if np.count_nonzero(is_hidden) < _MANY * len(is_hidden):
+        is_hidden &= sums.error < QUIET_SHARE * max(sums.error.mean(), _ROUNDING * mean)
+    return np.asarray(is_hidden)
+
+
+def _err_alone(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
+    has_its_share = sums.reference >= QUIET_SHARE * sums.reference.mean()
+    errs_more = sums.error >= _CONCENTRATED * sums.error.mean()
+    return np.asarray(has_its_share & errs_more & (snr_db < min_snr_db - 10 * math.log10(_CONCENTRATED)))
 
 
 def _squares(array: Array, axis: int) -> Array:

@@ -155,3 +155,39 @@ def test_the_index_is_that_of_the_channel(count: int, lost: int, dtype: type) ->
     found = _meter((right, wrong)).find_hidden(30.0)
     assert isinstance(found, HiddenSlice)
     assert (found.axis, found.index) == (1, lost)
+
+
+def _cache(error: float, axis: int = 2, size: int = 1501, count: int = 1) -> tuple[Array, Array]:
+    """[1, 4, ...], copied but for the last `count` along the axis, of which this share is lost."""
+    shape = [1, 4, 6, 6]
+    shape[axis] = size
+    right = RNG.normal(size=shape).astype(np.float32)
+    wrong = right.copy()
+    last = tuple(slice(None) if one != axis else slice(-count, None) for one in range(4))
+    wrong[last] *= np.float32(1 - error)
+    return right, wrong
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_the_one_that_is_computed_beside_copies_is_found_along_any_axis(axis: int) -> None:
+    found = _meter(_cache(1.0, axis)).find_hidden(30.0)
+    assert found is not None
+    assert (found.axis, found.index, found.count) == (axis, 1500, 1)
+    assert found.snr_db == pytest.approx(0, abs=1e-5)
+    assert not found.is_small
+    assert found.part == f"[{':, ' * axis}1500]"
+
+
+@pytest.mark.parametrize(("error", "is_found"), [(0.11, True), (0.09, False)])
+def test_what_errs_alone_must_err_ten_times_what_is_allowed(error: float, is_found: bool) -> None:
+    """10 % is 20 dB."""
+    assert (_meter(_cache(error)).find_hidden(30.0) is not None) == is_found
+
+
+@pytest.mark.parametrize(("count", "is_found"), [(150, True), (151, False)])
+def test_what_errs_alone_must_err_ten_times_as_much_as_the_mean(count: int, is_found: bool) -> None:
+    right, wrong = _cache(0.0)
+    right[:] = 1
+    wrong[:] = 1
+    wrong[:, :, :count] = 0
+    assert (_meter((right, wrong)).find_hidden(30.0) is not None) == is_found

@@ -138,10 +138,14 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
         if found.tensor not in by_snr or is_of_shares or part.replace(" ", "") in judged:
             continue
         others = f", and {found.count - 1} more" if found.count > 1 else ""
+        why = (
+            f"What is there, {found.rms:.3g} (root mean square), is hidden beside the {found.output_rms:.3g} of the whole"
+            if found.is_small
+            else "What is there errs more than ten times as much as an index does on average: it may be computed, and the others copied"
+        )
         yield (
             f"Output {found.tensor} passes as a whole, but at index {found.index} of axis {found.axis} (counted from 0{others}) its SNR is "
-            f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. What is there, {found.rms:.3g} (root mean "
-            f"square), is hidden beside the {found.output_rms:.3g} of the whole. Where it matters, have it judged by itself: --part '{part}'."
+            f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. {why}. Where it matters, have it judged by itself: --part '{part}'."
         )
 
 
