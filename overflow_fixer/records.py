@@ -591,6 +591,20 @@ class HiddenVariation:
     within_samples: bool
 
 
+@dataclass(frozen=True)
+class HiddenClass:
+    """A value of an output of integers of which few elements are as in FP32, where the share of all that are does not show it.
+
+    The worst of `count` such: FP32 has `elements` of it over all batches, and of these `equal` are equal.
+    """
+
+    tensor: str
+    value: int
+    count: int
+    elements: int
+    equal: int
+
+
 TracedIn = Literal["candidate", "simulation", "marked engine"]
 
 
@@ -603,7 +617,7 @@ class Verification:
     is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
     "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
     outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output; `hidden_variations` outputs of which what
-    varies does.
+    varies does; `hidden_classes` values of outputs of integers that are lost unseen.
     """
 
     outputs: tuple[OutputVerdict, ...]
@@ -614,6 +628,7 @@ class Verification:
     changed_count: int = 0
     hidden: tuple[HiddenSlice, ...] = ()
     hidden_variations: tuple[HiddenVariation, ...] = ()
+    hidden_classes: tuple[HiddenClass, ...] = ()
 
     @property
     def passed(self) -> bool:

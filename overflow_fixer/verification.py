@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from overflow_fixer.classes import ClassMeter
 from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.fills import without_fills
@@ -18,6 +19,7 @@ from overflow_fixer.parts import Part, find_parts
 from overflow_fixer.records import (
     Array,
     Batch,
+    HiddenClass,
     HiddenSlice,
     HiddenVariation,
     OutputVerdict,
@@ -137,17 +139,19 @@ def verify(
         changed_count=changed_count,
         hidden=tuple(unseen.find_slices(tolerance)),
         hidden_variations=tuple(unseen.find_variations(verdicts, tolerance)),
+        hidden_classes=tuple(unseen.find_classes()),
     )
 
 
 class _UnseenMeters:
-    """What the SNR of a whole output does not show."""
+    """What the SNR of a whole output, or the share of its elements that are equal, does not show."""
 
     def __init__(self, outputs: Iterable[str], fills: Mapping[str, Sequence[float]]) -> None:
         names = tuple(outputs)
         self._fills = fills
         self._slices = {name: SliceMeter(name) for name in names}
         self._variations = {name: VariationMeter(name) for name in names}
+        self._classes = {name: ClassMeter(name) for name in names}
 
     def add(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """One batch's outputs, by name."""
@@ -155,6 +159,7 @@ class _UnseenMeters:
         for name, meter in self._slices.items():
             meter.add(expected[name], found[name])
             self._variations[name].add(expected[name])
+            self._classes[name].add(expected[name], found[name])
 
     def find_slices(self, tolerance: Tolerance) -> Iterator[HiddenSlice]:
         for name, meter in self._slices.items():
@@ -170,6 +175,9 @@ class _UnseenMeters:
             hidden = self._variations[error.tensor].find_hidden(error, find_limit(tolerance, error.tensor))
             if hidden is not None:
                 yield hidden
+
+    def find_classes(self) -> Iterator[HiddenClass]:
+        yield from filter(None, (meter.find_hidden() for meter in self._classes.values()))
 
 
 def check_parts(found: Verification) -> None:

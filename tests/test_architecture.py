@@ -21,7 +21,7 @@ FLOORS = [
     {"files", "records", "subgraphs"},
     {"providers"},
     {"sessions", "metrics", "parts", "fills", "chunks", "model_file", "trial_folders", "weights", "nodes"},
-    {"external_data", "operator_ranks", "output_meters", "slices", "variations"},
+    {"external_data", "operator_ranks", "output_meters", "slices", "variations", "classes"},
     {"operator_types"},
     {"tensor_types"},
     {"graph"},

@@ -91,6 +91,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
         yield from _warn_of_disagreement(verdict, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
+    yield from say_lost_classes(fixed)
     yield from say_unobserved(ranges.not_observed)
     yield from _warn_of_steps(graph, best)
 
@@ -160,6 +161,18 @@ def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iter
                 f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) beside values of "
                 f"{found.output_rms:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
                 f"{needed} dB of this output: --min-snr-db {needed}, or per_output in the table [verify]."
+            )
+
+
+def say_lost_classes(fixed: Verification) -> Iterator[str]:
+    """Which value of an output of integers is lost, where the output passes by the share of all its elements that are equal."""
+    passing = {verdict.error.tensor for verdict in fixed.outputs if verdict.passed and not verdict.error.part}
+    for found in fixed.hidden_classes:
+        if found.tensor in passing:
+            others = f"; {found.count - 1} more values are lost by half and more" if found.count > 1 else ""
+            yield (
+                f"Output {found.tensor} passes as a whole, but of the {found.elements} elements that are {found.value} in FP32, over all "
+                f"batches, {found.equal} are{others}. If it holds classes, look at this one."
             )
 
 

@@ -17,6 +17,7 @@ from overflow_fixer.records import (
     FixReport,
     FusedModel,
     Growth,
+    HiddenClass,
     HiddenSlice,
     HiddenVariation,
     Kept,
@@ -337,6 +338,7 @@ def _describe_verification(verification: Verification | None) -> Document | None
         "traced_in": verification.traced_in,
         "hidden": [_describe_hidden(found) for found in verification.hidden],
         "hidden_variations": [_describe_variation(found) for found in verification.hidden_variations],
+        "hidden_classes": [_describe_class(found) for found in verification.hidden_classes],
     }
 
 
@@ -349,6 +351,16 @@ def _describe_hidden(found: HiddenSlice) -> Document:
         "snr_db": encode_number(found.snr_db),
         "rms": encode_number(found.rms),
         "output_rms": encode_number(found.output_rms),
+    }
+
+
+def _describe_class(found: HiddenClass) -> Document:
+    return {
+        "output": found.tensor,
+        "value": int(found.value),
+        "count": int(found.count),
+        "elements": int(found.elements),
+        "equal": int(found.equal),
     }
 
 
