@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +30,10 @@ FEW = 512
 
 
 _LEAST_BLOCK = 64
+_APART = 2
+"""In how many numbers SumsApart is told of rows."""
+_SLICES_LIVE_SINCE = 10
+"""The opset from which on where a Slice ends is an input."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ class Expression:
         return Rows(self.apply("Reshape", self.source, shape), (last, last + 1), (length // block, block))
 
     def moments(self, rows: Rows) -> Moments | None:
-        """All that the native operator tells of `rows`; None without it, and where the elements of one do not lie side by side."""
+        """All that the native operator tells of `rows`; None without it, and where the elements of one lie apart."""
         return self._tell(Moments, rows)
 
     def sums(self, rows: Rows) -> Sums | None:
@@ -233,11 +237,11 @@ class Expression:
     def _tell(self, operator: type[_ReadRows], rows: Rows) -> _ReadRows | None:
         """The outputs of one native node for the same rows, but for the last, which is of use to the probes alone."""
         where = self._locate(rows) if self._is_native else ()
-        if not where or (operator is not Sums and len(where) > 1):
+        if not where or (operator is not Sums and len(where) == _APART):
             return None
         key: tuple[str, Rows] = operator.__name__, rows
         if key not in self._told:
-            op_type = operator.__name__ if len(where) == 1 else "SumsApart"
+            op_type = operator.__name__ if len(where) != _APART else "SumsApart"
             self._told[key] = self._add_native(op_type, rows.tensor, where, operator._fields)
         return operator(*self._told[key])
 
@@ -258,7 +262,7 @@ class Expression:
         return outputs
 
     def _locate(self, rows: Rows) -> tuple[int, ...]:
-        """How a native operator is told of `rows`: see probes.cpp; nothing where their axes are not side by side.
+        """How a native operator is told of `rows`: see probes.cpp; nothing where their axes are no such ones.
 
         Axes of one element, of which there are sure to be no more, do not stand between others.
         """
@@ -268,10 +272,20 @@ class Expression:
             return ()
         places = sorted(axis % self.rank for axis in rows.axes)
         if places != list(range(places[0], places[0] + len(places))):
-            places = self._fill_up(places)
-        if places and places[-1] == self.rank - 1:
+            apart, places = places, self._fill_up(places)
+            if not places:
+                return self._locate_parts(apart)
+        if places[-1] == self.rank - 1:
             return (-len(places),)
-        return (places[0], len(places)) if places else ()
+        return places[0], len(places)
+
+    def _locate_parts(self, places: Sequence[int]) -> tuple[int, ...]:
+        """The same of the last axes, and of others which are side by side too."""
+        rank = self.rank or 0
+        last = next(n for n, place in enumerate(reversed(places)) if place != rank - 1 - n)
+        others = list(places[: len(places) - last])
+        are_one_group = others == list(range(others[0], others[0] + len(others)))
+        return (others[0], len(others), last) if last and are_one_group else ()
 
     def _fill_up(self, places: Sequence[int]) -> list[int]:
         """The same rows as the axes from a first one to a last one; none where other elements stand between theirs."""
@@ -295,8 +309,8 @@ class Expression:
         """A sum or mean, of magnitudes or squares too, of each of the `rows`: right to 1e-5.
 
         Few elements at a time; those of an axis that is longer, or that may be, in FP64. Of several axes, of three
-        dimensions or more, the last is taken for that of an image where it is not known, since FP64 costs as much as the
-        rest of a scan.
+        dimensions or more, the last may be that of an image where it is not known: then a run tells, since FP64 costs as
+        much as the rest of a scan.
         """
         sums = self.sums(rows) if op_type in _SUMMED else None
         if sums is not None:
@@ -304,11 +318,16 @@ class Expression:
         rows = self.cut_last(rows)
         found = rows.tensor
         for axes, length in _cut(rows.axes, self.lengths(rows)):
-            is_image = found == rows.tensor and len(rows.axes) > 1 and self.rank != 2
-            is_long = length > FEW and not (math.isinf(length) and is_image)
-            found = (self._reduce_wide if is_long else self.reduce)(op_type, found, axes)
+            may_be_image = found == rows.tensor and len(rows.axes) > 1 and self.rank != 2
+            found = self._choose(length, may_be_image)(op_type, found, axes)
             op_type = _THEN.get(op_type, op_type)
         return found
+
+    def _choose(self, length: float, may_be_image: bool) -> Callable[[str, str, Sequence[int]], str]:
+        """What reduces so many elements right; inf: an unknown number."""
+        if math.isinf(length) and may_be_image and self.graph.opset >= _SLICES_LIVE_SINCE:
+            return self._reduce_by_length
+        return self._reduce_wide if length > FEW else self.reduce
 
     def add_up_live(self, op_type: str, axes: str, **attributes: Any) -> str:
         """A sum of `source`, of magnitudes or squares too, over axes that the model computes."""
@@ -316,6 +335,16 @@ class Expression:
         terms = {"ReduceL1": ("Abs", wide), "ReduceSumSquare": ("Mul", wide, wide)}.get(op_type)
         added = wide if terms is None else self.apply(*terms)
         return self.apply("Cast", self.apply("ReduceSum", added, axes, **attributes), to=TensorProto.FLOAT)
+
+    def _reduce_by_length(self, op_type: str, source: str, axes: Sequence[int]) -> str:
+        """The same as `reduce`, of one axis, in FP64 as well where a run shows it to be long; else FP64 gets one element."""
+        axis = self.integers(*axes)
+        length = self.apply("Gather", self.apply("Shape", source), axis)
+        is_long = self.apply("Less", self.integers(FEW), length)
+        end = self.apply("Where", is_long, length, self.integers(1))
+        if_long = self.apply("Slice", source, self.integers(0), end, axis)
+        wide = self._reduce_wide(op_type, if_long, axes)
+        return self.apply("Where", is_long, wide, self.reduce(op_type, source, axes))
 
     def _reduce_wide(self, op_type: str, source: str, axes: Sequence[int]) -> str:
         """The same as `reduce`, in FP64, in which ONNX Runtime has no ReduceL1."""

@@ -14,6 +14,8 @@ from overflow_fixer.inner.quantities import Found
 
 _REACH = 4096
 """Over how many places along the last axis a window may reach for the native operator. As probes.cpp has it."""
+_ADDED = 128
+"""How many numbers it adds up in a row along that axis, at most: 64 by 64, as probes.cpp has it."""
 _DILATED_SINCE = 19
 """The opset from which on an average pool may be dilated, and an Lp pool have windows like its own."""
 
@@ -40,7 +42,7 @@ def _find_form(expression: Expression) -> list[int]:
     ones, nothing = [1] * rank, [0] * (2 * rank)
     apart = found.get("dilations") or ones
     is_far = (kernel[-1] - 1) * apart[-1] >= _REACH
-    if is_far or _is_same(expression) or math.prod(kernel[:-1]) + kernel[-1] > FEW:
+    if is_far or _is_same(expression) or math.prod(kernel[:-1]) + min(kernel[-1], _ADDED) > FEW:
         return []
     is_valid = found.get("auto_pad") == b"VALID"
     pads = nothing if is_valid else found.get("pads") or nothing

@@ -16,7 +16,9 @@
  *       statistics: double[64]
  *     of x in rows of `length` elements, or where that is -k, of its last k dimensions: its extremes (NaN left out), the
  *     largest |x - mean|, the sums of x, |x|, x * x and (x - mean)^2, each right to 2e-6 of the sum of what is added; and
- *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row.
+ *     what Probe tells of each of these, and of x. An x that cannot be cut so is one row. Three numbers instead of `length`,
+ *     int64[3], are of rows that lie in parts: along so many axes, the second, from the first of them on, and along the last
+ *     k, the third, between which there are others.
  *   Sums(x: float, length: int64) -> largest, smallest, sum, magnitudes, squares: float[rows], statistics: double[48]
  *     the same, but for what is about the mean.
  *   Exponentials(y: float, length: int64) -> sums: float[rows], statistics: double[16]
@@ -481,21 +483,39 @@ FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
     add_up_in<LANES>(s, x, n, shift);
 }
 
+/* x as [rows / between, parts, between, length]: a row has as many elements as `parts`, each of `length`, have. */
 struct Adding : Probing {
-  size_t rows, length;
+  size_t rows, length, parts = 1, between = 1;
   float *to[MOMENTS];
 
   /* Where x cannot be cut so, it is one row. */
   void cut(Context *context) {
     int64_t dimensions[MOST_DIMENSIONS];
-    size_t rank = 0, one = 0;
+    size_t rank = 0, numbers = 0;
     read(context, TASK, dimensions, MOST_DIMENSIONS, &rank);
-    const int64_t *given = input<int64_t>(context, 1, &one);
-    int64_t wanted = one == 1 ? *given : 0;
+    const int64_t *given = input<int64_t>(context, 1, &numbers);
+    int64_t wanted = numbers == 1 ? *given : 0;
+    if (numbers == 3 && given[2] > 0) {
+      wanted = -given[2];
+      find_parts(dimensions, size_t(given[0]), size_t(given[1]), rank - size_t(given[2]));
+    }
     if (wanted < 0) wanted = multiply(dimensions, rank + size_t(wanted), rank);
-    length = wanted > 0 && count % size_t(wanted) == 0 ? size_t(wanted) : count;
-    rows = count ? count / length : 0;
+    size_t known = size_t(wanted) * parts * between;
+    if (wanted <= 0 || !known || count % known) wanted = int64_t(count), parts = between = 1;
+    length = size_t(wanted);
+    rows = count ? count / length / parts : 0;
     if (tasks > rows) tasks = rows;
+  }
+
+  void find_parts(const int64_t *dimensions, size_t first, size_t axes, size_t end) {
+    parts = size_t(multiply(dimensions, first, first + axes));
+    between = size_t(multiply(dimensions, first + axes, end));
+  }
+
+  size_t elements() const { return length * parts; }
+  const float *part(size_t row, size_t i) const {
+    if (parts == 1) return x + row * length; /* of short rows the divisions would show */
+    return x + ((row / between * parts + i) * between + row % between) * length;
   }
 
   static int64_t multiply(const int64_t *dimensions, size_t first, size_t end) {
@@ -506,34 +526,35 @@ struct Adding : Probing {
 };
 
 /* What Probe tells of a row, of which sums are known: those of squares are NaN only where an element is. */
-void look_at_row(Statistics &all, const Sums &s, const float *x, size_t n) {
+void look_at_row(Statistics &all, const Sums &s, const Adding &a, size_t row) {
   raise(all.most, s.most), lower(all.least, s.least);
   if (!isnan(s.squares) && magnitude_of(s.most) < LIMIT && magnitude_of(s.least) < LIMIT)
-    all.small += n, all.finite += n;
+    all.small += a.elements(), all.finite += a.elements();
   else
-    count(all, x, n, WHOLE);
+    for (size_t i = 0; i < a.parts; i++) count(all, a.part(row, i), a.length, WHOLE);
+}
+
+Sums add_up_row(const Adding &a, size_t row, float shift) {
+  Sums s;
+  for (size_t i = 0; i < a.parts; i++) add_up(s, a.part(row, i), a.length, shift);
+  return s;
 }
 
 void tell_sums(const Adding &a, size_t row, Statistics &all) {
-  Sums s;
-  add_up(s, a.x + row * a.length, a.length, 0);
-  look_at_row(all, s, a.x + row * a.length, a.length);
+  Sums s = add_up_row(a, row, 0);
+  look_at_row(all, s, a, row);
   double found[SUMS] = {s.most, s.least, s.sum, s.magnitudes, s.squares};
   for (size_t k = 0; k < SUMS; k++) a.to[k][row] = float(found[k]);
 }
 
 /* Where the mean is large beside the deviations, what is left of them in sums about 0 is rounding: once more about it. */
 void tell_moments(const Adding &a, size_t row, Statistics &all) {
-  const float *x = a.x + row * a.length;
-  double n = double(a.length), shift = 0;
-  Sums s;
-  add_up(s, x, a.length, 0);
-  look_at_row(all, s, x, a.length);
-  Sums about = s;
+  double n = double(a.elements()), shift = 0;
+  Sums s = add_up_row(a, row, 0), about = s;
+  look_at_row(all, s, a, row);
   if (s.squares - s.sum * s.sum / n <= 0.5 * s.squares) {
     shift = float(s.sum / n);
-    about = Sums{};
-    add_up(about, x, a.length, float(shift));
+    about = add_up_row(a, row, float(shift));
   }
   double mean = shift + about.sum / n, spread = about.squares - about.sum * about.sum / n;
   double found[MOMENTS] = {s.most, s.least, 0, mean * n, s.magnitudes, s.squares, spread < 0 ? 0 : spread};
@@ -779,9 +800,23 @@ __attribute__((always_inline)) inline void add_rows(const Sliding &s, const floa
   }
 }
 
+/* Of `n` windows side by side, the places from `first` on, a few. */
+__attribute__((always_inline)) inline void add_places(const Axis &axis, const float *columns, int64_t first, int64_t n,
+                                                      float *to) {
+  int64_t end = axis.places - first < int64_t(FEW) ? axis.places : first + int64_t(FEW);
+  memset(to, 0, size_t(n) * sizeof(float));
+  for (int64_t i = first; i < end; i++) {
+    const float *from = columns + i * axis.dilation;
+    if (axis.step == 1)
+      for (int64_t j = 0; j < n; j++) to[j] += from[j];
+    else
+      for (int64_t j = 0; j < n; j++) to[j] += from[j * axis.step];
+  }
+}
+
 FOR_EACH_CPU void add_windows(const Sliding &s, const float *image, Added &added) {
   const Axis &last = s.axes[s.rank - 1];
-  float columns[WINDOWS][REACH];
+  float columns[WINDOWS][REACH], more[REACH];
   for (int64_t row = 0; row < s.rows; row++)
     for (int64_t done = 0; done < last.count;) {
       int64_t n = last.count - done < s.strip ? last.count - done : s.strip;
@@ -789,13 +824,10 @@ FOR_EACH_CPU void add_windows(const Sliding &s, const float *image, Added &added
       add_rows(s, image, row, done * last.step - last.before, last.span(n), columns);
       for (size_t k = 0; k < WINDOWS; k++) {
         float *to = added.sums[k] + added.count;
-        memset(to, 0, size_t(n) * sizeof(float));
-        for (int64_t i = 0; i < last.places; i++) {
-          const float *from = columns[k] + i * last.dilation;
-          if (last.step == 1)
-            for (int64_t j = 0; j < n; j++) to[j] += from[j];
-          else
-            for (int64_t j = 0; j < n; j++) to[j] += from[j * last.step];
+        add_places(last, columns[k], 0, n, to);
+        for (int64_t i = FEW; i < last.places; i += FEW) {
+          add_places(last, columns[k], i, n, more);
+          for (int64_t j = 0; j < n; j++) to[j] += more[j];
         }
       }
       added.count += size_t(n), done += n;

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from in_memory_calibration import InMemoryCalibration, ask, ints, make_model, node, save
 from onnx import TensorProto
-from ways_to_observe import scan_each_way
+from ways_to_observe import Probes, scan_each_way, use_probes
 
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
@@ -477,6 +477,33 @@ CASES += [
     )
     for reverse in (0, 1)
 ]
+UNKNOWN = [
+    *(
+        _reduction(op, opset, axes, keepdims, shape=shape, dims=dims)
+        for op in ("ReduceMean", "ReduceSum", "ReduceL2")
+        for opset, shape, axes, keepdims, dims in (
+            (9, (2, 3, 100_000), (0, 2), 1, ("n", 3, "t")),
+            (13, (2, 3, 100_000), (0, -1), 0, ("n", 3, "t")),
+            (18, (2, 3, 50_000), (0, 2), 0, (None,) * 3),
+            (18, (2, 3, 4, 30_000), (1, 3), 1, ("n", 3, "s", "t")),
+            (18, (2, 3, 20_000, 2), (0, 2), 1, ("n", 3, "t", "k")),  # the last axis is kept
+            (18, (2, 3, 4, 2, 5000), (0, 2, 4), 0, ("n", 3, "s", "k", "t")),  # in three parts
+        )
+    ),
+    *(
+        Case("MeanVarianceNormalization", opset, shape, moments, axes, {"axes": axes}, dims=dims)
+        for opset in (9, 13)
+        for shape, axes, dims in (
+            ((2, 3, 100_000), (0, 2), ("n", 3, "t")),
+            ((2, 3, 4, 50_000), (0, 2, 3), ("n", 3, "h", "w")),
+            ((2, 3, 4, 2, 5000), (0, 2, 4), ("n", 3, "s", "k", "t")),
+        )
+    ),
+    Case("InstanceNormalization", 17, (1, 4, 3, 50_000), moments, (2, 3), {}, ONES, dims=ANY4),
+    Case("GlobalAveragePool", 17, (1, 4, 3, 50_000), sums, (2, 3), dims=ANY4),
+    Case("GlobalLpPool", 17, (1, 4, 3, 50_000), squares, (2, 3), dims=ANY4),
+]
+"""Sums over several axes, the last of which may be that of an image for all that is known, and is longer."""
 FIRST = list({case.op: case for case in reversed(CASES) if case.inside is not nothing}.values())
 """One for each operator."""
 MOMENTS = [case for case in FIRST if "deviation" in case.inside(np.ones(case.shape), case.axes)]
@@ -669,6 +696,44 @@ def test_many_elements_that_are_alike_take_no_digits(case: Case, is_signed: bool
     assert_right(found, expected, case.op)
 
 
+@pytest.mark.parametrize("case", UNKNOWN, ids=str)
+@pytest.mark.parametrize("probes", ["native", "operators"])
+@pytest.mark.parametrize("values", [(1.1, 1.1), (3.3, 4.0)])
+def test_rows_of_unknown_length_take_no_digits(
+    case: Case, probes: Probes, values: tuple[float, float], tmp_path: Path
+) -> None:
+    x = np.resize(np.float32(values), case.shape)
+    with use_probes(probes):
+        ranges = collect_ranges(save(case.model(), tmp_path), InMemoryCalibration(({"x": x},)))
+    expected, found = case.inside(x.astype(np.float64), case.axes), measured(ranges)
+    if "deviation" in expected and len(set(values)) == 1:  # as above
+        expected, found = {"sum": expected["sum"]}, {"sum": found["sum"]}
+    assert_right(found, expected, case.op)
+
+
+@pytest.mark.parametrize("probes", ["native", "operators"])
+def test_a_row_is_long_or_not_as_the_batch_shows(probes: Probes, tmp_path: Path) -> None:
+    case = _reduction("ReduceMean", 18, (0, 2), dims=("n", "c", "t"))
+    batches = [np.full((2, 3, length), 1.1, np.float32) for length in (1, 512, 0, 513, 100_000)]
+    with use_probes(probes):
+        data = InMemoryCalibration(tuple({"x": x} for x in batches))
+        found = measured(collect_ranges(save(case.model(), tmp_path), data))
+    expected = [float(x[:, 0].astype(np.float64).sum()) if x.size else np.nan for x in batches]
+    for quantity in ("sum", "sum of magnitudes"):
+        np.testing.assert_allclose(found[quantity].batch_max_abs, expected, rtol=1e-5)
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+@pytest.mark.parametrize(("size", "length"), [(3000, 10_000), (4096, 4096)])
+def test_long_windows_take_no_digits_natively(size: int, length: int, tmp_path: Path) -> None:
+    attributes = {"kernel_shape": [size], "strides": [100]}
+    inside = windows(True, **attributes)
+    case = Case("AveragePool", 17, (1, 2, length), inside, None, attributes, dims=("n", 2, "t"))
+    x = np.resize(np.float32([3.3, 4.0]), case.shape)
+    ranges = collect_ranges(save(case.model(), tmp_path), InMemoryCalibration(({"x": x},)))
+    assert_right(measured(ranges), case.inside(x.astype(np.float64), None))
+
+
 @pytest.mark.parametrize("case", FIRST, ids=str)
 @pytest.mark.parametrize(("bad", "place"), [(np.nan, -1), (np.inf, 0), (-np.inf, -1)])
 def test_nothing_is_told_of_what_is_not_finite(case: Case, bad: float, place: int, tmp_path: Path) -> None:
@@ -841,11 +906,14 @@ def test_native_operators_need_no_shapes(tmp_path: Path, monkeypatch: pytest.Mon
         ([5, 6, 1, 7], (1, 3), "Sums"),
         ([5, 6, 1, 7, 8], (1, 3), "SumsApart"),
         ([5, 6, 7, 1], (1, 3), "SumsApart"),
-        (["n", 6, 7], (0, 2), ""),
-        ([5, 6, 7], (0, 2), ""),
+        (["n", 6, 7], (0, 2), "Sums"),
+        ([5, 6, 7], (0, 2), "Sums"),
+        (["n", 6, "t", 8], (0, 1, 3), "Sums"),
+        (["n", 6, "t", 8], (0, 2), ""),
+        (["n", 6, "t", 8, "k"], (0, 2, 4), ""),
     ],
 )
-def test_axes_of_one_element_are_no_obstacle_to_native_sums(
+def test_axes_of_one_element_and_parts_are_no_obstacle_to_native_sums(
     dims: list[int | str], axes: tuple[int, ...], expected: str, tmp_path: Path
 ) -> None:
     at = node("ReduceSum", "x axes", "y")
@@ -862,7 +930,9 @@ def test_axes_of_one_element_are_no_obstacle_to_native_sums(
         ({"kernel_shape": [3, 3], "auto_pad": "VALID"}, True),
         ({"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER"}, False),
         ({"kernel_shape": [16, 496]}, True),
-        ({"kernel_shape": [17, 496]}, False),  # more than 512 numbers one after the other
+        ({"kernel_shape": [17, 496]}, True),
+        ({"kernel_shape": [384, 4096]}, True),
+        ({"kernel_shape": [385, 4096]}, False),  # more than 512 numbers one after the other
         ({"kernel_shape": [2, 2], "dilations": [5000, 4095]}, True),
         ({"kernel_shape": [2, 2], "dilations": [1, 4096]}, False),  # farther than 4096 places
     ],

@@ -272,6 +272,42 @@ def test_sums_of_rows(rows: int, length: int, values: str) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("op_type", _ROWS)
+@pytest.mark.parametrize(
+    ("shape", "first", "axes", "last"),
+    [
+        ((2, 3, 700), 0, 1, 1),
+        ((2, 3, 4, 50, 60), 0, 1, 3),
+        ((4, 2, 3, 5, 70), 1, 2, 1),
+        ((5, 600, 7), 0, 1, 1),
+        ((3, 1, 4, 1), 0, 1, 2),
+        ((2, 64, 112, 56), 0, 1, 2),  # by several threads
+    ],
+)
+@pytest.mark.parametrize("bad", [0, np.nan, np.inf, -7e4])
+def test_rows_in_parts_are_those_of_the_axes_moved_to_the_end(
+    op_type: str, shape: tuple[int, ...], first: int, axes: int, last: int, bad: float
+) -> None:
+    x = np.random.default_rng(last).standard_normal(shape).astype(np.float32) + 3
+    x.flat[x.size // 3] = bad
+    moved = np.moveaxis(x, range(first, first + axes), range(-last - axes, -last))
+    length = np.prod(moved.shape[-last - axes :])
+    expected = read_rows(op_type, np.ascontiguousarray(moved), length)
+    for found, right in zip(read_rows(op_type, x, first, axes, last), expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=3e-6, atol=1e-3)
+
+
+@needs_library
+@pytest.mark.parametrize("op_type", _ROWS)
+@pytest.mark.parametrize(
+    "where", [(0, 1, 2), (0, 3, 1), (-1, 1, 1), (0, 0, 1), (1, 1, 0), (0, 1, -1), (0, 1, 4), (7, 1, 1)]
+)
+def test_what_has_no_such_parts_is_one_row(op_type: str, where: tuple[int, int, int]) -> None:
+    found = read_rows(op_type, np.ones((2, 3, 5), np.float32), *where)
+    assert [len(values) for values in found] == [1] * _ROWS[op_type]
+
+
+@needs_library
 @pytest.mark.parametrize(
     ("shape", "first", "end"),
     [

@@ -151,6 +151,14 @@ def test_where_there_are_no_such_windows_nothing_is_told(shape: tuple[int, ...],
     assert tell(np.ones(shape, np.float32), *axes)[:, 3].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("size", [64, 65, 1000, 4096])
+@pytest.mark.parametrize("step", [1, 7])
+def test_long_windows_of_equal_numbers_lose_nothing_either(size: int, step: int) -> None:
+    told = tell(np.full((1, 2, 9000), -0.1, np.float32), Axis(size, step))
+    expected = float(np.float32(0.1)) * size
+    np.testing.assert_allclose(told[:, :2], [[-expected] * 2, [expected] * 2], rtol=3e-6)
+
+
 @pytest.mark.parametrize("size", [2, 3, 16])
 def test_sums_of_equal_numbers_lose_nothing_to_rounding(size: int) -> None:
     """Where each rounding goes the same way."""
