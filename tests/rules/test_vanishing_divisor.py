@@ -333,3 +333,150 @@ def test_the_evidence_of_a_difference(tmp_path: Path) -> None:
         "a is as small as 0.000244, a difference from 1, which is zero in FP16, and Reciprocal Reciprocal_y makes "
         "infinity or NaN of it"
     )
+
+
+THOUSAND: dict[str, tuple[list[Any], str]] = {
+    "softmax": (
+        [node("Exp", "m", "e"), node("ReduceSum", "e last", "s"), node("Div", "e s", "y")],
+        "Exp_e ReduceSum_s Div_y",
+    ),
+    "logarithm of a sum": (
+        [node("Exp", "m", "e"), node("ReduceSum", "e last", "s", keepdims=0), node("Log", "s", "y")],
+        "Exp_e ReduceSum_s Log_y",
+    ),
+    "ReduceLogSum": (
+        [node("Exp", "m", "e"), node("ReduceLogSum", "e last", "y")],
+        "Exp_e ReduceLogSum_y",
+    ),
+    "moved": (
+        [
+            node("Exp", "m", "e"),
+            node("ReduceL1", "e last", "s", keepdims=0),
+            node("Unsqueeze", "s last", "u"),
+            node("Div", "e u", "y"),
+        ],
+        "Exp_e ReduceL1_s Unsqueeze_u Div_y",
+    ),
+    "MatMul": (
+        [node("Exp", "m", "e"), node("MatMul", "e ones", "s"), node("Div", "e s", "y")],
+        "Exp_e MatMul_s Div_y",
+    ),
+    "the last of partial sums": (
+        [
+            node("Exp", "m", "e"),
+            node("CumSum", "e one", "c"),
+            node("Slice", "c last end last", "s"),
+            node("Div", "e s", "y"),
+        ],
+        "Exp_e CumSum_c Slice_s Div_y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THOUSAND)
+def test_a_thousand_exponentials_that_fp16_makes_zero_of(name: str, tmp_path: Path) -> None:
+    """Beside a batch that it holds, which alone asks for nothing."""
+    nodes, pinned = THOUSAND[name]
+    constants = {
+        "last": ints(-1),
+        "end": ints(1 << 20),
+        "one": np.asarray(1, np.int64),
+        "ones": np.ones((1000, 1), np.float32),
+        "shift": scalar(0.5),
+    }
+    model = make_model([node("Mul", "x shift", "m"), *nodes], {"x": [None, 1000]}, "y", constants, 18)
+    loud = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32)
+    graph, ranges = scan(model, tmp_path, {"x": loud}, {"x": loud - 41})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == pinned.split()
+    (tmp_path / "loud").mkdir()
+    graph, ranges = scan(model, tmp_path / "loud", {"x": loud}, {"x": loud + 1})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == []
+
+
+QUIET: dict[str, tuple[list[Any], float, str]] = {
+    "peak": (
+        [node("Abs", "m", "a"), node("ReduceMax", "a last", "s"), node("Div", "m s", "y")],
+        1e-9,
+        "MatMul_m Abs_a ReduceMax_s Div_y",
+    ),
+    "ReduceL2": (
+        [node("ReduceL2", "m last", "s"), node("Div", "m s", "y")],
+        1e-9,
+        "MatMul_m ReduceL2_s Div_y",
+    ),
+    "ReduceL2 of what FP16 holds": (
+        [node("ReduceL2", "m last", "s"), node("Div", "m s", "y")],
+        1e-5,
+        "ReduceL2_s Div_y",
+    ),
+    "LpNormalization": ([node("LpNormalization", "m", "y")], 1e-9, "MatMul_m LpNormalization_y"),
+    "log-mel": (
+        [
+            node("Mul", "m m", "q"),
+            node("MatMul", "bank q", "f"),
+            node("Clip", "f tiny", "c"),
+            node("Log", "c", "y"),
+        ],
+        1e-5,
+        "Mul_q MatMul_f Clip_c Log_y",
+    ),
+    "log-mel, held but for its squares": (
+        [
+            node("Mul", "m m", "q"),
+            node("MatMul", "bank q", "f"),
+            node("Clip", "f tiny", "c"),
+            node("Log", "c", "y"),
+        ],
+        3e-5,
+        "Mul_q MatMul_f Clip_c Log_y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_a_quiet_batch(name: str, tmp_path: Path) -> None:
+    nodes, scale, pinned = QUIET[name]
+    constants = {
+        "last": ints(-1),
+        "eye": np.eye(64, dtype=np.float32),
+        "bank": np.ones((4, 64), np.float32),
+        "tiny": scalar(1e-10),
+    }
+    model = make_model([node("MatMul", "x eye", "m"), *nodes], {"x": [64, 64]}, "y", constants, 18)
+    loud = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    graph, ranges = scan(model, tmp_path, {"x": loud}, {"x": loud * np.float32(scale)})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == pinned.split()
+    (tmp_path / "loud").mkdir()
+    graph, ranges = scan(model, tmp_path / "loud", {"x": loud}, {"x": loud * np.float32(0.5)})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == []
+
+
+def test_a_part_of_which_the_smallest_is_held_is_left(tmp_path: Path) -> None:
+    """A count of ones is zero in a row; the mask that it counts has nothing between 0 and 1."""
+    nodes = [
+        node("Greater", "x one", "b"),
+        node("Cast", "b", "m", to=onnx.TensorProto.FLOAT),
+        node("ReduceSum", "m axes", "c"),
+        node("Add", "c tiny", "d"),
+        node("Div", "x d", "y"),
+    ]
+    model = make_model(nodes, {"x": [2, 2]}, "y", CONSTANTS | {"tiny": scalar(1e-8)})
+    graph, ranges = scan(model, tmp_path, {"x": np.float32([[0, 2], [0.5, 2]])})
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["ReduceSum_c", "Add_d", "Div_y"]
+
+
+@pytest.mark.parametrize(("left", "is_found"), [(1e-7, True), (1e-5, True), (1e-3, False)])
+def test_a_bound_that_fp16_rounds_onto_a_pole(left: float, is_found: bool, tmp_path: Path) -> None:
+    constants = {"eye": np.eye(4, dtype=np.float32), "low": scalar(left - 1), "high": scalar(1 - left)}
+    nodes = [node("MatMul", "x eye", "m"), node("Clip", "m low high", "c"), node("Atanh", "c", "y")]
+    graph, ranges = scan(
+        make_model(nodes, {"x": [4]}, "y", constants), tmp_path, {"x": floats(-3, 0, 0.5, 3)}
+    )
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert [one.node for one in found] == (["MatMul_m", "Clip_c", "Atanh_y"] if is_found else [])
+    if found:
+        told = 1 - float(np.float32(1 - left))
+        assert (found[0].value, found[0].limit, found[0].severity) == (told, 2.0**-12, "high")
+        assert found[0].reason == (
+            f"1 - |c| is as small as {told:.3g}, which is zero in FP16, and Atanh Atanh_y makes infinity of it"
+        )
