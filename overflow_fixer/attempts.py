@@ -32,8 +32,11 @@ class Attempt:
 
     @property
     def worst_snr_db(self) -> float:
-        errors = [verdict.error for verdict in self.verification.outputs]
-        return min((worst_snr_db(e) for e in errors if e.is_float and e.compared), default=math.nan)
+        """The least of any output's; NaN where one has none, since nothing of it is finite on both sides and not all matches."""
+        errors = [verdict.error for verdict in self.verification.outputs if verdict.error.is_float]
+        if any(error.mismatched and not error.compared for error in errors):
+            return math.nan
+        return min((worst_snr_db(error) for error in errors if error.compared), default=math.nan)
 
     def worst_margin_db(self, tolerance: Tolerance) -> float:
         """The smallest distance of an output's SNR from its tolerance; inf where there is no SNR."""

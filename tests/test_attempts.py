@@ -61,3 +61,21 @@ def test_each_output_is_held_against_its_own_tolerance(attempt: Attempt) -> None
     assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance(per_output={"y": 20.0})) == 5
     assert _with(attempt, compared=0).worst_margin_db(Tolerance()) == math.inf
     assert math.isnan(_with(attempt, compared=0).worst_snr_db)
+
+
+@pytest.mark.parametrize(
+    ("error", "snr_db"),
+    [
+        ({"compared": 0, "mismatched": 8}, math.nan),
+        ({"compared": 6, "mismatched": 2, "worst_batch_snr_db": 40.0}, 40.0),
+        ({"compared": 0, "mismatched": 0}, 65.0),
+        ({"compared": 0, "mismatched": 8, "is_float": False}, 65.0),
+    ],
+)
+def test_the_worst_snr_is_not_that_of_healthy_outputs_beside_one_that_has_none(
+    error: dict[str, Any], snr_db: float, attempt: Attempt
+) -> None:
+    broken, healthy = _with(attempt, **error), _with(attempt, passed=True, snr_db=65.0)
+    outputs = (*broken.verification.outputs, *healthy.verification.outputs)
+    found = replace(attempt, verification=replace(attempt.verification, outputs=outputs)).worst_snr_db
+    assert found == pytest.approx(snr_db, nan_ok=True)

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from overflow_fixer.reports.wording import say_count, say_decibels
 from overflow_fixer.zoo.outcomes import ZooOutcome
 from overflow_fixer.zoo.pool import Work
 
@@ -88,8 +89,10 @@ def describe(outcome: ZooOutcome) -> str:
     before = ", finished before" if outcome.is_earlier else f", {outcome.seconds:.1f} s"
     if outcome.result is None:
         return f"{outcome.name}: {kind}{before}: {outcome.message[:_MESSAGE_CHARACTERS]}"
-    pins, snr = len(outcome.result.pins), outcome.result.fixed_snr_db
-    return f"{outcome.name}: {kind}, {pins} pins, {snr:.1f} dB{before}"
+    pins, snr = len(outcome.result.pins), say_decibels(outcome.result.fixed_snr_db)
+    mismatched = outcome.result.fixed_mismatched
+    wrong = f", {say_count(mismatched)} mismatched" if mismatched else ""
+    return f"{outcome.name}: {kind}, {pins} pins, {snr} dB{wrong}{before}"
 
 
 def say_stage(running: Work) -> str:

@@ -58,7 +58,8 @@ class Basis(BaseModel):
 class ZooResult(BaseModel):
     """The numbers of a model that was built: those of its report.json.
 
-    SNR in dB, of the worst output in the worst batch; latencies are medians, None for a typed model.
+    SNR in dB, of the worst output in the worst batch, NaN where an output has none; mismatched are elements, as TensorError
+    counts them; latencies are medians, None for a typed model.
     """
 
     model_config = _MODEL

@@ -19,6 +19,7 @@ from overflow_fixer.config import say_problem
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import hold_lock, make_folder, write_text
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
+from overflow_fixer.reports.wording import say_decibels
 from overflow_fixer.zoo.entries import Zoo
 from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult, load_outcome
 from overflow_fixer.zoo.running import LOG_FILE
@@ -29,8 +30,8 @@ Document = dict[str, Any]
 _NAME = "zoo-report"
 _REPORT = "report.html"
 _COLUMNS = (
-    "name outcome pin_count clamp_count naive_snr_db fixed_snr_db fp16_node_share fp16_flops_share size_bytes seconds "
-    "peak_memory_bytes attempts message report log"
+    "name outcome pin_count clamp_count naive_snr_db naive_mismatched fixed_snr_db fixed_mismatched fp16_node_share "
+    "fp16_flops_share size_bytes seconds peak_memory_bytes attempts message report log"
 ).split()
 
 
@@ -144,6 +145,7 @@ def render_html(document: Document) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["number"] = _say_number
+    environment.filters["decibels"] = say_decibels
     template = resources.files(__package__).joinpath("zoo-report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(zoo=document)
 

@@ -96,6 +96,22 @@ def test_the_files_say_the_same(tmp_path: Path) -> None:
     assert all(text in html for text in ("zoo.toml", "timed out", "75.0 %", "fixed 1.5, FP32 3"))
 
 
+def test_what_does_not_match_is_counted_beside_the_snr(tmp_path: Path) -> None:
+    broken = _result(tmp_path, naive_mismatched=1536, fixed_snr_db=65.64, fixed_mismatched=7)
+    alone = _result(tmp_path, naive_snr_db=None, naive_mismatched=None)
+    outcomes = [_outcome(tmp_path, "a", result=broken), _outcome(tmp_path, "b", result=alone)]
+    _, html_file, csv_file = write_summary(build_document(Path("z"), tmp_path, outcomes), tmp_path)
+    rows = csv.DictReader(io.StringIO(csv_file.read_text()))
+    columns = ("naive_snr_db", "naive_mismatched", "fixed_snr_db", "fixed_mismatched")
+    assert [[row[column] for column in columns] for row in rows] == [
+        ["NaN", "1536", "65.64", "7"],
+        ["", "", "Infinity", "0"],
+    ]
+    cells = re.findall('<td class="n">([^<]*)</td>', html_file.read_text())
+    assert cells[1:5] == ["n/a", "1536", "65.6", "7"]
+    assert cells[10:14] == ["–", "–", "inf", "0"]
+
+
 def test_names_and_messages_are_text_in_html(tmp_path: Path) -> None:
     outcome = _outcome(tmp_path, HOSTILE, message=HOSTILE)
     html = write_summary(build_document(Path(HOSTILE), tmp_path, [outcome]), tmp_path)[1].read_text()

@@ -1,0 +1,44 @@
+"""What a zoo says of a model while it runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from overflow_fixer.cli.zoo_display import describe
+from overflow_fixer.zoo.outcomes import Basis, ZooOutcome, ZooResult
+
+
+def _outcome(snr_db: float, mismatched: int) -> ZooOutcome:
+    result = ZooResult(
+        backend="onnx",
+        artifact=Path("m.fp16.onnx"),
+        size_bytes=1,
+        pins=("a", "b"),
+        clamp_count=0,
+        naive_snr_db=None,
+        naive_mismatched=None,
+        fixed_snr_db=snr_db,
+        fixed_mismatched=mismatched,
+        fp16_node_share=0.5,
+        fp16_flops_share=0.5,
+        latency_ms={},
+        stage_seconds={},
+    )
+    basis = Basis(settings="s", versions={}, timeout_minutes=1.0, memory_gib=None)
+    named = {"name": "m", "model": Path("m.onnx"), "folder": Path("m"), "message": "", "basis": basis}
+    return ZooOutcome(kind="not_verified", result=result, seconds=1.0, **named)
+
+
+@pytest.mark.parametrize(
+    ("snr_db", "mismatched", "said"),
+    [
+        (61.54, 0, "m: not verified, 2 pins, 61.5 dB, 1.0 s"),
+        (math.nan, 0, "m: not verified, 2 pins, n/a dB, 1.0 s"),
+        (math.nan, 12, "m: not verified, 2 pins, n/a dB, 12 mismatched, 1.0 s"),
+    ],
+)
+def test_one_line_tells_the_snr_and_what_does_not_match(snr_db: float, mismatched: int, said: str) -> None:
+    assert describe(_outcome(snr_db, mismatched)) == said
