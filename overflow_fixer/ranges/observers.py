@@ -316,8 +316,9 @@ class ReductionObserver:
         return seen, is_plain | is_counted
 
     def _derive(self, seen: Summaries, is_plain: Flags, has_nan: Flags) -> None:
-        """Fill in the derived tensors, in place."""
-        ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
+        """Fill in the derived tensors, in place. A double, of which nothing is derived, may be over float32's range."""
+        with np.errstate(over="ignore"):
+            ends = np.stack([seen["min"], seen["max"]]).astype(np.float32)
         derive(self._steps, ends, seen["element_count"], is_plain, has_nan)
         found = take_rows(seen, self._derived)
         least, most = ends[:, self._derived].astype(np.float64)

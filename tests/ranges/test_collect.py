@@ -128,6 +128,25 @@ def test_double_is_reduced_in_double(tmp_path: Path) -> None:
     assert table.batch_max_abs[1].tolist() == [np.float32(65519.999999999**2), np.inf]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_double_over_the_range_of_float32_beside_what_is_derived_warns_of_nothing(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Mul", ["e", "three"], ["z"]),
+        helper.make_node("Tanh", ["z"], ["t"]),
+        helper.make_node("Cast", ["e"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("Mul", ["d", "large"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.array(1e230), "large"),
+        numpy_helper.from_array(np.float32(3), "three"),
+    ]
+    outputs = [value_info("y", TensorProto.DOUBLE), value_info("t")]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x")], outputs, weights)
+    table = assert_right(graph, [{"x": np.float32([0, -1])}, {"x": np.float32([-2])}])
+    assert (table.by_tensor["y"].max_abs, table.by_tensor["z"].max_abs) == (1e230, 3)
+
+
 def fp16_nodes() -> list[onnx.NodeProto]:
     return [
         helper.make_node("MatMul", ["h", "w"], ["a"]),
