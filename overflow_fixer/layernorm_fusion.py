@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from overflow_fixer.files import replace_files
 from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.layer_norm import LayerNorm, match_layer_norms
+from overflow_fixer.patterns.tracing import origin
 from overflow_fixer.records import Array, Batch, FusedModel
 from overflow_fixer.sessions import SessionRunner, open_session
 from overflow_fixer.verification import open_reference
@@ -34,6 +35,8 @@ OPSET = 17
 MAX_RELATIVE_ERROR = 1e-5
 _IR_VERSION = 8
 _PREFIX = "layer_norm_"
+_PASSED_ON = frozenset({"Constant", "Identity", "Cast", "Dropout", "Expand"})
+"""Operators that make a constant, or hand it on."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def fuse_layernorms(graph: Graph, path: Path, batches: Iterable[Batch]) -> Fused
     """Write the model to `path` with each LayerNorm that is written out as one LayerNormalization node.
 
     Fused is what is a LayerNorm to the letter: FP32, over the last axes, an epsilon added to a variance that is the mean
-    of (x - mean)^2, a constant scale and bias at most, nothing inside read from outside. The opset is raised to 17 where it is lower. What
+    of (x - mean)^2, a constant scale and bias at most (handed on by Identity or not), nothing inside read from outside. The opset is raised to 17 where it is lower. What
     was written is run against the original in FP32, optimisation off, on every batch: each output has NaN and
     infinities in the same places and differs elsewhere by at most 1e-5 of its largest magnitude; one that is no
     float is equal. Only then does it appear at `path`, its weights in `<name>.data` where the original's lie outside
@@ -104,13 +107,31 @@ def _choose(graph: Graph) -> tuple[list[_Fusion], dict[str, str]]:
     """What can be fused, and of the others the reason."""
     fusions: list[_Fusion] = []
     left: dict[str, str] = {}
-    for norm in match_layer_norms(graph):
+    for found in match_layer_norms(graph):
+        norm = _name_constants(graph, found)
         judged = _find_obstacle(graph, norm) or _shape_parameters(graph, norm)
         if isinstance(judged, str):
             left[norm.region.output] = judged
         else:
             fusions.append(judged)
     return fusions, left
+
+
+def _name_constants(graph: Graph, norm: LayerNorm) -> LayerNorm:
+    """The norm with its scales and biases by the constants that are handed on to it: exporters share equal ones through Identity."""
+    scales, biases = (
+        tuple(_find_constant(graph, name) for name in names) for names in (norm.scales, norm.biases)
+    )
+    return replace(norm, scales=scales, biases=biases)
+
+
+def _find_constant(graph: Graph, tensor: str) -> str:
+    """The constant of FP32 whose values a tensor of the same shape holds; the tensor itself where there is none."""
+    found = origin(graph, tensor)
+    constant = graph.constants.get(found)
+    if constant is None or constant.data_type != TensorProto.FLOAT:
+        return tensor
+    return found if graph.sure_shapes.get(tensor) == tuple(constant.dims) else tensor
 
 
 def _find_obstacle(graph: Graph, norm: LayerNorm) -> str | None:
@@ -247,12 +268,19 @@ def _make_node(model: onnx.ModelProto, fusion: _Fusion, name: str, prefix: str) 
 
 
 def _drop_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
-    """Remove the constants among `candidates` that nothing reads, in place."""
+    """Remove the constants among `candidates`, and what hands them on, that nothing reads, in place."""
     kept = {info.name for info in (*graph.input, *graph.output)}
-    read = {name for index, node in enumerate(graph.node) for name in Node.of(index, "", node).reads}
-    unread = candidates - kept - read
-    _keep(graph.initializer, lambda tensor: tensor.name not in unread)
-    _keep(graph.node, lambda node: node.op_type != "Constant" or node.output[0] not in unread)
+    left: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):  # what reads comes before what is read
+        seen = Node.of(0, "", node)
+        if seen.standard_op in _PASSED_ON and candidates.difference(kept).issuperset(node.output):
+            candidates = candidates.union(node.input)
+        else:
+            left.append(node)
+            kept.update(seen.reads)
+    del graph.node[:]
+    graph.node.extend(reversed(left))
+    _keep(graph.initializer, lambda tensor: tensor.name not in candidates - kept)
 
 
 def _keep(entries: Any, wanted: Callable[[Any], bool]) -> None:

@@ -161,6 +161,44 @@ def test_parameters_take_the_shape_that_the_operator_wants(
     np.testing.assert_allclose(_run(fused.files[0], X), expected, rtol=1e-5, atol=1e-6)
 
 
+def _share(norm: list[onnx.NodeProto], tag: str) -> list[onnx.NodeProto]:
+    """The nodes with the scale and the bias handed on by Identity."""
+    handed = {"g": f"g_{tag}", "b": f"b_{tag}"}
+    shared = [
+        node(
+            at.op_type,
+            " ".join(handed.get(name, name) for name in at.input),
+            at.output[0],
+            **{each.name: onnx.helper.get_attribute_value(each) for each in at.attribute},
+        )
+        for at in norm
+    ]
+    return [*(node("Identity", *pair) for pair in handed.items()), *shared]
+
+
+def test_a_scale_and_bias_that_identity_hands_on_are_constants(tmp_path: Path) -> None:
+    """As exporters share equal initializers; the nodes that handed them on are gone."""
+    fused = _refuse(_model(tmp_path, _share(_normalize() + AFFINE, "0")), tmp_path)
+    assert (fused.fused, fused.left) == (("y",), {})
+    (at,) = load_graph(fused.files[0]).nodes
+    assert (at.op_type, at.inputs) == ("LayerNormalization", ("x", "g", "b"))
+    np.testing.assert_allclose(_run(fused.files[0], X), _layer_norm(X) * GAMMA + BETA, rtol=1e-5, atol=1e-6)
+
+
+def test_what_hands_a_constant_on_to_others_too_stays(tmp_path: Path) -> None:
+    nodes = [*_share(_normalize() + AFFINE, "0"), node("Neg", "g_0", "z")]
+    fused = _refuse(_model(tmp_path, nodes, outputs="y z"), tmp_path)
+    assert _operators(fused) == ["Identity", "LayerNormalization", "Neg"]
+
+
+def test_one_number_in_identity_takes_the_shape_that_the_operator_wants(tmp_path: Path) -> None:
+    graph = _model(tmp_path, _share(_normalize() + AFFINE, "0"), {"g": scalar(3)})
+    fused = _refuse(graph, tmp_path)
+    assert _operators(fused) == ["LayerNormalization"]
+    names = {tensor.name for tensor in onnx.load(fused.files[0]).graph.initializer}
+    assert names == {"layer_norm_scale_of_y", "b"}
+
+
 @pytest.mark.parametrize(
     ("nodes", "constants", "made", "reason"),
     [
@@ -172,6 +210,18 @@ def test_parameters_take_the_shape_that_the_operator_wants(
         (
             [*_normalize(), node("Add", "g two", "gg"), node("Mul", "n gg", "y")],
             {},
+            {},
+            "computed by the model",
+        ),
+        (
+            [*_normalize(), node("Cast", "h", "g32", to=TensorProto.FLOAT), node("Mul", "n g32", "y")],
+            {"h": GAMMA.astype(np.float16)},
+            {},
+            "computed by the model",
+        ),
+        (
+            [*_normalize(), node("Expand", "g dims", "wide"), node("Mul", "n wide", "y")],
+            {"dims": ints(1, 1, SIZE)},
             {},
             "computed by the model",
         ),
