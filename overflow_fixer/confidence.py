@@ -17,6 +17,7 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
 from overflow_fixer.rules.body_ranges import look_into
 from overflow_fixer.rules.extremes import UNKNOWN, find_extremes
+from overflow_fixer.rules.fixed import find_fixed
 from overflow_fixer.rules.inner_function import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of
@@ -45,7 +46,7 @@ def judge_confidence(
 
     Asked of each tensor that is within the threshold, that no Clip, Min, Max, Sigmoid or the like holds within it, and that a node which is
     not pinned reads or writes, or has in a body; and of each value inside such a node, measured or following from a tensor, within the threshold (a bound:
-    65504). `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
+    65504). What is made of constants alone is left out: no data can move it. `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
     go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
     batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
     to be alike, and few of them tell little.
@@ -92,8 +93,8 @@ def _weigh(batches: int) -> Iterator[float]:
 def _list_inside(graph: Graph) -> Iterator[tuple[str, Node]]:
     """The float tensors that bodies of control flow compute or are given, by their names in the ranges, and whose they are."""
     for body in find_bodies(graph).read:
-        constants = body.graph.constants
-        names = (n for n in body.graph.tensors if body.graph.is_float(n) and n not in constants)
+        still = body.graph.constants.keys() | find_fixed(body.graph)
+        names = (n for n in body.graph.tensors if body.graph.is_float(n) and n not in still)
         yield from ((body.prefix + name, body.node) for name in names)
         yield from ((body.prefix + name, body.node) for name, _ in _list_inside(body.graph))
 
@@ -112,7 +113,7 @@ def _find_measured(
     graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
 ) -> Iterator[_Candidate]:
     """Values that the scan measured inside nodes, sums of products in every batch; a masked row is no magnitude."""
-    owners = {node.label: (node, node) for node in graph.nodes} | dict(_list_nodes_inside(graph))
+    owners = {node.label: (node, node) for node in _list_moved(graph)} | dict(_list_nodes_inside(graph))
     ignored = {"row maximum", *(("products",) if policy.accumulators != "pin" else ())}
     for inner in ranges.inner:
         node, owner = owners.get(inner.node, (None, None))
@@ -142,7 +143,7 @@ def _find_functions(
     for node in graph.nodes:
         is_open = (owner or node).label not in plan.pinned and protection_of(node, policy) is None
         seen = find_source(node, graph, ranges) if is_open else None
-        if seen is not None:
+        if seen is not None and seen.tensor not in find_fixed(graph):
             by_batch = ranges.batch_max_abs[row_of[seen.tensor]].tolist()
             yield from _follow(node, graph, seen, by_batch, plan, prefix)
     bodies = find_bodies(graph).read
@@ -171,15 +172,26 @@ def _in_batch(seen: Range, max_abs: float) -> Range:
 def _list_nodes_inside(graph: Graph) -> Iterator[tuple[str, tuple[Node, Node]]]:
     """The nodes of bodies by their names in the ranges, each with the node of the main graph that it belongs to."""
     for body in find_bodies(graph).read:
-        for node in body.graph.nodes:
+        for node in _list_moved(body.graph):
             yield body.prefix + node.label, (node, body.node)
         for name, (node, _) in _list_nodes_inside(body.graph):
             yield body.prefix + name, (node, body.node)
 
 
+def _list_moved(graph: Graph) -> list[Node]:
+    """The nodes whose results depend on more than constants."""
+    fixed = find_fixed(graph)
+    return [node for node in graph.nodes if not fixed.issuperset(node.writes)]
+
+
 def _matters(graph: Graph, plan: PrecisionPlan, seen: Range, inside: Mapping[str, Node]) -> bool:
     """Whether the tensor is within the threshold, and over it would pin another node."""
-    if seen.tensor in graph.constants or not 0 < seen.max_abs <= plan.threshold or seen.nan_count:
+    if (
+        seen.tensor in graph.constants
+        or seen.tensor in find_fixed(graph)
+        or not 0 < seen.max_abs <= plan.threshold
+        or seen.nan_count
+    ):
         return False
     if seen.tensor in inside:
         return inside[seen.tensor].label not in plan.pinned

@@ -127,6 +127,32 @@ def test_what_a_clip_holds_within_the_threshold_cannot_change_the_plan(
     assert sorted(growth.tensor for growth in found.at_risk) == asked
 
 
+def test_what_is_made_of_constants_alone_is_not_asked_about(tmp_path: Path) -> None:
+    """The squares of a codebook and their sums, as where nearest entries are looked for; in a body too."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, bool c) => (float[N] y, float[M] z) <float[2,2] book = {90, 80, 70, 60}> {
+        two = Constant <value_float = 2.0> ()
+        squares = Pow (book, two)
+        [norms] sums = ReduceMean <axes = [1], keepdims = 0> (squares)
+        z = Softplus (sums)
+        [branch] y = If (c) <
+            then_branch = t () => (float[N] o) {
+                inner = Mul (book, book)
+                [mean] m = ReduceMean (inner)
+                o = Add (m, x)
+            },
+            else_branch = e () => (float[N] o) { o = Identity (x) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    feeds = tuple({"x": np.full(4, x, np.float32), "c": np.array(True)} for x in (1.0, 2.0, 3.0))
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy(threshold=60000)))
+    inside = {"branch/then_branch/x", "branch/then_branch/o"}
+    assert {growth.tensor for growth in found.nearest} == {"x", "y"} | inside
+
+
 def test_what_grows_in_a_body_is_at_risk_until_its_node_is_pinned(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[4] x, int64 trips) => (float[N] y) <float[4] w = {2, 2, 2, 2}> {
