@@ -37,14 +37,19 @@ class RoundedRunner:
 
 
 def find_wrong_input(graph: Graph, batch: Batch, tolerance: Tolerance) -> TensorError | None:
-    """The first FP32 input that goes wrong where it is rounded to FP16, on one batch; None where none does."""
-    for name in _inputs(graph):
-        meter = ErrorMeter(name)
-        meter.add(batch.feeds[name], round_to_fp16(batch.feeds[name]), batch.name)
-        error = meter.result()
-        if not judge(error, tolerance).passed:
-            return error
-    return None
+    """An FP32 input that goes wrong where it is rounded to FP16, on one batch; None where none does.
+
+    The first that gets infinities, or else the first of all: inputs have no order in which they are computed.
+    """
+    errors = (_round_input(name, batch) for name in _inputs(graph))
+    wrong = [error for error in errors if not judge(error, tolerance).passed]
+    return next((error for error in wrong if error.lost_count > 0), wrong[0] if wrong else None)
+
+
+def _round_input(name: str, batch: Batch) -> TensorError:
+    meter = ErrorMeter(name)
+    meter.add(batch.feeds[name], round_to_fp16(batch.feeds[name]), batch.name)
+    return meter.result()
 
 
 def say_over_range(graph: Graph, ranges: RangeTable) -> Iterator[str]:

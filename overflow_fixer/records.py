@@ -638,8 +638,9 @@ class Verification:
 
     @property
     def first_not_finite(self) -> TensorError | None:
-        """The first tensor of the trace with more NaN and infinities than in FP32; None where there is none."""
-        return next((error for error in self.trace if error.lost_count > 0), None)
+        """The first tensor with more NaN and infinities than in FP32, of the trace or an input that goes wrong; None for none."""
+        first = () if self.first_wrong is None else (self.first_wrong,)
+        return next((error for error in (*first, *self.trace) if error.lost_count > 0), None)
 
 
 # ---------------------------------------------------------------- repair and report

@@ -53,6 +53,8 @@ def test_the_first_input_that_does_not_survive_is_found(tmp_path: Path) -> None:
     assert lost is not None
     assert (lost.tensor, lost.snr_db) == ("c", 0)
     assert find_wrong_input(graph, Batch("b", {**batch.feeds, "b": right, "c": right}), Tolerance()) is None
+    later = find_wrong_input(graph, Batch("b", {**batch.feeds, "a": small}), Tolerance())
+    assert later == error
 
 
 def test_the_largest_input_or_output_over_the_range_is_named(tmp_path: Path) -> None:

@@ -141,10 +141,23 @@ def test_where_nan_and_infinities_begin_is_described_in_full(tmp_path: Path) -> 
         make_error("/b", 2.0, candidate_nan=1),
         make_error("/c", candidate_inf=1),
     )
-    found = build_document(make_report(tmp_path, fixed=replace(make_passing("logits"), trace=traced)))
+    naive = replace(make_passing("logits"), trace=traced[:1])
+    fixed = replace(make_passing("logits"), trace=traced)
+    found = build_document(make_report(tmp_path, naive=naive, fixed=fixed))
     first = found["verification"]["fixed"]["first_not_finite"]
     assert (first["tensor"], first["snr_db"], first["candidate_nan"]) == ("/b", 2.0, 1)
     assert found["verification"]["naive"]["first_not_finite"] is None
+
+
+def test_nan_and_infinities_begin_in_an_input_that_fp16_does_not_hold(tmp_path: Path) -> None:
+    """It is not of the trace, which has what nodes compute."""
+    traced = (make_error("/a", candidate_inf=1), make_error("/b", candidate_nan=1))
+    for lost, tensor in ((3, "x"), (0, "/a")):
+        wrong = make_error("x", 12.0, candidate_inf=lost)
+        fixed = replace(make_passing("logits"), first_wrong=wrong, trace=traced)
+        found = build_document(make_report(tmp_path, fixed=fixed))["verification"]["fixed"]
+        assert found["first_wrong"]["tensor"] == "x"
+        assert found["first_not_finite"]["tensor"] == tensor
 
 
 def test_a_model_that_was_made_of_another_names_it(tmp_path: Path) -> None:
