@@ -89,6 +89,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
             yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
         yield from _warn_of_quiet(verdict, tolerance)
         yield from _warn_of_disagreement(verdict, tolerance)
+    yield from say_zero(fixed)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
     yield from say_lost_classes(fixed)
@@ -128,6 +129,23 @@ def _warn_of_disagreement(verdict: OutputVerdict, tolerance: Tolerance) -> Itera
             f"{error.worst_batch_agreement:.2%} are, under {tolerance.min_agreement:.2%}{shape}. One value may flip where two choices are as "
             "good; a whole batch that is wrong is another matter: look at it."
         )
+
+
+def say_zero(fixed: Verification) -> Iterator[str]:
+    """Which outputs of floats, and parts, were never anything but zero, so that nothing can be concluded of them."""
+    zero = [verdict.error.name for verdict in fixed.outputs if _is_zero(verdict.error)]
+    if zero:
+        one, them = ("Output", "it") if len(zero) == 1 else ("Outputs", "them")
+        yield (
+            f"{one} {name_few(zero)}: zero in every batch, in FP32 and in what was built. Nothing can be concluded of {them} from these "
+            "data, an SNR of inf dB neither. Verify on data that give something else."
+        )
+
+
+def _is_zero(error: TensorError) -> bool:
+    """Whether all of it was compared and is zero on both sides."""
+    is_all = error.is_float and 0 < error.element_count == error.compared
+    return is_all and error.max_abs_reference == 0 and error.max_abs_error == 0
 
 
 def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:

@@ -322,6 +322,17 @@ def test_copies_that_are_left_out_are_told_of_an_artifact_too(
     assert json.loads(capsys.readouterr().out)["warnings"] == [warning.removeprefix("Warning: ")]
 
 
+def test_an_output_of_an_artifact_that_is_zero_in_every_batch_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    np.savez(tmp_path / "b.npz", x=np.float32([-1, -2]))
+    arguments = (tmp_path / "model.onnx", "--calib", tmp_path / "b.npz")
+    assert _run("verify", *arguments, "--artifact", tmp_path / "model.onnx") == 0
+    assert "Warning: Output y: zero in every batch, in FP32 and in what was built" in capsys.readouterr().out
+
+
 def test_an_artifact_that_cannot_be_run_is_wrong_and_the_model_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ from overflow_fixer.reports.caveats import (
     say_thin,
     say_unsettled,
     say_varying,
+    say_zero,
 )
 from overflow_fixer.trials import Bench
 
@@ -414,6 +415,47 @@ def test_of_probabilities_small_ones_are_not_told(tmp_path: Path) -> None:
     assert report.passed
     assert report.fixed.hidden
     assert report.warnings == ()
+
+
+def test_an_output_that_is_zero_in_every_batch_is_told_to_prove_nothing(tmp_path: Path) -> None:
+    """A Relu closes it in all batches; beside it a mask of 0 and -inf, a count of 0, and an output in order."""
+    nodes = [
+        node("Relu", "x", "y"),
+        node("Neg", "x", "z"),
+        node("Where", "none low y", "mask"),
+        node("Cast", "y", "count", to=TensorProto.INT64),
+    ]
+    constants = {"none": np.array([True, False]), "low": scalar(-np.inf)}
+    model = make_model(
+        nodes, {"x": ["n", 2]}, "y z mask count", constants, output_types={"count": TensorProto.INT64}
+    )
+    report = _fix(model, tmp_path, x=np.array([[-1, -2], [-3, -5]], np.float32))
+    assert report.passed
+    assert [warning for warning in report.warnings if "zero" in warning] == [
+        "Output y: zero in every batch, in FP32 and in what was built. Nothing can be concluded of it from these data, an SNR of inf dB "
+        "neither. Verify on data that give something else."
+    ]
+
+
+ZERO = {"snr_db": math.inf, "max_abs_error": 0.0, "max_abs_reference": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_said"),
+    [
+        ({}, True),
+        ({"max_abs_reference": 1e-30}, False),
+        ({"snr_db": -math.inf, "max_abs_error": 1e-9}, False),
+        ({"element_count": 0, "compared": 0, "max_abs_reference": math.nan}, False),
+        ({"compared": 2999, "reference_inf": 1, "candidate_inf": 1}, False),
+        ({"is_float": False}, False),
+    ],
+)
+def test_zero_is_said_of_what_is_zero_on_both_sides(changes: dict[str, Any], is_said: bool) -> None:
+    errors = make_error("y"), make_error("z", **{**ZERO, **changes}), make_error("w", part="[:, 1]", **ZERO)
+    found = list(say_zero(Verification(tuple(OutputVerdict(error, True, "") for error in errors), 3)))
+    (said,) = found
+    assert said.startswith("Outputs z, w[:, 1]: zero in every batch" if is_said else "Output w[:, 1]: zero")
 
 
 def test_where_the_absolute_error_is_allowed_nothing_is_hidden(tmp_path: Path) -> None:
