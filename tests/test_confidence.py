@@ -25,7 +25,11 @@ from overflow_fixer.reports.confidence_wording import bound_failures, say_passes
 
 def _verified(synthetic: bool = False, **fixed: Any) -> dict[str, Any]:
     """Of a report.json, what tells of the verification."""
-    return {"verification": {"fixed": fixed, "synthetic": synthetic}}
+    outputs = fixed.pop("outputs", [])
+    return {
+        "verification": {"fixed": {"outputs": outputs, **fixed}, "synthetic": synthetic},
+        "tolerance": {"min_agreement": 0.99},
+    }
 
 
 MAGNITUDES = st.floats(2.0**-20, 2.0**20, width=32)
@@ -333,6 +337,7 @@ def test_what_passing_batches_prove_is_said(batches: int, words: str, more: bool
     "document",
     [
         _verified(passed=False, batch_count=3),
+        _verified(passed=True, batch_count=120, outputs=[{"error": {"worst_batch_agreement": 0.98}}]),
         _verified(passed=True, batch_count=0),
         _verified(passed=True, batch_count=3, synthetic=True),
     ],
