@@ -290,14 +290,22 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
     yield from say_left_out(result.best.verification, config.verify.jitter)
     if result.rounds or not result.best.verification.passed:
         yield from map(say_unsettled, bench.find_unsettled())
-    if result.rounds and result.best.verification.passed and config.verify.jitter == 0:
-        copies = bench.try_copies(result.best.artifact)
-        fragile = [] if copies is None else list(say_fragile(copies))
-        yield from fragile or say_thin(result.best.verification, bench.graph, bench.tolerance)
+    yield from _try_more(config, bench, result)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
     yield from bench.backend.warn(result.best.artifact, config.custom_ops)
     yield from say_of_model(bench.graph, bench.ranges, result.best, bench.tolerance)
+
+
+def _try_more(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
+    """What is to be said of batches like these, where a repair was made for them or an output passes by little."""
+    found = result.best.verification
+    thin = list(say_thin(found, bench.graph, bench.tolerance))
+    if config.verify.jitter or not found.passed or not (result.rounds or thin):
+        return
+    copies = bench.try_copies(result.best.artifact)
+    fragile = [] if copies is None else list(say_fragile(copies))
+    yield from fragile or thin
 
 
 def _find_versions() -> dict[str, str]:

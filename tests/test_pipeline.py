@@ -253,9 +253,28 @@ def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
     config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
     report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
     assert (report.passed, report.plan.pinned) == (True, {"Add_s", "Sub_z"})
-    told = [warning for warning in report.warnings if warning.startswith("The repair holds for the batches")]
+    told = [
+        warning for warning in report.warnings if warning.startswith("What was built is right on the batches")
+    ]
     assert ("by little" in report.warnings) != is_told
     assert [": output y fails in data.npz[0:4] (changed " in warning for warning in told] == [True] * is_told
+
+
+@pytest.mark.parametrize(("near", "is_told"), [(1 / 2048, True), (0.4, False)])
+def test_what_passes_by_little_without_a_repair_is_tried_on_copies_too(
+    near: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overflow_fixer.pipeline.say_thin", lambda *known: iter(["by little"]))
+    save(make_model([node("Sub", "x half", "y")], {"x": [4]}, "y", {"half": scalar(0.5)}), tmp_path)
+    np.savez(tmp_path / "data.npz", x=(0.5 + near * np.array([1, 2, -1, 4])).astype(np.float32))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert (report.passed, report.rounds) == (True, ())
+    assert ("by little" in report.warnings) != is_told
+    assert (
+        any(warning.startswith("What was built is right on the batches") for warning in report.warnings)
+        == is_told
+    )
 
 
 def test_copies_of_a_batch_without_a_part_are_judged_by_the_rest(tmp_path: Path) -> None:
@@ -296,7 +315,9 @@ def test_copies_of_every_batch_are_tried(order: tuple[int, int], tmp_path: Path)
     config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data", out=tmp_path / "out")
     report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
     assert report.passed
-    told = [warning for warning in report.warnings if warning.startswith("The repair holds for the batches")]
+    told = [
+        warning for warning in report.warnings if warning.startswith("What was built is right on the batches")
+    ]
     assert len(told) == 1
 
 

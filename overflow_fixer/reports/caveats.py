@@ -207,7 +207,7 @@ def _is_of_shares(graph: Graph, output: str) -> bool:
 
 
 def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
-    """Of a repair that passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail."""
+    """Of what passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail."""
     errors = (verdict.error for verdict in fixed.outputs)
     margins = {
         error.name: worst_snr_db(error) - tolerance.min_snr_of(error.tensor, error.part)
@@ -219,17 +219,17 @@ def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterato
         has_floats = any(graph.is_float(spec.name) for spec in graph.inputs)
         more = "--jitter 3, for copies of each batch changed by up to 2^-10" if has_floats else "more batches"
         yield (
-            f"The repair leaves output {name} {margin:.1f} dB over its limit on these batches. It pins what they need, and others may "
-            f"fall under it: it can be made for more than them with {more}."
+            f"Output {name} is {margin:.1f} dB over its limit on these batches, which is little: others like them may fall under it. What is "
+            f"built can be made for more than them with {more}."
         )
 
 
 def say_fragile(copies: Verification) -> Iterator[str]:
-    """Of a repair that passes, that it does not on changed copies of batches: which output fails, and where."""
+    """Of what passes, that it does not on changed copies of batches: which output fails, and where."""
     verdict = next((verdict for verdict in copies.outputs if not verdict.passed), None)
     if verdict is not None:
         yield (
-            f"The repair holds for the batches that it was made for, and not for copies of them with inputs changed by up to "
+            f"What was built is right on the batches that it was made for, and not on copies of them with inputs changed by up to "
             f"2^-10, a step of FP16: output {verdict.error.name} fails in {verdict.error.worst_batch}: {verdict.reason}. Others like "
             "these batches may fail too. --jitter 3 repairs for such copies of each."
         )

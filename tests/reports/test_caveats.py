@@ -484,8 +484,8 @@ def test_a_channel_that_is_judged_by_itself_is_repaired_and_not_told(part: str, 
 @pytest.mark.parametrize(
     ("snr_db", "changes", "told"),
     [
-        (31.25, {}, "leaves output logits 1.2 dB over its limit"),
-        (35.9, {}, "leaves output logits 5.9 dB over its limit"),
+        (31.25, {}, "Output logits is 1.2 dB over its limit"),
+        (35.9, {}, "Output logits is 5.9 dB over its limit"),
         (36.0, {}, ""),
         (31.25, {"changed_count": 3}, ""),
         (math.inf, {}, ""),
@@ -493,7 +493,7 @@ def test_a_channel_that_is_judged_by_itself_is_repaired_and_not_told(part: str, 
     ],
 )
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.INT64])
-def test_what_a_repair_leaves_little_of_is_told(
+def test_what_passes_by_little_is_told(
     snr_db: float, changes: dict[str, Any], told: str, kind: int, tmp_path: Path
 ) -> None:
     graph = save(
