@@ -50,6 +50,7 @@ from overflow_fixer.reports.caveats import (
     say_of_model,
     say_spent,
     say_thin,
+    say_unclamped,
     say_unsettled,
 )
 from overflow_fixer.sessions import use_custom_ops
@@ -291,6 +292,8 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
     if result.rounds or not result.best.verification.passed:
         yield from map(say_unsettled, bench.find_unsettled())
     yield from _try_more(config, bench, result)
+    policy = make_policy(config, bench.backend_name)
+    yield from say_unclamped(bench.graph, bench.ranges, result.best.plan, policy)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
     yield from bench.backend.warn(result.best.artifact, config.custom_ops)

@@ -17,6 +17,7 @@ from overflow_fixer.plan_changes import compare_plans, say_change
 from overflow_fixer.planning import plan_precision
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
+from overflow_fixer.reports.caveats import say_unclamped
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
 
 
@@ -55,6 +56,8 @@ def plan_command(
         foreign = count_foreign(graph)
         if foreign:
             say(say_foreign(foreign))
+        for line in say_unclamped(graph, table, plan, policy):
+            say(line)
         for line in say_unobserved(table.not_observed):
             say(line)
         say(say_confidence(judge_confidence(graph, table, plan, policy)))

@@ -13,6 +13,8 @@ from overflow_fixer.proposals import name_few
 from overflow_fixer.records import (
     Budget,
     OutputVerdict,
+    PlanPolicy,
+    PrecisionPlan,
     RangeTable,
     RepairRound,
     TensorError,
@@ -21,6 +23,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repeatability import is_repeatable_node
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
+from overflow_fixer.rules.masks import MASK_MAGNITUDE, judge_masks
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.variations import find_limit
 from overflow_fixer.verification import worst_snr_db
@@ -59,6 +62,18 @@ def say_spent(
             f"The repair was ended by its limit of {limit} ({spent}), {tried}: {left}. A higher --{spent.replace('_', '-')} lets it "
             "go on."
         )
+
+
+def say_unclamped(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy) -> Iterator[str]:
+    """Which constants are not clamped although --masks clamp asks for it, and why."""
+    clamped = {clamp.tensor for clamp in plan.clamps}
+    for verdict in judge_masks(graph, ranges, policy) if policy.masks == "clamp" else ():
+        origin = verdict.origin
+        if origin.value < -MASK_MAGNITUDE and not verdict.is_left and origin.tensor not in clamped:
+            is_proved = verdict.clamp is not None
+            is_read = "not clamped, since a node that it reaches is pinned, and reads it as it is"
+            found = is_read if is_proved else verdict.reason
+            yield f"Although --masks clamp asks for it, the constant {origin.tensor} of {origin.value:g} is {found}."
 
 
 def say_left_out(fixed: Verification, jitter: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from overflow_fixer.attempts import Attempt
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
 from overflow_fixer.graph import load_graph
 from overflow_fixer.pipeline import fix
+from overflow_fixer.planning import plan_precision
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import (
@@ -26,6 +27,7 @@ from overflow_fixer.records import (
     Engine,
     FixReport,
     OutputVerdict,
+    PlanPolicy,
     RepairRound,
     Tolerance,
     Verification,
@@ -37,6 +39,7 @@ from overflow_fixer.reports.caveats import (
     say_luck,
     say_spent,
     say_thin,
+    say_unclamped,
     say_unsettled,
     say_varying,
     say_zero,
@@ -557,3 +560,30 @@ def test_how_far_an_output_is_not_settled_is_told(changes: dict[str, Any], told:
     said = say_unsettled(make_error("boxes", part="[:, 4:]", **changes))
     assert said.startswith("FP32 itself does not settle output boxes[:, 4:]: ")
     assert told in said
+
+
+@pytest.mark.parametrize(
+    ("masks", "tail", "told"),
+    [
+        ("clamp", "Abs", True),
+        ("auto", "Abs", False),
+        ("pin", "Abs", False),
+        ("clamp", "Softmax", False),
+    ],
+)
+def test_a_mask_that_is_not_clamped_as_asked_is_told(
+    masks: Literal["auto", "pin", "clamp"], tail: str, told: bool, tmp_path: Path
+) -> None:
+    """Abs shows what Softmax would hide."""
+    nodes = [node("Where", "m low x", "a"), node(tail, "a", "y")]
+    model = make_model(nodes, {"x": [2, 4], "m": (TensorProto.BOOL, [2, 4])}, "y", {"low": scalar(-1e9)})
+    save(model, tmp_path)
+    graph = load_graph(tmp_path / "model.onnx")
+    feeds = {"x": np.ones((2, 4), np.float32), "m": np.array([[True, False, False, False]] * 2)}
+    ranges = collect_ranges(graph, InMemoryCalibration((feeds,)))
+    policy = PlanPolicy(masks=masks)
+    said = list(say_unclamped(graph, ranges, plan_precision(graph, ranges, policy), policy))
+    assert [
+        text.startswith("Although --masks clamp asks for it, the constant low of -1e+09 is not ")
+        for text in said
+    ] == [True] * told
