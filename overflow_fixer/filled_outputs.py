@@ -12,7 +12,10 @@ from overflow_fixer.rules.semantics import moves
 
 
 def find_fills(graph: Graph) -> Mapping[str, tuple[float, ...]]:
-    """By float output, the constants of each Where whose result is moved into it; those that are one finite number but 0."""
+    """By float output, the constants that a Where puts in place of what is computed, and that are moved into the output.
+
+    Those that are one finite number but 0. A Where between two constants has none: what it chooses is all that it tells.
+    """
     found = {name: _find_numbers(graph, name) for name in graph.outputs if graph.is_float(name)}
     return {name: tuple(sorted(numbers)) for name, numbers in found.items() if numbers}
 
@@ -28,7 +31,9 @@ def _find_numbers(graph: Graph, output: str) -> set[float]:
         seen.update(fresh)
         pending += [name for name in fresh if name not in graph.constants]
         if node.standard_op == "Where":
-            numbers.update(number for name in node.inputs[1:] for number in _read_number(graph, name))
+            constants = [graph.constants.get(origin(graph, name)) for name in node.inputs[1:]]
+            if not all(constants):
+                numbers.update(number for name in node.inputs[1:] for number in _read_number(graph, name))
     return numbers
 
 

@@ -14,6 +14,8 @@ from overflow_fixer.records import Array
 
 _ROUNDING = 2.0**-8
 """A step of BF16, as a share: the constant may be rounded in the candidate."""
+_DOMINATES = 10.0
+"""How many times as large as the largest other element a constant is to hide what became of it."""
 
 
 def without_fills(
@@ -21,11 +23,12 @@ def without_fills(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs by name in FP32 and of the candidate, 0 in both where FP32 has such a constant and the candidate that, rounded.
 
-    `fills` are those of an output (Tolerance.fills). Any other value in its place stays, and counts as an error. Of other
-    shapes, or of what is no array of floats, nothing is taken.
+    `fills` are those of an output (Tolerance.fills); taken are those ten times as large as any other finite element of the batch.
+    Any other value in their place stays, and counts as an error. Of other shapes, or of what is no array of floats, nothing is
+    taken.
     """
     left, right = dict(expected), dict(found)
-    for name in fills.keys() & left.keys():
+    for name in fills.keys() & left.keys() & right.keys():
         one, other = left[name], right[name]
         if not all(isinstance(value, np.ndarray) for value in (one, other)) or one.shape != other.shape:
             continue
@@ -38,8 +41,14 @@ def without_fills(
 
 
 def _is_filled(reference: Array, candidate: Array, fills: Sequence[float]) -> Array:
+    with np.errstate(over="ignore"):
+        constants = np.asarray(fills, np.float64).astype(reference.dtype)
+    is_constant = np.isin(reference, constants[np.isfinite(constants)])
+    others = reference[~is_constant & np.isfinite(reference)]
+    largest = float(np.abs(others).max(initial=0))
     is_filled = np.zeros(reference.shape, bool)
-    for number in fills:
-        near = np.abs(candidate.astype(np.float64) - number) <= _ROUNDING * abs(number)
-        is_filled |= (reference == reference.dtype.type(number)) & near
+    for number in constants[np.isfinite(constants)].tolist():
+        if abs(number) >= _DOMINATES * largest:
+            near = np.abs(candidate.astype(np.float64) - number) <= _ROUNDING * abs(number)
+            is_filled |= (reference == reference.dtype.type(number)) & near
     return is_filled

@@ -38,11 +38,14 @@ class OutputMeters:
             (part, ErrorMeter(part.output, known.get(part.name, -math.inf), part.text)) for part in ordered
         ]
 
-    def add(self, expected: Mapping[str, Any], found: Mapping[str, Any], batch: str) -> None:
-        """Compare one batch's outputs, by name. Raises ConfigError where an output has not got a part."""
+    def add(
+        self, expected: Mapping[str, Any], found: Mapping[str, Any], batch: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Compare one batch's outputs, by name; gives both without fills. Raises ConfigError where an output has not got a part."""
         expected, found = without_fills(self._fills, expected, found)
         for part, meter in self._meters:
             meter.add(*_take(part, expected[part.output], found[part.output]), batch)
+        return expected, found
 
     def add_failure(self, expected: Mapping[str, Any], batch: str, reason: str) -> None:
         """Count a batch that the candidate could not compute, for this reason. Raises as `add` does."""

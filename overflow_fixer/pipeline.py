@@ -258,6 +258,8 @@ def _make_report(
     config: FixConfig, bench: Bench, first_plan: PrecisionPlan, result: _Result, reason: str, clock: _Clock
 ) -> FixReport:
     graph, ranges, best = bench.graph, bench.ranges, result.best
+    with clock.time("caveats"):
+        warnings = (*result.warnings, *_find_caveats(config, bench, result))
     return FixReport(
         model=config.model,
         model_sha256=graph.sha256,
@@ -278,7 +280,7 @@ def _make_report(
         tolerance=bench.tolerance,
         files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
         durations_seconds=clock.seconds,
-        warnings=(*result.warnings, *_find_caveats(config, bench, result)),
+        warnings=warnings,
         price=result.price,
         fp32_engine=result.fp32,
         confidence=judge_confidence(graph, ranges, best.plan, make_policy(config, bench.backend_name)),
@@ -303,12 +305,11 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
 def _try_more(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
     """What is to be said of batches like these, where a repair was made for them or an output passes by little."""
     found = result.best.verification
-    thin = list(say_thin(found, bench.graph, bench.tolerance))
-    if config.verify.jitter or not found.passed or not (result.rounds or thin):
-        return
-    copies = bench.try_copies(result.best.artifact)
-    fragile = [] if copies is None else list(say_fragile(copies))
-    yield from fragile or thin
+    is_thin = any(say_thin(found, None, bench.graph, bench.tolerance))
+    if config.verify.jitter == 0 and found.passed and (result.rounds or is_thin):
+        copies = bench.try_copies(result.best.artifact)
+        fragile = [] if copies is None else list(say_fragile(copies))
+        yield from fragile or say_thin(found, copies, bench.graph, bench.tolerance)
 
 
 def _find_versions() -> dict[str, str]:

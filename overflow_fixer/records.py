@@ -553,7 +553,7 @@ class OutputVerdict:
 class HiddenSlice:
     """A part of an output that is under its SNR, where the output's does not show it: smaller than the rest, or one of very many.
 
-    The worst of `count` such, at `index` along `axis`. `rms` and `output_rms` are the root mean squares
+    The worst of `count` such, at `index` along `axis`, which may be the last. `rms` and `output_rms` are the root mean squares
     of its FP32 values and of all.
     """
 
@@ -564,11 +564,13 @@ class HiddenSlice:
     snr_db: float
     rms: float
     output_rms: float
+    is_last: bool
 
     @property
     def part(self) -> str:
         """As NumPy indexes it."""
-        return f"[{':, ' * self.axis}{self.index}]"
+        before = "..., " if self.is_last and self.axis > 1 else ":, " * self.axis
+        return f"[{before}{self.index}]"
 
     @property
     def is_small(self) -> bool:

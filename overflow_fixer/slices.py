@@ -23,16 +23,19 @@ _LEAST_SQUARE = 2.0**-252
 """Of FP32's least normal number: what is smaller on average is as good as zero."""
 _CONCENTRATED = 10.0
 """A slice that errs so many times as much as the mean one, and more than is allowed, is wrong by itself."""
+_FEWEST = 3
+"""Fewer elements that err as much as the worst are flips: two choices that are as good."""
 _ROUNDING = 2.0**-22
 """The energy of what rounding to FP16 takes, as a share of what is rounded."""
 
 
 @dataclass
 class _Sums:
-    """By index along an axis: the sums of squares of reference and error, float64 [size], and how many elements each has."""
+    """By index along an axis: the sums of squares of reference and error and the largest square of an error, float64 [size], and how many elements each has."""
 
     reference: Array
     error: Array
+    largest: Array
     elements: int = 0
 
 
@@ -73,9 +76,11 @@ class SliceMeter:
         is_known = (axis, size) in self.sums
         if not is_known and (size > _MOST_INDICES or len(self.sums) >= _MOST_SIZES):
             return
-        sums = self.sums.setdefault((axis, size), _Sums(np.zeros(size), np.zeros(size)))
+        sums = self.sums.setdefault((axis, size), _Sums(*np.zeros((3, size))))
         sums.reference += _squares(reference, axis)
         sums.error += _squares(error, axis)
+        others = tuple(one for one in range(error.ndim) if one != axis)
+        np.maximum(sums.largest, np.abs(error).max(others).astype(np.float64) ** 2, out=sums.largest)
         sums.elements += reference.size // size
 
     def find_hidden(self, min_snr_db: float) -> HiddenSlice | None:
@@ -84,7 +89,8 @@ class SliceMeter:
         Either one along the second or last axis that has less than 1 % of the output's mean energy and is not as good as zero.
         Where these are few, the error must be as much smaller than the mean error, or than what rounding takes of the mean: a slice
         that errs as the others do is small by chance, as a logit near zero is. Or one along any axis, of 1 % and more, whose
-        error is ten times the mean one and ten times what is allowed: the one key that was computed beside those that were copied.
+        error is ten times the mean one and ten times what is allowed, and not that of one or two elements: the one key that
+        was computed beside those that were copied.
         """
         found = (self._find_in(*key, min_snr_db) for key in self.sums)
         return min((one for one in found if one is not None), key=lambda one: one.snr_db, default=None)
@@ -104,7 +110,8 @@ class SliceMeter:
         worst = int(np.argmin(np.where(is_hidden, snr_db, np.inf)))
         rms, output_rms = (math.sqrt(energy / sums.elements) for energy in (sums.reference[worst], mean))
         count = int(np.count_nonzero(is_hidden))
-        return HiddenSlice(self.tensor, axis, worst, count, float(snr_db[worst]), rms, output_rms)
+        is_last = axis in self.last_axes
+        return HiddenSlice(self.tensor, axis, worst, count, float(snr_db[worst]), rms, output_rms, is_last)
 
 
 def _are_small(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
@@ -119,7 +126,9 @@ def _are_small(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
 def _err_alone(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
     has_its_share = sums.reference >= QUIET_SHARE * sums.reference.mean()
     errs_more = sums.error >= _CONCENTRATED * sums.error.mean()
-    return np.asarray(has_its_share & errs_more & (snr_db < min_snr_db - 10 * math.log10(_CONCENTRATED)))
+    are_many = sums.error >= _FEWEST * sums.largest
+    is_low = snr_db < min_snr_db - 10 * math.log10(_CONCENTRATED)
+    return np.asarray(has_its_share & errs_more & are_many & is_low)
 
 
 def _squares(array: Array, axis: int) -> Array:

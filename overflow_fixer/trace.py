@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from overflow_fixer.chunks import Chunks
 from overflow_fixer.errors import RunError
+from overflow_fixer.fills import without_fills
 from overflow_fixer.graph import Graph
 from overflow_fixer.metrics import ErrorMeter
 from overflow_fixer.records import (
@@ -53,7 +54,7 @@ def trace(
         for name in node.writes
         if graph.is_float(name) and name not in graph.constants and name not in ignore
     ]
-    inside = _Inside(graph, open_candidate, find_worst_batch(verification, batches))
+    inside = _Inside(graph, open_candidate, find_worst_batch(verification, batches), tolerance.fills)
     chunks = Chunks(ranges)
     errors: list[TensorError] = []
     for chunk in chunks.cut(names):
@@ -77,12 +78,14 @@ class _Inside:
     graph: Graph
     open_candidate: OpenRunner
     batch: Batch
+    fills: Mapping[str, Sequence[float]]
     failures: dict[str, str] = field(default_factory=dict)
 
     def compare(self, tensors: Sequence[str]) -> tuple[list[TensorError], int]:
         """The errors of the tensors, in order, and the bytes that they took."""
-        found = self._run(tensors)
-        expected = open_reference(self.graph, tensors).run(self.batch)
+        found: Mapping[str, Any] = self._run(tensors)
+        right = open_reference(self.graph, tensors).run(self.batch)
+        expected, found = without_fills(self.fills, right, found)
         meters = [ErrorMeter(name) for name in tensors if name in found or name in self.failures]
         for meter in meters:
             if meter.tensor in self.failures:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 import onnxruntime
@@ -53,7 +54,8 @@ from overflow_fixer.verification import (
 
 _NAIVE = "naive FP16"
 _COPIES_EACH, _MOST_COPIES = 3, 24
-"""Changed copies of a batch, and of all, that a repair is tried on."""
+"""Changed copies of a batch, and of all, that what was built is tried on."""
+_COPIES_SECONDS = 10.0
 
 
 @dataclass
@@ -189,16 +191,19 @@ class Bench:
     def try_copies(self, artifact: Artifact) -> Verification | None:
         """How an artifact fares on changed copies of the batches: three of each, of more than 8 batches fewer, 24 at most.
 
-        None where nothing changes in them, where the model may give other values each time, and where one cannot be run.
+        None is begun after 10 seconds. None is returned where nothing changes in them, where the model may give other values each
+        time, and where one cannot be run.
         """
         if not is_repeatable(self.graph):
             return None
         each = min(max(_MOST_COPIES // len(self.calibration), 1), _COPIES_EACH)
         check, first = CopyCheck(self._reference), islice(enumerate(self.calibration), _MOST_COPIES)
         copies = (copy for index, batch in first for copy in make_copies(batch, index, each, check))
-        runner = self.backend.open_runner(artifact, self.settings)
+        runner, latest = self.backend.open_runner(artifact, self.settings), time.monotonic() + _COPIES_SECONDS
+        in_time = takewhile(lambda copy: time.monotonic() < latest, copies)
+        self.progress("changed copies", 0, 1)
         with suppress(BackendError, CalibrationError, ModelError):  # of no copy, of memory
-            return verify(self._reference, runner, copies, self.tolerance)
+            return verify(self._reference, runner, in_time, self.tolerance)
         return None
 
     def find_unsettled(self) -> tuple[TensorError, ...]:

@@ -12,7 +12,6 @@ import numpy as np
 from overflow_fixer.classes import ClassMeter
 from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
-from overflow_fixer.fills import without_fills
 from overflow_fixer.graph import Graph
 from overflow_fixer.output_meters import OutputMeters
 from overflow_fixer.parts import Part, find_parts
@@ -121,7 +120,7 @@ def verify(
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = OutputMeters(reference.output_names, parts, tolerance.fills)
-    unseen = _UnseenMeters(reference.output_names, tolerance.fills)
+    unseen = _UnseenMeters(reference.output_names)
     count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
         _compare(reference, candidate, batch, meters, unseen)
@@ -146,16 +145,14 @@ def verify(
 class _UnseenMeters:
     """What the SNR of a whole output, or the share of its elements that are equal, does not show."""
 
-    def __init__(self, outputs: Iterable[str], fills: Mapping[str, Sequence[float]]) -> None:
+    def __init__(self, outputs: Iterable[str]) -> None:
         names = tuple(outputs)
-        self._fills = fills
         self._slices = {name: SliceMeter(name) for name in names}
         self._variations = {name: VariationMeter(name) for name in names}
         self._classes = {name: ClassMeter(name) for name in names}
 
     def add(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """One batch's outputs, by name."""
-        expected, found = without_fills(self._fills, expected, found)
+        """One batch's outputs, by name, without fills."""
         for name, meter in self._slices.items():
             meter.add(expected[name], found[name])
             self._variations[name].add(expected[name])
@@ -281,5 +278,4 @@ def _compare(
     except RunError as error:
         meters.add_failure(expected, batch.name, error.reason)
         return
-    meters.add(expected, found, batch.name)
-    unseen.add(expected, found)
+    unseen.add(*meters.add(expected, found, batch.name))

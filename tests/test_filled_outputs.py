@@ -33,6 +33,8 @@ MASK = {"x": ["N", 2], "m": (TensorProto.BOOL, ["N", 2])}
         ([node("Where", "m low x", "a"), node("Where", "m a one", "y")], {"y": (-1e9, 7.0)}),
         ([node("Where", "m low x", "a"), node("Concat", "x a", "y", axis=1)], {"y": (-1e9,)}),
         ([node("Expand", "low shape", "e"), node("Where", "m e x", "y")], {"y": (-1e9,)}),
+        ([node("Where", "m low one", "y")], {}),
+        ([node("Where", "m low one", "a"), node("Where", "m a x", "y")], {}),
         ([node("Where", "m none x", "y")], {}),
         ([node("Where", "m infinite x", "y")], {}),
         ([node("Where", "m several x", "y")], {}),

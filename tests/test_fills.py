@@ -19,7 +19,7 @@ def f32(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-@pytest.mark.parametrize("fill", [-1e9, -1e4, float(np.finfo(np.float32).min), 0.1, -1.0])
+@pytest.mark.parametrize("fill", [-1e9, -1e4, float(np.finfo(np.float32).min), 35.0, -35.0])
 def test_a_constant_that_both_have_is_zero_in_both(fill: float) -> None:
     assert _take([fill], f32(fill, 3, fill), f32(fill, 3.5, fill)) == ([0, 3, 0], [0, 3.5, 0])
 
@@ -42,7 +42,26 @@ def test_only_where_fp32_has_it() -> None:
 
 
 def test_several_constants() -> None:
-    assert _take([-1e9, 5], f32(5, -1e9, 2), f32(5, -1e9, 2)) == ([0, 0, 2], [0, 0, 2])
+    assert _take([-1e9, 50], f32(50, -1e9, 2), f32(50, -1e9, 2)) == ([0, 0, 2], [0, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("largest", "is_taken"), [(3.0, True), (3.1, False), (-3.1, False), (np.nan, True), (np.inf, True)]
+)
+def test_only_what_is_ten_times_as_large_as_all_else_that_is_finite(largest: float, is_taken: bool) -> None:
+    left, _ = without_fills({"y": [30]}, {"y": f32(30, largest, 1)}, {"y": f32(30, largest, 1)})
+    assert (left["y"][0] == 0) == is_taken
+
+
+def test_a_batch_of_nothing_else() -> None:
+    assert _take([-1e9], f32(-1e9, -1e9), f32(-1e9, 3)) == ([0, np.float32(-1e9)], [0, 3])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_constant_that_the_type_of_the_output_cannot_hold_fills_nothing() -> None:
+    infinite = np.array([-np.inf, 1], np.float16)
+    left, _ = without_fills({"y": [-1e9]}, {"y": infinite}, {"y": infinite})
+    assert left["y"].tolist() == [-np.inf, 1]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
-from overflow_fixer.reports.caveats import say_hidden, say_left_out, say_lost_classes, say_varying, say_zero
+from overflow_fixer.reports.caveats import say_left_out, say_unseen
 from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import CachedRunner, CopyCheck, check_parts, open_reference, verify
@@ -102,13 +102,7 @@ def _verify_foreign(
         lambda done: progress("verify", done, len(calibration)),
     )
     check_parts(found)
-    unseen = (
-        *say_zero(found),
-        *say_hidden(found, graph, tolerance),
-        *say_varying(found, graph, tolerance),
-        *say_lost_classes(found),
-    )
-    return found, (*say_left_out(found, jitter_count), *unseen)
+    return found, (*say_left_out(found, jitter_count), *say_unseen(found, graph, tolerance))
 
 
 def _read(path: Path) -> Graph:

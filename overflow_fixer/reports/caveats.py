@@ -67,13 +67,21 @@ def say_spent(
 def say_unclamped(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy) -> Iterator[str]:
     """Which constants are not clamped although --masks clamp asks for it, and why."""
     clamped = {clamp.tensor for clamp in plan.clamps}
-    for verdict in judge_masks(graph, ranges, policy) if policy.masks == "clamp" else ():
-        origin = verdict.origin
-        if origin.value < -MASK_MAGNITUDE and not verdict.is_left and origin.tensor not in clamped:
-            is_proved = verdict.clamp is not None
-            is_read = "not clamped, since a node that it reaches is pinned, and reads it as it is"
-            found = is_read if is_proved else verdict.reason
-            yield f"Although --masks clamp asks for it, the constant {origin.tensor} of {origin.value:g} is {found}."
+    asked = judge_masks(graph, ranges, policy) if policy.masks == "clamp" else ()
+    left = [
+        verdict
+        for verdict in asked
+        if verdict.origin.value < -MASK_MAGNITUDE
+        and not verdict.is_left
+        and verdict.origin.tensor not in clamped
+    ]
+    if left:
+        is_read = "a node that it reaches is pinned, and reads it as it is"
+        first = is_read if left[0].clamp is not None else left[0].reason
+        yield (
+            f"Although --masks clamp asks for it, {say_plural(len(left), 'constant')} {'is' if len(left) == 1 else 'are'} not clamped: "
+            f"{name_few(verdict.origin.tensor for verdict in left)}. Of {left[0].origin.tensor}, {left[0].origin.value:g}: {first}."
+        )
 
 
 def say_left_out(fixed: Verification, jitter: int) -> Iterator[str]:
@@ -99,17 +107,22 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
     yield from _warn_of_nan(graph, ranges, fixed)
     yield from () if fixed.passed and not _count_repaired(best) else _warn_of_chance(graph)
     yield from _warn_of_defaults(graph)
+    yield from say_unseen(fixed, graph, tolerance)
+    yield from say_unobserved(ranges.not_observed)
+    yield from _warn_of_steps(graph, best)
+
+
+def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """What of outputs that pass the numbers that they pass by do not show."""
     for verdict in fixed.outputs:
         if verdict.error.element_count == 0:
             yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
         yield from _warn_of_quiet(verdict, tolerance)
         yield from _warn_of_disagreement(verdict, tolerance)
-    yield from say_zero(fixed)
+    yield from say_zero(fixed, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
     yield from say_lost_classes(fixed)
-    yield from say_unobserved(ranges.not_observed)
-    yield from _warn_of_steps(graph, best)
 
 
 def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
@@ -146,13 +159,16 @@ def _warn_of_disagreement(verdict: OutputVerdict, tolerance: Tolerance) -> Itera
         )
 
 
-def say_zero(fixed: Verification) -> Iterator[str]:
+def say_zero(fixed: Verification, tolerance: Tolerance) -> Iterator[str]:
     """Which outputs of floats, and parts, were never anything but zero, so that nothing can be concluded of them."""
-    zero = [verdict.error.name for verdict in fixed.outputs if _is_zero(verdict.error)]
+    zero = [verdict.error for verdict in fixed.outputs if _is_zero(verdict.error)]
     if zero:
         one, them = ("Output", "it") if len(zero) == 1 else ("Outputs", "them")
+        or_filled = (
+            " or a constant that fills it" if any(one.tensor in tolerance.fills for one in zero) else ""
+        )
         yield (
-            f"{one} {name_few(zero)}: zero in every batch, in FP32 and in what was built. Nothing can be concluded of {them} from these "
+            f"{one} {name_few(error.name for error in zero)}: zero{or_filled} in every batch, in FP32 and in what was built. Nothing can be concluded of {them} from these "
             "data, an SNR of inf dB neither. Verify on data that give something else."
         )
 
@@ -175,7 +191,7 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
         why = (
             f"What is there, {found.rms:.3g} (root mean square), is hidden beside the {found.output_rms:.3g} of the whole"
             if found.is_small
-            else "What is there errs more than ten times as much as an index does on average: it may be computed, and the others copied"
+            else "What is there errs more than ten times as much as an index does on average"
         )
         yield (
             f"Output {found.tensor} passes as a whole, but at index {found.index} of axis {found.axis} (counted from 0{others}) its SNR is "
@@ -221,8 +237,13 @@ def _is_of_shares(graph: Graph, output: str) -> bool:
     return producer is not None and producer.standard_op == "Softmax"
 
 
-def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
-    """Of what passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail."""
+def say_thin(
+    fixed: Verification, copies: Verification | None, graph: Graph, tolerance: Tolerance
+) -> Iterator[str]:
+    """Of what passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail.
+
+    `copies` is how it fares on changed copies of the batches, where these were tried and pass.
+    """
     errors = (verdict.error for verdict in fixed.outputs)
     margins = {
         error.name: worst_snr_db(error) - tolerance.min_snr_of(error.tensor, error.part)
@@ -231,11 +252,14 @@ def say_thin(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterato
     }
     name, margin = min(margins.items(), key=lambda item: item[1], default=("", math.inf))
     if fixed.passed and not fixed.changed_count and margin < _THIN_DB:
-        has_floats = any(graph.is_float(spec.name) for spec in graph.inputs)
+        has_floats = copies is None and any(graph.is_float(spec.name) for spec in graph.inputs)
         more = "--jitter 3, for copies of each batch changed by up to 2^-10" if has_floats else "more batches"
+        tried = (
+            f" ({copies.changed_count} copies of them, changed by up to 2^-10, pass too)" if copies else ""
+        )
         yield (
-            f"Output {name} is {margin:.1f} dB over its limit on these batches, which is little: others like them may fall under it. What is "
-            f"built can be made for more than them with {more}."
+            f"Output {name} is {margin:.1f} dB over its limit on these batches, which is little{tried}: others like them may fall under "
+            f"it. What is built can be made for more than them with {more}."
         )
 
 

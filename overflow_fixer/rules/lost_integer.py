@@ -3,8 +3,8 @@
 Position 2049 becomes 2048. That is one in two thousand, no more than any other value loses, and no harm in a
 mean or a product. It is harm where a difference, a comparison or an index is made of them, or where they leave
 the model: the nodes from where they come from up to there stay in FP32. So do those before a Floor, Ceil or Round
-that they come from, and before a Cast that cuts data over 2048 to integers, as to look them up in a table: over 1024
-FP16 rounds a number to an integer by itself.
+that they come from, and before a Cast that cuts data over 2048 to integers by which something is looked up: over 1024 FP16
+rounds a number to an integer by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import EXACT_STEPS, Multiples, find_multiples
 from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far
 from overflow_fixer.rules.semantics import moves
 
@@ -44,6 +45,20 @@ _ROUNDS = frozenset("Floor Ceil Round".split())
 _CASTS = frozenset({"Cast", "CastLike"})
 _NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
 """Types into which a Cast does not take integers for exact ones."""
+_INTEGERS = frozenset(
+    getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
+)
+_INDEXES = {
+    **dict.fromkeys(
+        "Gather GatherElements GatherND Scatter ScatterElements ScatterND TopK".split(), frozenset({1})
+    ),
+    **dict.fromkeys("Slice Expand Reshape Tile Pad".split(), frozenset({1, 2, 3, 4})),
+    **dict.fromkeys("OneHot Range ConstantOfShape EyeLike".split(), None),
+    "Resize": frozenset({3}),
+}
+"""Operators to which another integer is another place, or another size, and at which slots (None: at any)."""
+_UNSEEN = frozenset({"", "If", "Loop", "Scan"})
+"""Operators behind which nobody looks, those of other domains among them."""
 _DECIDES = {
     **dict.fromkeys("Equal Greater Less GreaterOrEqual LessOrEqual Mod Range".split(), None),
     **dict.fromkeys("ArgMax ArgMin TopK OneHot NonMaxSuppression Unique".split(), frozenset({0})),
@@ -117,11 +132,26 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
 
 
 def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    """Whether it is a Cast that makes integers of data over 2048, of which FP16 has not all the integers."""
-    is_double = graph.dtypes.get(node.outputs[0]) == TensorProto.DOUBLE
-    if is_double or not _tells_exactly(graph, node) or not is_far(graph, ranges, node.inputs[0]):
+    """Whether it is a Cast that makes integers of data over 2048, of which FP16 has not all, by which something is looked up."""
+    is_cut = node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) in _INTEGERS
+    if not is_cut or not is_far(graph, ranges, node.inputs[0]):
         return False
-    return ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
+    is_large = ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
+    return is_large and _is_looked_up(graph, node.outputs[0])
+
+
+def _is_looked_up(graph: Graph, tensor: str) -> bool:
+    """Whether integers, or what is computed of them as integers, are places or sizes, or leave the model."""
+
+    def stays_integer(node: Node, slot: int) -> bool:
+        return any(graph.dtypes.get(name) in _INTEGERS for name in node.writes)
+
+    def is_end(node: Node, slot: int) -> bool:
+        slots = None if node.standard_op in _UNSEEN else _INDEXES.get(node.standard_op, frozenset())
+        gives_out = any(name in graph.outputs and graph.dtypes.get(name) in _INTEGERS for name in node.writes)
+        return slots is None or slot in slots or gives_out
+
+    return tensor in graph.outputs or bool(find_ways(graph, tensor, stays_integer, is_end))
 
 
 def _tells_exactly(graph: Graph, node: Node) -> bool:
@@ -219,7 +249,7 @@ class _Walk:
             return slot == 0 and _tells_exactly(self.graph, node)
         if op in ("Add", "Sub", "Sum"):
             return self._cancels(node, slot)
-        return op in ("", "If", "Loop", "Scan")
+        return op in _UNSEEN
 
     def _cancels(self, node: Node, slot: int) -> bool:
         """Whether values over 2048 at this slot may meet others of the opposite sign and as large."""

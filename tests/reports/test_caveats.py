@@ -456,7 +456,9 @@ ZERO = {"snr_db": math.inf, "max_abs_error": 0.0, "max_abs_reference": 0.0}
 )
 def test_zero_is_said_of_what_is_zero_on_both_sides(changes: dict[str, Any], is_said: bool) -> None:
     errors = make_error("y"), make_error("z", **{**ZERO, **changes}), make_error("w", part="[:, 1]", **ZERO)
-    found = list(say_zero(Verification(tuple(OutputVerdict(error, True, "") for error in errors), 3)))
+    found = list(
+        say_zero(Verification(tuple(OutputVerdict(error, True, "") for error in errors), 3), Tolerance())
+    )
     (said,) = found
     assert said.startswith("Outputs z, w[:, 1]: zero in every batch" if is_said else "Output w[:, 1]: zero")
 
@@ -505,7 +507,7 @@ def test_what_passes_by_little_is_told(
     error = make_error("logits", max(snr_db, 60), worst_batch_snr_db=snr_db)
     beside = make_error("boxes", 99.0, worst_batch_snr_db=99.0)
     verdicts = tuple(OutputVerdict(one, True, "") for one in (error, beside))
-    said = list(say_thin(replace(Verification(verdicts, 2), **changes), graph, Tolerance()))
+    said = list(say_thin(replace(Verification(verdicts, 2), **changes), None, graph, Tolerance()))
     assert len(said) == bool(told)
     assert all(told in one and ("--jitter" in one) == (kind == TensorProto.FLOAT) for one in said)
 
@@ -536,10 +538,10 @@ def test_a_repair_that_its_budget_ended_says_so(passes: bool, spent: str, told: 
 def test_what_fails_or_errs_as_little_as_is_allowed_has_no_margin(tmp_path: Path) -> None:
     graph = save(make_model([node("Neg", "x", "y")], {"x": [2]}, "y"), tmp_path)
     error = make_error("y", worst_batch_snr_db=31.0, max_abs_error=0.01)
-    assert not list(say_thin(Verification((OutputVerdict(error, False, ""),), 1), graph, Tolerance()))
+    assert not list(say_thin(Verification((OutputVerdict(error, False, ""),), 1), None, graph, Tolerance()))
     passing = Verification((OutputVerdict(error, True, ""),), 1)
-    assert not list(say_thin(passing, graph, Tolerance(max_abs_error=0.01)))
-    assert list(say_thin(passing, graph, Tolerance(max_abs_error=0.001)))
+    assert not list(say_thin(passing, None, graph, Tolerance(max_abs_error=0.01)))
+    assert list(say_thin(passing, None, graph, Tolerance(max_abs_error=0.001)))
 
 
 @pytest.mark.parametrize(
@@ -584,6 +586,24 @@ def test_a_mask_that_is_not_clamped_as_asked_is_told(
     policy = PlanPolicy(masks=masks)
     said = list(say_unclamped(graph, ranges, plan_precision(graph, ranges, policy), policy))
     assert [
-        text.startswith("Although --masks clamp asks for it, the constant low of -1e+09 is not ")
+        text.startswith(
+            "Although --masks clamp asks for it, 1 constant is not clamped: low. Of low, -1e+09: not "
+        )
         for text in said
     ] == [True] * told
+
+
+def test_a_margin_that_copies_do_not_use_up_asks_for_more_batches(tmp_path: Path) -> None:
+    model = make_model([node("Cast", "x", "y", to=TensorProto.FLOAT)], {"x": (TensorProto.FLOAT, [2])}, "y")
+    error = make_error("y", 60.0, worst_batch_snr_db=32.0)
+    passing = Verification((OutputVerdict(error, True, ""),), 2)
+    copies = replace(passing, batch_count=0, changed_count=6)
+    (said,) = say_thin(passing, copies, save(model, tmp_path), Tolerance())
+    assert "which is little (6 copies of them, changed by up to 2^-10, pass too): others" in said
+    assert said.endswith("can be made for more than them with more batches.")
+
+
+def test_a_filled_output_of_nothing_else_is_told_as_such() -> None:
+    verdict = OutputVerdict(make_error("y", **ZERO), True, "")
+    (said,) = say_zero(Verification((verdict,), 3), Tolerance(fills={"y": (-1e9,)}))
+    assert said.startswith("Output y: zero or a constant that fills it in every batch")

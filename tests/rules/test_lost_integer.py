@@ -453,7 +453,39 @@ def test_data_that_a_cast_cuts_to_integers(to: int, largest: float, is_found: bo
         assert finding.reason == told
 
 
-@pytest.mark.parametrize("to", [TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.DOUBLE])
+@pytest.mark.parametrize(
+    ("tail", "is_found"),
+    [
+        ([node("Gather", "table i", "y")], True),
+        ([node("Neg", "i", "n"), node("Gather", "table n", "y")], True),
+        (
+            [
+                node("Unsqueeze", "i top", "n"),
+                node("Concat", "n n", "m", axis=0),
+                node("GatherND", "table m", "y"),
+            ],
+            True,
+        ),
+        ([node("Gather", "i zero", "s"), node("Expand", "one s", "y")], True),
+        ([node("Cast", "i", "f", to=TensorProto.FLOAT), node("Mul", "f s0", "y")], False),
+        ([node("Greater", "i zero", "g"), node("Where", "g q one", "y")], False),
+    ],
+    ids=str,
+)
+def test_it_matters_where_the_integers_look_something_up(
+    tail: list[Any], is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [node("Sigmoid", "x", "s0"), node("Mul", "s0 largest", "q"), node("Cast", "q", "i", to=INT64)]
+    constants = {"largest": scalar(3000), "table": np.sin(np.arange(8000, dtype=np.float32)), "zero": ints(0)}
+    model = make_model([*nodes, *tail], {"x": [2]}, "y", {**CONSTANTS, **constants}, opset=13)
+    graph, ranges = scan(model, tmp_path, {"x": floats(100, 0.1)})
+    found = pinned_by(find_lost_integers, graph, ranges)
+    assert found == (["Sigmoid_s0", "Mul_q", "Cast_i"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    "to", [TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.STRING]
+)
 def test_a_cast_that_cuts_nothing_off(to: int, tmp_path: Path) -> None:
     nodes = [node("Neg", "x", "q"), node("Cast", "q", "y", to=to)]
     model = make_model(nodes, {"x": [None]}, "y", {}, output_types={"y": to})
