@@ -1,7 +1,8 @@
 """A difference of values over 1024 that is no more than a few of FP16's steps there: the side of a box, x2 - x1.
 
 3000.3 and 3004.8 are 3000 and 3004 in FP16, so a side of 4.5 becomes 4; what each lost is a large share of what is
-left. What computes the values stays in FP32, back to where they are small, or held exactly.
+left. What computes the values stays in FP32, back to where they are small, or held exactly. Of smaller values it is one
+that is divided by: see divided_differences.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.places import is_far, step_at, trace_back
+from overflow_fixer.rules.small_differences import SmallDifference
 
 _DIFFERENCES = frozenset("Sub Add Sum".split())
 _FEWEST_STEPS = 64
@@ -25,17 +28,50 @@ def find_lost_differences(
 ) -> Iterator[Finding]:
     """A finding for each such difference that the node computes, or whose terms it computes.
 
-    `value` is its max |x|, `limit` 64 of FP16's steps at the largest term. None of terms with NaN or infinities, that FP16
-    is known to hold, or of integers, which the rule lost_integer looks after; none of a difference of zeros.
+    `value` is its max |x|, `limit` 64 of FP16's steps at the largest term. Of a difference that is divided by, whatever its
+    terms, both are of the `batch` alone, `limit` is 16 steps, and nodes on the way to the division may have a finding, too.
+    None of terms with NaN or infinities, that FP16 is known to hold, or of integers, which the rule lost_integer looks
+    after; none of a difference of zeros.
     """
+    yield from _find_far(node, graph, ranges)
+    yield from _find_divided(node, graph, ranges)
+
+
+def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
     for difference, terms in _evidence(graph, ranges).get(node.label, {}).items():
         seen, most = ranges.by_tensor[difference], max(ranges.by_tensor[name].max_abs for name in terms)
-        step = step_at(most)
-        there = f"FP16's steps are {step:g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
-        reason = f"{difference} is {seen.max_abs:.6g} at most, of which {' and '.join(terms)}, up to {most:.6g}, lose much: {there}"
+        reason = (
+            f"{difference} is {seen.max_abs:.6g} at most, of which {' and '.join(terms)}, up to {most:.6g}, lose much: "
+            f"{_tell_steps(most)}"
+        )
         batch = ranges.worst_batch_of(seen)
-        limit = _FEWEST_STEPS * step
+        limit = _FEWEST_STEPS * step_at(most)
         yield Finding("lost_difference", node.label, difference, seen.max_abs, limit, reason, batch)
+
+
+def _find_divided(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for small, made in _evidence_of_divided(graph, ranges).get(node.label, ()):
+        name, batch = small.node.outputs[0], ranges.batch_names[small.batch]
+        reason = (
+            f"{name} is {small.value:.6g} at most in that batch, and its terms, up to {small.largest:.6g}, lose much: "
+            f"{_tell_steps(small.largest)}, and {made}"
+        )
+        yield Finding("lost_difference", node.label, name, small.value, small.limit, reason, batch)
+
+
+def _tell_steps(most: float) -> str:
+    return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tuple[SmallDifference, str]]]:
+    """For each node concerned, the differences that are divided by, or divided, and by what; none of those over 1024."""
+    found: dict[str, list[tuple[SmallDifference, str]]] = {}
+    for small, nodes, made in find_divided(graph, ranges):
+        is_told = bool(_find_terms(graph, ranges, small.node))
+        for label in dict.fromkeys(node.label for node in nodes if not is_told):
+            found.setdefault(label, []).append((small, made))
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,144 @@
+"""A difference of nearly equal numbers that is divided by: a variance as E[x²] − E[x]², or the largest x less the least.
+
+What FP16 takes from it is a large share of it, and so of the quotient. What is divided by as little (x less its mean, or
+its least) is such a difference itself, as a rule: what FP16 takes from it is made as large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.divisors import divides
+from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.paths import find_ways, walk_back
+from overflow_fixer.rules.semantics import moves, readers
+from overflow_fixer.rules.small_differences import SmallDifference, find_lost_terms, find_small, read_maxima
+from overflow_fixer.rules.small_sources import read_exponent
+
+_STEPS_OF_A_DIVISOR = 16.0
+"""Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""
+_STEPS_OF_A_DIVIDEND = 64.0
+"""Of less, rounding noise nears 30 dB."""
+_MOST_ROUNDED = 32.0
+"""FP16 rounds what is so many times the difference by up to a 64th of it."""
+_ZERO_AT_ZERO = frozenset(
+    """Sqrt Mul Abs Neg Relu ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin MaxPool
+    GlobalMaxPool AveragePool GlobalAveragePool""".split()
+)
+_BESIDE = frozenset("Add Sum Max Concat".split())
+"""Operators of which something larger that comes in, such as an epsilon, hides the loss."""
+
+
+class Divided(NamedTuple):
+    """A difference, those that are to stay in FP32, and the node that divides by it, or it by as little, in words."""
+
+    difference: SmallDifference
+    nodes: tuple[Node, ...]
+    made: str
+
+
+def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
+    """Each difference once: those that are divided by, in the worst batch that shows it; then what is divided by these."""
+    told = set[str]()
+    ways: list[tuple[SmallDifference, tuple[Node, ...]]] = []
+    for small, way in _find_divisors(graph, ranges):
+        told.add(small.node.label)
+        ways.append((small, way))
+        kept = way if _grows_tiny(ranges, small, way) else ()
+        verb = "takes its logarithm" if way[-1].standard_op == "Log" else "divides by it"
+        made = f"{way[-1].op_type} {way[-1].label} {verb}"
+        yield Divided(small, (*_find_sources(graph, ranges, small), *kept), made)
+    for divisor, way in ways:
+        for end, small in _find_dividends(graph, ranges, divisor, way):
+            if small.node.label not in told:
+                told.add(small.node.label)
+                made = f"{end.op_type} {end.label} scales it up"
+                yield Divided(small, tuple(_find_sources(graph, ranges, small)), made)
+
+
+def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
+    """Each difference that is divided by, and the nodes from it to what does so, in order."""
+    for node in graph.nodes:
+        for small in find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR):
+            goes_on = partial(_keeps_small, graph, ranges, small.batch)
+            way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
+            if way:
+                yield small, way
+                break
+
+
+def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...]) -> bool:
+    """Whether the difference, or what is made of it, is below FP16's normal numbers in the batch, where digits are lost again."""
+    made = (name for node in (small.node, *way) for name in node.writes)
+    return not all(read_maxima(ranges, name)[small.batch] >= FP16_MIN_NORMAL for name in made)
+
+
+def _find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
+    """The node that computes the difference, and those whose rounding moves its terms by more than a 64th of it."""
+    yield small.node
+    for name in find_lost_terms(graph, ranges, small.node):
+        yield from find_origins(graph, ranges, name, _MOST_ROUNDED * small.value)
+
+
+def _keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
+    """Whether what comes in there is zero where it goes out, or nearly so, as the data of the batch are."""
+    op = node.standard_op
+    if op in _BESIDE:
+        return _is_largest(ranges, batch, node, slot)
+    if op == "Clip":
+        return slot == 0 and _is_over_bound(ranges, batch, node)
+    is_power = slot == 0 and read_exponent(graph, node) > 0
+    is_quotient = op == "Div" and slot == 0
+    return is_power or is_quotient or op in _ZERO_AT_ZERO or moves(node, slot)
+
+
+def _is_largest(ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
+    """Whether nothing that it is added to, or put beside, is larger in the batch."""
+    largest = read_maxima(ranges, node.inputs[slot])[batch]
+    others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
+    return all(read_maxima(ranges, name)[batch] <= largest for name in others)
+
+
+def _is_over_bound(ranges: RangeTable, batch: int, node: Node) -> bool:
+    """Whether the largest that Clip reads in the batch is no less than its least bound, of whatever sign, if it has one."""
+    attribute = node.attribute("min")  # below opset 11
+    bound = ranges.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    least = attribute.f if attribute is not None else -math.inf if bound is None else bound.max
+    return bool(least <= read_maxima(ranges, node.inputs[0])[batch])
+
+
+def _find_dividends(
+    graph: Graph, ranges: RangeTable, divisor: SmallDifference, way: tuple[Node, ...]
+) -> Iterator[tuple[Node, SmallDifference]]:
+    """The differences that the ends of the way divide, as they are or moved, in the batch of the divisor, and by which end."""
+    small = {divisor.node.outputs[0], *chain.from_iterable(node.writes for node in way)}
+    for end in way:
+        is_end = any(name in small and divides(graph, end, slot) for slot, name in enumerate(end.inputs))
+        for tensor in _find_divided_by(graph, end) if is_end else ():
+            for node in walk_back(graph, tensor, lambda writer, _: moves(writer, 0)):
+                found = find_small(graph, ranges, node, _STEPS_OF_A_DIVIDEND)
+                yield from ((end, one) for one in found if one.batch == divisor.batch)
+
+
+def _find_divided_by(graph: Graph, end: Node) -> Iterator[str]:
+    """What a quotient is of; of a reciprocal, what it is multiplied by, behind constant factors and moves."""
+    if end.standard_op == "Div" and end.inputs[0] not in graph.constants:
+        yield end.inputs[0]
+        return
+    pending, seen = [end] if end.standard_op != "Log" else [], {end.label}
+    while pending:
+        for reader, slot in readers(graph, pending.pop().outputs[0]):
+            other = reader.inputs[1 - slot] if reader.standard_op == "Mul" else ""
+            if other and other not in graph.constants:
+                yield other
+            elif (other or moves(reader, slot)) and reader.label not in seen:
+                seen.add(reader.label)
+                pending.append(reader)

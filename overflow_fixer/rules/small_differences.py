@@ -1,0 +1,90 @@
+"""A difference of nearly equal numbers: in some batch it is no more than a few of FP16's steps at the largest of its terms.
+
+At 64 FP16's steps are 1/16; of 64.0025 − 64 nothing is left, or a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.cancellation import find_cancellation
+from overflow_fixer.rules.multiples import find_multiples
+from overflow_fixer.rules.places import step_at
+
+_DIFFERENCES = frozenset("Sub Add Sum".split())
+
+
+@dataclass(frozen=True)
+class SmallDifference:
+    """What `node` writes: in the batch of that index `value`, its max |x|, is under `limit`: so many steps at `largest`.
+
+    `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost.
+    """
+
+    node: Node
+    value: float
+    largest: float
+    limit: float
+    batch: int
+
+
+def find_small(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> Iterator[SmallDifference]:
+    """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
+
+    None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds. None
+    where the smallest that is left of a constant is zero in FP16: that is the rule vanishing_divisor's matter.
+    """
+    if not _is_difference(graph, ranges, node) or not find_lost_terms(graph, ranges, node):
+        return
+    left = read_maxima(ranges, node.outputs[0])
+    largest = np.fmax.reduce([read_maxima(ranges, name) for name in node.inputs])
+    limits = steps * np.asarray([step_at(value) for value in largest.tolist()])
+    small = np.flatnonzero((left > 0) & (left < limits))
+    for batch in sorted(small.tolist(), key=lambda index: left[index] / limits[index]):
+        yield SmallDifference(node, float(left[batch]), float(largest[batch]), float(limits[batch]), batch)
+
+
+def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    """Whether it adds or subtracts finite floats that were measured, and no constant of which zero is left in FP16."""
+    touched = (*node.inputs, *node.writes) if node.standard_op in _DIFFERENCES else ()
+    if not touched or not all(_is_finite(graph, ranges, name) for name in touched):
+        return False
+    return find_cancellation(graph, ranges, node) is None
+
+
+def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
+    """The terms, each once, that FP16 is not known to hold; none of integers, which are another rule's, and no constant."""
+    multiples = find_multiples(graph, ranges)
+    terms = (name for name in dict.fromkeys(node.inputs) if name not in graph.constants)
+    return tuple(name for name in terms if not multiples.is_lost(name) and not multiples.is_held(name))
+
+
+def _is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    seen = ranges.get(tensor)
+    if seen is None or graph.dtypes.get(tensor) != TensorProto.FLOAT:
+        return False
+    return not seen.nan_count and math.isfinite(seen.max_abs)
+
+
+def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
+    """The tensor's max |x| by batch; NaN where a batch has no element of it, or none but NaN, or it was not measured."""
+    row = _rows(ranges).get(tensor)
+    if row is None:
+        return np.full(len(ranges.batch_names), math.nan)
+    maxima: npt.NDArray[np.float64] = ranges.batch_max_abs[row].astype(np.float64)
+    return maxima
+
+
+@lru_cache(maxsize=1)
+def _rows(ranges: RangeTable) -> Mapping[str, int]:
+    return {seen.tensor: row for row, seen in enumerate(ranges.ranges)}
