@@ -18,8 +18,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import find_cancellation
-from overflow_fixer.rules.multiples import find_multiples
-from overflow_fixer.rules.places import step_at
+from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
 
 _DIFFERENCES = frozenset("Sub Add Sum".split())
 
@@ -48,7 +47,7 @@ def find_small(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> It
         return
     left = read_maxima(ranges, node.outputs[0])
     largest = np.fmax.reduce([read_maxima(ranges, name) for name in node.inputs])
-    limits = steps * np.asarray([step_at(value) for value in largest.tolist()])
+    limits = steps * np.ldexp(1 / EXACT_STEPS, np.frexp(largest)[1])  # as places.step_at
     small = np.flatnonzero((left > 0) & (left < limits))
     for batch in sorted(small.tolist(), key=lambda index: left[index] / limits[index]):
         yield SmallDifference(node, float(left[batch]), float(largest[batch]), float(limits[batch]), batch)
