@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from overflow_fixer.confidence import judge_confidence
     from overflow_fixer.config import FixConfig
     from overflow_fixer.errors import FixError
+    from overflow_fixer.filled_outputs import find_fills
     from overflow_fixer.graph import load_graph
     from overflow_fixer.pipeline import fix
     from overflow_fixer.planning import plan_precision
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "collect_ranges",
     "emit",
+    "find_fills",
     "fix",
     "judge_confidence",
     "load_graph",
@@ -65,6 +67,7 @@ __getattr__ = lazy_names(
         "confidence": ("judge_confidence",),
         "config": ("FixConfig",),
         "errors": ("FixError",),
+        "filled_outputs": ("find_fills",),
         "graph": ("load_graph",),
         "pipeline": ("fix",),
         "planning": ("plan_precision",),
