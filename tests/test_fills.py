@@ -48,8 +48,11 @@ def test_several_constants() -> None:
 @pytest.mark.parametrize(
     ("largest", "is_taken"), [(3.0, True), (3.1, False), (-3.1, False), (np.nan, True), (np.inf, True)]
 )
-def test_only_what_is_ten_times_as_large_as_all_else_that_is_finite(largest: float, is_taken: bool) -> None:
-    left, _ = without_fills({"y": [30]}, {"y": f32(30, largest, 1)}, {"y": f32(30, largest, 1)})
+def test_only_what_is_ten_times_the_root_mean_square_of_all_else_that_is_finite(
+    largest: float, is_taken: bool
+) -> None:
+    both = {"y": f32(30, largest)}
+    left, _ = without_fills({"y": [30]}, both, both)
     assert (left["y"][0] == 0) == is_taken
 
 

@@ -252,10 +252,13 @@ def say_thin(
     }
     name, margin = min(margins.items(), key=lambda item: item[1], default=("", math.inf))
     if fixed.passed and not fixed.changed_count and margin < _THIN_DB:
-        has_floats = copies is None and any(graph.is_float(spec.name) for spec in graph.inputs)
+        are_all = copies is not None and copies.changed_count >= 3 * fixed.batch_count
+        has_floats = not are_all and any(graph.is_float(spec.name) for spec in graph.inputs)
         more = "--jitter 3, for copies of each batch changed by up to 2^-10" if has_floats else "more batches"
         tried = (
-            f" ({copies.changed_count} copies of them, changed by up to 2^-10, pass too)" if copies else ""
+            f" ({copies.changed_count} of their copies, changed by up to 2^-10, tried and passing)"
+            if copies
+            else ""
         )
         yield (
             f"Output {name} is {margin:.1f} dB over its limit on these batches, which is little{tried}: others like them may fall under "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from overflow_fixer.formats import FP16_MIN_NORMAL
@@ -29,6 +29,8 @@ _STEPS_OF_A_DIVIDEND = 64.0
 """Of less, rounding noise nears 30 dB."""
 _MOST_ROUNDED = 32.0
 """FP16 rounds what is so many times the difference by up to a 64th of it."""
+_MOST_BATCHES = 8
+"""Of those in which a difference is small, the worst that are followed to what divides by it."""
 _ZERO_AT_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin MaxPool
     GlobalMaxPool AveragePool GlobalAveragePool""".split()
@@ -67,7 +69,12 @@ def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
     """Each difference that is divided by, and the nodes from it to what does so, in order."""
     for node in graph.nodes:
-        for small in find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR):
+        worst = list(islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES))
+        if not worst or not find_ways(
+            graph, node.outputs[0], partial(_may_keep, graph), partial(divides, graph)
+        ):
+            continue
+        for small in worst:
             goes_on = partial(_keeps_small, graph, ranges, small.batch)
             way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
             if way:
@@ -78,7 +85,7 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDiff
 def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...]) -> bool:
     """Whether the difference, or what is made of it, is below FP16's normal numbers in the batch, where digits are lost again."""
     made = (name for node in (small.node, *way) for name in node.writes)
-    return not all(read_maxima(ranges, name)[small.batch] >= FP16_MIN_NORMAL for name in made)
+    return any(0 < read_maxima(ranges, name)[small.batch] < FP16_MIN_NORMAL for name in made)
 
 
 def _find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
@@ -90,11 +97,20 @@ def _find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> I
 
 def _keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
     """Whether what comes in there is zero where it goes out, or nearly so, as the data of the batch are."""
+    if node.standard_op in _BESIDE and not _is_largest(ranges, batch, node, slot):
+        return False
+    if node.standard_op == "Clip" and not _is_over_bound(ranges, batch, node):
+        return False
+    return _may_keep(graph, node, slot)
+
+
+def _may_keep(graph: Graph, node: Node, slot: int) -> bool:
+    """The same, whatever the data are; of Where, where it may put a constant in its place."""
     op = node.standard_op
-    if op in _BESIDE:
-        return _is_largest(ranges, batch, node, slot)
-    if op == "Clip":
-        return slot == 0 and _is_over_bound(ranges, batch, node)
+    if op == "Where":
+        return slot > 0 and node.inputs[3 - slot] in graph.constants
+    if op in _BESIDE or (op == "Clip" and slot == 0):
+        return True
     is_power = slot == 0 and read_exponent(graph, node) > 0
     is_quotient = op == "Div" and slot == 0
     return is_power or is_quotient or op in _ZERO_AT_ZERO or moves(node, slot)
@@ -123,9 +139,15 @@ def _find_dividends(
     for end in way:
         is_end = any(name in small and divides(graph, end, slot) for slot, name in enumerate(end.inputs))
         for tensor in _find_divided_by(graph, end) if is_end else ():
-            for node in walk_back(graph, tensor, lambda writer, _: moves(writer, 0)):
+            for node in walk_back(graph, tensor, partial(_scales, graph)):
                 found = find_small(graph, ranges, node, _STEPS_OF_A_DIVIDEND)
                 yield from ((end, one) for one in found if one.batch == divisor.batch)
+
+
+def _scales(graph: Graph, node: Node, name: str) -> bool:
+    """Whether the node moves what it reads there, or multiplies it by a constant."""
+    is_product = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
+    return name not in graph.constants and (is_product or moves(node, 0))
 
 
 def _find_divided_by(graph: Graph, end: Node) -> Iterator[str]:

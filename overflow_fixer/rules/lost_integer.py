@@ -54,7 +54,12 @@ _INDEXES = {
     ),
     **dict.fromkeys("Slice Expand Reshape Tile Pad".split(), frozenset({1, 2, 3, 4})),
     **dict.fromkeys("OneHot Range ConstantOfShape EyeLike".split(), None),
+    **dict.fromkeys("Split CenterCropPad ReverseSequence".split(), frozenset({1})),
+    **dict.fromkeys("LSTM GRU RNN".split(), frozenset({4})),
+    "MaxUnpool": frozenset({1, 2}),
+    "RoiAlign": frozenset({2}),
     "Resize": frozenset({3}),
+    "Mod": None,
 }
 """Operators to which another integer is another place, or another size, and at which slots (None: at any)."""
 _UNSEEN = frozenset({"", "If", "Loop", "Scan"})

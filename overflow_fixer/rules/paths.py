@@ -19,15 +19,16 @@ def find_ways(graph: Graph, tensor: str, goes_on: Step, is_end: Step) -> tuple[N
     """
     behind: dict[str, list[Node]] = {}
     ends: list[Node] = []
+    passed: set[str] = set()
     pending: list[tuple[str, Node | None]] = [(tensor, None)]
     while pending:
         name, writer = pending.pop()
         for reader, slot in readers(graph, name):
-            is_new = reader.label not in behind
             behind.setdefault(reader.label, []).extend([writer] if writer is not None else [])
             if is_end(reader, slot):
                 ends.append(reader)
-            elif is_new and goes_on(reader, slot):
+            elif reader.label not in passed and goes_on(reader, slot):
+                passed.add(reader.label)
                 pending.extend((output, reader) for output in reader.writes)
     return lead_back(behind, ends)
 

@@ -17,7 +17,6 @@ from onnx import TensorProto
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.cancellation import find_cancellation
 from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
 
 _DIFFERENCES = frozenset("Sub Add Sum".split())
@@ -27,7 +26,8 @@ _DIFFERENCES = frozenset("Sub Add Sum".split())
 class SmallDifference:
     """What `node` writes: in the batch of that index `value`, its max |x|, is under `limit`: so many steps at `largest`.
 
-    `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost.
+    `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost, unless
+    they are equal there (rows of one number, which leave zero).
     """
 
     node: Node
@@ -40,8 +40,7 @@ class SmallDifference:
 def find_small(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> Iterator[SmallDifference]:
     """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
 
-    None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds. None
-    where the smallest that is left of a constant is zero in FP16: that is the rule vanishing_divisor's matter.
+    None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds.
     """
     if not _is_difference(graph, ranges, node) or not find_lost_terms(graph, ranges, node):
         return
@@ -54,11 +53,9 @@ def find_small(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> It
 
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    """Whether it adds or subtracts finite floats that were measured, and no constant of which zero is left in FP16."""
+    """Whether it adds or subtracts finite floats that were measured."""
     touched = (*node.inputs, *node.writes) if node.standard_op in _DIFFERENCES else ()
-    if not touched or not all(_is_finite(graph, ranges, name) for name in touched):
-        return False
-    return find_cancellation(graph, ranges, node) is None
+    return bool(touched) and all(_is_finite(graph, ranges, name) for name in touched)
 
 
 def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:

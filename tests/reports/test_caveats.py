@@ -599,7 +599,7 @@ def test_a_margin_that_copies_do_not_use_up_asks_for_more_batches(tmp_path: Path
     passing = Verification((OutputVerdict(error, True, ""),), 2)
     copies = replace(passing, batch_count=0, changed_count=6)
     (said,) = say_thin(passing, copies, save(model, tmp_path), Tolerance())
-    assert "which is little (6 copies of them, changed by up to 2^-10, pass too): others" in said
+    assert "which is little (6 of their copies, changed by up to 2^-10, tried and passing): others" in said
     assert said.endswith("can be made for more than them with more batches.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +11,10 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 
+from overflow_fixer.graph import Graph
+from overflow_fixer.nodes import Node
 from overflow_fixer.rules.divided_differences import Divided, find_divided
+from overflow_fixer.rules.paths import find_ways
 
 X = np.random.default_rng(15).normal(size=(4, 64)).astype(np.float32)
 EPSILON = {"eps": scalar(1e-5)}
@@ -327,3 +331,66 @@ def test_one_that_divides_itself_is_told_once(tmp_path: Path) -> None:
     found = _find_behind(nodes, tmp_path)
     assert found is not None
     assert found.made == "Div Div_y divides by it"
+
+
+STANDARDISED = [
+    node("Sub", "x center", "d"),
+    node("Mul", "d d", "q"),
+    node("ReduceMean", "q", "v", axes=[-1]),
+    node("Sqrt", "v", "sd"),
+    node("Div", "d sd", "y"),
+]
+
+
+@pytest.mark.parametrize("center", [scalar(64), np.full(64, 64, np.float32)])
+def test_a_constant_mean_counts_as_any_other(center: np.ndarray, tmp_path: Path) -> None:
+    model = make_model([node("Abs", "x0", "x"), *STANDARDISED], {"x0": [4, 64]}, "y", {"center": center})
+    graph, ranges = scan(model, tmp_path, {"x0": X * 0.02 + 64})
+    (found,) = find_divided(graph, ranges)
+    assert _labels(found) >= {"Abs_x", "Sub_d"}
+
+
+@pytest.mark.parametrize("slots", ["c v one", "c one v"])
+def test_a_where_that_puts_a_number_in_place_of_zero_guards_nothing_else(slots: str, tmp_path: Path) -> None:
+    nodes = [*VARIANCE[:5], node("Greater", "v eps", "c"), node("Where", slots, "w"), node("Sqrt", "w", "sd")]
+    constants = {"eps": scalar(-1e9 if slots == "c v one" else 1e9), "one": scalar(1)}
+    model = make_model([*nodes, node("Div", "x sd", "y")], {"x": [4, 64]}, "y", constants)
+    assert "v" in _find(model, tmp_path, X * 0.05 + 8)
+
+
+def test_what_is_divided_may_be_scaled_before(tmp_path: Path) -> None:
+    nodes = [*VARIANCE, node("Sqrt", "ve", "sd"), node("Sub", "x mu", "xm"), node("Mul", "xm gamma", "g")]
+    constants = {**EPSILON, "gamma": np.linspace(0.5, 2, 64, dtype=np.float32)}
+    model = make_model([*nodes, node("Div", "g sd", "y")], {"x": [4, 64]}, "y", constants)
+    assert set(_find(model, tmp_path, X * 0.05 + 8)) == {"v", "xm"}
+
+
+def test_integers_on_the_way_are_not_small(tmp_path: Path) -> None:
+    """The indices of a MaxPool."""
+    pool = onnx.helper.make_node("MaxPool", ["d4"], ["p", "i"], name="MaxPool_p", kernel_shape=[1, 1])
+    nodes = [
+        *MINMAX,
+        node("Unsqueeze", "d at", "d4"),
+        pool,
+        node("Squeeze", "p at", "s"),
+        node("Div", "a s", "y"),
+    ]
+    model = make_model(nodes, {"x": [4, 64]}, "y", {"at": ints(0, 1)}, opset=17)
+    found = _find(model, tmp_path, X * 0.1 + 800)
+    assert "MaxPool_p" not in _labels(found["d"])
+
+
+def test_many_batches_are_not_all_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def note(graph: Graph, tensor: str, *known: Any) -> tuple[Node, ...]:
+        asked.append(tensor)
+        return find_ways(graph, tensor, *known)
+
+    monkeypatch.setattr("overflow_fixer.rules.divided_differences.find_ways", note)
+    model = make_model(
+        [*MINMAX, node("Add", "d far", "e"), node("Div", "a e", "y")], {"x": [4, 64]}, "y", {"far": scalar(9)}
+    )
+    assert _find(model, tmp_path, *[X * 0.1 + 800] * 40) == {}
+    assert asked.count("d") == 9
+    assert "a" in asked

@@ -39,3 +39,16 @@ def test_a_long_way_without_recursion(tmp_path: Path) -> None:
     nodes = [node("Neg", f"t{i}", f"t{i + 1}") for i in range(2000)]
     graph = save(make_model([*nodes, node("Log", "t2000", "y")], {"t0": [2]}, "y"), tmp_path)
     assert len(_ways(graph, "t0")) == 2001
+
+
+def test_a_node_that_stops_a_way_at_one_slot_may_let_another_through(tmp_path: Path) -> None:
+    """Whichever comes first."""
+    for order in ("a b", "b a"):
+        nodes = [node("Neg", "x", "a"), node("Abs", "x", "b"), node("Add", order, "c"), node("Log", "c", "y")]
+        graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+
+        def goes_on(at: Node, slot: int) -> bool:
+            return at.op_type != "Add" or at.inputs[slot] == "a"
+
+        found = find_ways(graph, "x", goes_on, lambda at, slot: at.op_type == "Log")
+        assert {at.label for at in found} >= {"Neg_a", "Add_c", "Log_y"}
