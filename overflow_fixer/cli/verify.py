@@ -23,7 +23,8 @@ from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
-from overflow_fixer.reports.caveats import say_left_out, say_unseen
+from overflow_fixer.reports.caveats import say_left_out
+from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.simulation import find_unsimulated
 from overflow_fixer.verification import CachedRunner, CopyCheck, check_parts, open_reference, verify

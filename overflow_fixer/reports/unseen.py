@@ -1,0 +1,136 @@
+"""Warnings about outputs that pass: what the numbers that they pass by do not show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from overflow_fixer.graph import Graph
+from overflow_fixer.proposals import name_few
+from overflow_fixer.records import OutputVerdict, TensorError, Tolerance, Verification
+from overflow_fixer.variations import find_limit
+
+
+def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """What of outputs that pass the numbers that they pass by do not show."""
+    for verdict in fixed.outputs:
+        if verdict.error.element_count == 0:
+            yield f"Output {verdict.error.name} was empty in every batch, so nothing of it was compared."
+        yield from _warn_of_quiet(verdict, tolerance)
+        yield from _warn_of_disagreement(verdict, tolerance)
+    yield from say_zero(fixed, tolerance)
+    yield from say_hidden(fixed, graph, tolerance)
+    yield from say_varying(fixed, graph, tolerance)
+    yield from say_lost_classes(fixed)
+
+
+def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
+    """That an output passes in a batch for nothing but having next to nothing there."""
+    error = verdict.error
+    is_small = error.max_abs_error <= tolerance.max_abs_error
+    if (
+        verdict.passed
+        and not is_small
+        and error.quiet_batch_snr_db < tolerance.min_snr_of(error.tensor, error.part)
+    ):
+        others = (
+            ""
+            if error.quiet_count == 1
+            else f" ({error.quiet_count} batches have as little, this is the worst)"
+        )
+        yield (
+            f"Output {error.name} has under 1 % of its mean energy in {error.quiet_batch}, where its SNR is "
+            f"{error.quiet_batch_snr_db:.1f} dB{others}: it passes there because such a batch is judged as if it had 1 %. If "
+            "batches like that matter, verify on them alone, which judges them by their own."
+        )
+
+
+def _warn_of_disagreement(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
+    """That an output that is not of floats passes by what is equal over all batches, and would not in one."""
+    error = verdict.error
+    if verdict.passed and error.worst_batch_agreement < tolerance.min_agreement:
+        share = 1 - error.mismatched / error.element_count
+        shape = f", and it has another shape than in FP32: {error.other_shape}" if error.other_shape else ""
+        yield (
+            f"Output {error.name} passes with {share:.2%} of its values equal over all batches, but in {error.worst_batch} only "
+            f"{error.worst_batch_agreement:.2%} are, under {tolerance.min_agreement:.2%}{shape}. One value may flip where two choices are as "
+            "good; a whole batch that is wrong is another matter: look at it."
+        )
+
+
+def say_zero(fixed: Verification, tolerance: Tolerance) -> Iterator[str]:
+    """Which outputs of floats, and parts, were never anything but zero, so that nothing can be concluded of them."""
+    zero = [verdict.error for verdict in fixed.outputs if _is_zero(verdict.error)]
+    if zero:
+        one, them = ("Output", "it") if len(zero) == 1 else ("Outputs", "them")
+        or_filled = (
+            " or a constant that fills it" if any(one.tensor in tolerance.fills for one in zero) else ""
+        )
+        yield (
+            f"{one} {name_few(error.name for error in zero)}: zero{or_filled} in every batch, in FP32 and in what was built. Nothing can be concluded of {them} from these "
+            "data, an SNR of inf dB neither. Verify on data that give something else."
+        )
+
+
+def _is_zero(error: TensorError) -> bool:
+    """Whether all of it was compared and is zero on both sides."""
+    is_all = error.is_float and 0 < error.element_count == error.compared
+    return is_all and error.max_abs_reference == 0 and error.max_abs_error == 0
+
+
+def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Which part of an output that passes by its SNR is under it, unseen; not of probabilities."""
+    by_snr = _pass_by_snr(fixed, tolerance)
+    judged = {verdict.error.name.replace(" ", "") for verdict in fixed.outputs}
+    for found in fixed.hidden:
+        part, is_of_shares = found.tensor + found.part, _is_of_shares(graph, found.tensor)
+        if found.tensor not in by_snr or is_of_shares or part.replace(" ", "") in judged:
+            continue
+        others = f", and {found.count - 1} more" if found.count > 1 else ""
+        why = (
+            f"What is there, {found.rms:.3g} (root mean square), is hidden beside the {found.output_rms:.3g} of the whole"
+            if found.is_small
+            else "What is there errs more than ten times as much as an index does on average"
+        )
+        yield (
+            f"Output {found.tensor} passes as a whole, but at index {found.index} of axis {found.axis} (counted from 0{others}) its SNR is "
+            f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. {why}. Where it matters, have it judged by itself: --part '{part}'."
+        )
+
+
+def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Of which output that passes by its SNR what varies is lost beside its mean; not of probabilities."""
+    for found in fixed.hidden_variations:
+        if found.tensor in _pass_by_snr(fixed, tolerance) and not _is_of_shares(graph, found.tensor):
+            limit = find_limit(tolerance, found.tensor)
+            needed = math.ceil(limit + 20 * math.log10(found.output_rms / found.rms))
+            where = "within each sample" if found.within_samples else "over all batches"
+            yield (
+                f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) beside values of "
+                f"{found.output_rms:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
+                f"{needed} dB of this output: --min-snr-db {needed}, or per_output in the table [verify]."
+            )
+
+
+def say_lost_classes(fixed: Verification) -> Iterator[str]:
+    """Which value of an output of integers is lost, where the output passes by the share of all its elements that are equal."""
+    passing = {verdict.error.tensor for verdict in fixed.outputs if verdict.passed and not verdict.error.part}
+    for found in fixed.hidden_classes:
+        if found.tensor in passing:
+            others = f"; {found.count - 1} more values are lost by half and more" if found.count > 1 else ""
+            yield (
+                f"Output {found.tensor} passes as a whole, but of the {found.elements} elements that are {found.value} in FP32, over all "
+                f"batches, {found.equal} are{others}. If it holds classes, look at this one."
+            )
+
+
+def _pass_by_snr(fixed: Verification, tolerance: Tolerance) -> set[str]:
+    """The outputs that pass as a whole, and by more than an absolute error that is allowed."""
+    wholes = (verdict.error for verdict in fixed.outputs if verdict.passed and not verdict.error.part)
+    return {error.tensor for error in wholes if error.max_abs_error > tolerance.max_abs_error}
+
+
+def _is_of_shares(graph: Graph, output: str) -> bool:
+    """Whether it holds probabilities, of which small ones matter to nobody."""
+    producer = graph.producers.get(output)
+    return producer is not None and producer.standard_op == "Softmax"
