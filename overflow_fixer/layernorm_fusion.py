@@ -25,7 +25,7 @@ from overflow_fixer.files import replace_files
 from overflow_fixer.graph import Graph, free_prefix
 from overflow_fixer.nodes import Node
 from overflow_fixer.patterns.layer_norm import LayerNorm, match_layer_norms
-from overflow_fixer.patterns.tracing import origin
+from overflow_fixer.patterns.tracing import HAND_ON, origin
 from overflow_fixer.records import Array, Batch, FusedModel
 from overflow_fixer.sessions import SessionRunner, open_session
 from overflow_fixer.verification import open_reference
@@ -35,7 +35,7 @@ OPSET = 17
 MAX_RELATIVE_ERROR = 1e-5
 _IR_VERSION = 8
 _PREFIX = "layer_norm_"
-_PASSED_ON = frozenset({"Constant", "Identity", "Cast", "Dropout", "Expand"})
+_PASSED_ON = HAND_ON | {"Constant"}
 """Operators that make a constant, or hand it on."""
 
 

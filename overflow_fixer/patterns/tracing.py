@@ -20,7 +20,7 @@ _MOST_NODES = 40
 """Nodes that belong to one pattern."""
 _MOST_MAKERS = 4
 """Nodes that make a constant of others."""
-_HAND_ON = frozenset({"Cast", "Identity", "Dropout", "Expand"})
+HAND_ON = frozenset({"Cast", "Identity", "Dropout", "Expand"})
 """Operators that hand the values of their first input on."""
 
 
@@ -127,4 +127,4 @@ def _hands_on(graph: Graph, node: Node) -> bool:
     op = node.standard_op
     in_training = op == "Dropout" and len(node.inputs) > 2
     is_float = op != "Cast" or graph.dtypes.get(node.outputs[0]) in (TensorProto.FLOAT, TensorProto.DOUBLE)
-    return op in _HAND_ON and not in_training and is_float and bool(node.inputs[0])
+    return op in HAND_ON and not in_training and is_float and bool(node.inputs[0])

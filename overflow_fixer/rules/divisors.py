@@ -16,13 +16,14 @@ from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph import Graph
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import find_cancellation
 from overflow_fixer.rules.places import step_at
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_sources import (
     Part,
     carry_back,
+    count_terms,
     is_lost,
     is_never_negative,
     is_square,
@@ -117,7 +118,7 @@ def _of_a_norm(node: Node, ranges: RangeTable) -> Iterator[Divisor]:
         least = math.nan if inner is None else inner.seen.min_nonzero_abs
         if inner is None or not 0 < least < math.inf:
             continue
-        mean = least / _count_terms(node, ranges, inner.seen)
+        mean = least / count_terms(ranges, node, inner.seen)
         part = Part(node.inputs[0], mean if quantity == "norm" else math.sqrt(mean))
         yield from _of_terms(node, quantity, least, mean, part)
 
@@ -128,15 +129,10 @@ def _under_a_logarithm(graph: Graph, ranges: RangeTable, node: Node) -> Iterator
     if seen is None or not math.isfinite(seen.min):
         return
     least = math.exp(seen.min)
-    mean = least / _count_terms(node, ranges, seen)
+    mean = least / count_terms(ranges, node, seen)
     part = Part(node.inputs[0], mean)
     if is_never_negative(ranges, part.tensor) and is_lost(graph, ranges, part):
         yield from _of_terms(node, "sum", least, mean, part)
-
-
-def _count_terms(node: Node, ranges: RangeTable, sums: Range) -> float:
-    read = ranges.get(node.inputs[0])
-    return 1.0 if read is None else max(1.0, read.element_count / max(sums.element_count, 1))
 
 
 def _of_terms(node: Node, quantity: str, least: float, mean: float, part: Part) -> Iterator[Divisor]:

@@ -16,9 +16,8 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.places import is_far, step_at, trace_back
-from overflow_fixer.rules.small_differences import SmallDifference
+from overflow_fixer.rules.small_differences import DIFFERENCES, SmallDifference
 
-_DIFFERENCES = frozenset("Sub Add Sum".split())
 _FEWEST_STEPS = 64
 """A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
 
@@ -88,7 +87,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str
 
 def _find_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
     """The terms over 1024 of which no more than a few steps are left; none where more is, or none is so large."""
-    left = ranges.get(node.outputs[0]) if node.standard_op in _DIFFERENCES else None
+    left = ranges.get(node.outputs[0]) if node.standard_op in DIFFERENCES else None
     if left is None or not left.max_abs > 0:
         return ()
     terms = tuple(dict.fromkeys(name for name in node.inputs if is_far(graph, ranges, name)))

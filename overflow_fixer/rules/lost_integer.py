@@ -20,7 +20,7 @@ from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
-from overflow_fixer.rules.multiples import EXACT_STEPS, Multiples, find_multiples
+from overflow_fixer.rules.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far
@@ -45,9 +45,6 @@ _ROUNDS = frozenset("Floor Ceil Round".split())
 _CASTS = frozenset({"Cast", "CastLike"})
 _NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
 """Types into which a Cast does not take integers for exact ones."""
-_INTEGERS = frozenset(
-    getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
-)
 _INDEXES = {
     **dict.fromkeys(
         "Gather GatherElements GatherND Scatter ScatterElements ScatterND TopK".split(), frozenset({1})
@@ -138,7 +135,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
 
 def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it is a Cast that makes integers of data over 2048, of which FP16 has not all, by which something is looked up."""
-    is_cut = node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) in _INTEGERS
+    is_cut = node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) in INTEGERS
     if not is_cut or not is_far(graph, ranges, node.inputs[0]):
         return False
     is_large = ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
@@ -149,11 +146,11 @@ def _is_looked_up(graph: Graph, tensor: str) -> bool:
     """Whether integers, or what is computed of them as integers, are places or sizes, or leave the model."""
 
     def stays_integer(node: Node, slot: int) -> bool:
-        return any(graph.dtypes.get(name) in _INTEGERS for name in node.writes)
+        return any(graph.dtypes.get(name) in INTEGERS for name in node.writes)
 
     def is_end(node: Node, slot: int) -> bool:
         slots = None if node.standard_op in _UNSEEN else _INDEXES.get(node.standard_op, frozenset())
-        gives_out = any(name in graph.outputs and graph.dtypes.get(name) in _INTEGERS for name in node.writes)
+        gives_out = any(name in graph.outputs and graph.dtypes.get(name) in INTEGERS for name in node.writes)
         return slots is None or slot in slots or gives_out
 
     return tensor in graph.outputs or bool(find_ways(graph, tensor, stays_integer, is_end))

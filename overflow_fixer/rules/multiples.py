@@ -26,9 +26,9 @@ EXACT_STEPS = 2048.0
 """FP16 holds every multiple of a power of two up to so many times it."""
 
 _LARGE_ELEMENTS = 1 << 16
-_INTEGERS = frozenset(
+INTEGERS = frozenset(
     getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
-) | {TensorProto.BOOL}
+)
 _FIRST = (0,)
 _ALL = None
 _COMBINED: dict[str, tuple[int, ...] | None] = {
@@ -127,7 +127,7 @@ class Multiples:
         dtype = self.graph.dtypes.get(tensor)
         if dtype == TensorProto.BOOL:
             self.steps[tensor] = 1.0
-        elif dtype in _INTEGERS:
+        elif dtype in INTEGERS:
             self.steps[tensor] = max(1.0, step or 1.0)
         elif dtype in FLOAT_TYPES and step is not None:  # narrower ones stop at their largest value
             self.steps[tensor] = step
@@ -135,7 +135,9 @@ class Multiples:
     def _is_worth_reading(self, tensor: str) -> bool:
         """Numbers; a large constant is not read where FP16 has room for integers as large as its values."""
         seen = self.ranges.get(tensor)
-        if not self.graph.is_float(tensor) and self.graph.dtypes.get(tensor) not in _INTEGERS:
+        if not self.graph.is_float(tensor) and self.graph.dtypes.get(tensor) not in INTEGERS | {
+            TensorProto.BOOL
+        }:
             return False
         is_small = math.prod(self.graph.constants[tensor].dims) <= _LARGE_ELEMENTS
         return is_small or (seen is not None and seen.max_abs > EXACT_STEPS)

@@ -19,7 +19,7 @@ from overflow_fixer.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
 
-_DIFFERENCES = frozenset("Sub Add Sum".split())
+DIFFERENCES = frozenset("Sub Add Sum".split())
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def find_small(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> It
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it adds or subtracts finite floats that were measured."""
-    touched = (*node.inputs, *node.writes) if node.standard_op in _DIFFERENCES else ()
+    touched = (*node.inputs, *node.writes) if node.standard_op in DIFFERENCES else ()
     return bool(touched) and all(_is_finite(graph, ranges, name) for name in touched)
 
 

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
-from overflow_fixer.records import Array, RangeTable
+from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.semantics import moves
 
 _MOST_ELEMENTS = 1 << 18
@@ -108,7 +108,7 @@ def _of_elements(graph: Graph, ranges: RangeTable, node: Node, magnitude: float)
     for name in node.inputs if op in _OF_ALL_INPUTS else node.inputs[:1]:
         algebra = of_either_sign or (_OF_NO_NEGATIVES.get(op) if is_never_negative(ranges, name) else None)
         if algebra is not None and name not in graph.constants:
-            yield Part(name, algebra(magnitude, _count_terms(ranges, node)))
+            yield Part(name, algebra(magnitude, count_terms(ranges, node, ranges.get(node.outputs[0]))))
 
 
 def _of_a_scaling(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
@@ -146,9 +146,9 @@ def _sum_up(graph: Graph, node: Node, slot: int) -> Array:
     return np.empty(0) if value is None else value.astype(np.float64).sum(axis) * node.value_of("alpha", 1.0)
 
 
-def _count_terms(ranges: RangeTable, node: Node) -> float:
-    """How many elements go into one that the node writes; 1 where it is not known."""
-    read, written = ranges.get(node.inputs[0]), ranges.get(node.outputs[0])
+def count_terms(ranges: RangeTable, node: Node, written: Range | None) -> float:
+    """How many elements go into one that was `written`, or is inside the node; 1 where it is not known."""
+    read = ranges.get(node.inputs[0])
     if read is None or written is None or not written.element_count:
         return 1.0
     return max(1.0, read.element_count / written.element_count)
