@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph import Graph
 from overflow_fixer.nodes import Node
+from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
 from overflow_fixer.rules.body_ranges import look_into
 from overflow_fixer.rules.extremes import UNKNOWN, find_extremes
-from overflow_fixer.rules.fixed import find_fixed
 from overflow_fixer.rules.inner_function import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of
@@ -93,7 +94,7 @@ def _weigh(batches: int) -> Iterator[float]:
 def _list_inside(graph: Graph) -> Iterator[tuple[str, Node]]:
     """The float tensors that bodies of control flow compute or are given, by their names in the ranges, and whose they are."""
     for body in find_bodies(graph).read:
-        still = body.graph.constants.keys() | find_fixed(body.graph)
+        still = body.graph.constants.keys() | _find_still(body.graph)
         names = (n for n in body.graph.tensors if body.graph.is_float(n) and n not in still)
         yield from ((body.prefix + name, body.node) for name in names)
         yield from ((body.prefix + name, body.node) for name, _ in _list_inside(body.graph))
@@ -143,7 +144,7 @@ def _find_functions(
     for node in graph.nodes:
         is_open = (owner or node).label not in plan.pinned and protection_of(node, policy) is None
         seen = find_source(node, graph, ranges) if is_open else None
-        if seen is not None and seen.tensor not in find_fixed(graph):
+        if seen is not None and seen.tensor not in _find_still(graph):
             by_batch = ranges.batch_max_abs[row_of[seen.tensor]].tolist()
             yield from _follow(node, graph, seen, by_batch, plan, prefix)
     bodies = find_bodies(graph).read
@@ -178,9 +179,15 @@ def _list_nodes_inside(graph: Graph) -> Iterator[tuple[str, tuple[Node, Node]]]:
             yield body.prefix + name, (node, body.node)
 
 
+@lru_cache(maxsize=8)
+def _find_still(graph: Graph) -> frozenset[str]:
+    """What no data can move: constants that no batch may replace, and what is made of them alone."""
+    return find_lasting(graph).union(graph.constants.keys() - graph.defaults)
+
+
 def _list_moved(graph: Graph) -> list[Node]:
     """The nodes whose results depend on more than constants."""
-    fixed = find_fixed(graph)
+    fixed = _find_still(graph)
     return [node for node in graph.nodes if not fixed.issuperset(node.writes)]
 
 
@@ -188,7 +195,7 @@ def _matters(graph: Graph, plan: PrecisionPlan, seen: Range, inside: Mapping[str
     """Whether the tensor is within the threshold, and over it would pin another node."""
     if (
         seen.tensor in graph.constants
-        or seen.tensor in find_fixed(graph)
+        or seen.tensor in _find_still(graph)
         or not 0 < seen.max_abs <= plan.threshold
         or seen.nan_count
     ):

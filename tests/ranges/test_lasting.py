@@ -10,7 +10,8 @@ import pytest
 from body_cases import floats, parse, scan_runs
 from scan_cases import MemoryBatches
 
-from overflow_fixer.graph import load_graph
+from overflow_fixer.body_graphs import find_bodies
+from overflow_fixer.graph import Graph, load_graph
 from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.lasting import copy_native, find_lasting
@@ -164,3 +165,46 @@ def test_what_a_body_computes_of_what_it_captures_is_added_up_once_in_each_run_o
     seen = {one.quantity: one.seen for one in table.inner_of["l/body/node_of_m"].values()}
     assert (seen["sum"].max, seen["sum"].min, seen["sum"].element_count) == (12, -9, 2 * (3 + 2 + 4))
     scan_runs(graph, feeds)
+
+
+def _load(folder: Path, text: str) -> Graph:
+    model = onnx.parser.parse_model(text)
+    onnx.save(model, folder / "m.onnx")
+    return load_graph(folder / "m.onnx")
+
+
+def test_what_is_made_of_constants_alone_lasts(tmp_path: Path) -> None:
+    graph = _load(
+        tmp_path,
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[2] x, float[2] d) => (float[2] y) <float[2] w = {3, 4}, float[2] d = {1, 2}> {
+            two = Constant <value_float = 2.0> ()
+            p = Pow (w, two)
+            r = Sqrt (p)
+            m = Mul (r, x)
+            s = Shape (x)
+            z = ConstantOfShape (s)
+            fed = Add (d, w)
+            n = RandomNormalLike (w)
+            f = com.microsoft.Gelu (w)
+            a = Add (m, fed)
+            y = Add (a, n)
+        }""",
+    )
+    assert find_lasting(graph) == {"p", "r"}
+
+
+def test_of_a_body_what_it_makes_itself(tmp_path: Path) -> None:
+    graph = _load(
+        tmp_path,
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x, bool c) => (float[2] y) <float[2] w = {3, 4}> {
+            [branch] y = If (c) <
+                then_branch = t () => (float[2] o) { q = Mul (w, w) o = Add (q, x) },
+                else_branch = e () => (float[2] o) { o = Identity (x) }
+            >
+        }""",
+    )
+    then = next(body for body in find_bodies(graph).read if body.attribute == "then_branch")
+    assert find_lasting(graph) == frozenset()
+    assert find_lasting(then.graph) == {"q"}
