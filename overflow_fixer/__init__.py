@@ -17,13 +17,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from overflow_fixer.backends.mixed_onnx.emission import emit, open_runner
     from overflow_fixer.calibration import open_calibration
-    from overflow_fixer.confidence import judge_confidence
     from overflow_fixer.config import FixConfig
     from overflow_fixer.errors import FixError
-    from overflow_fixer.filled_outputs import find_fills
-    from overflow_fixer.graph import load_graph
+    from overflow_fixer.graph.model import load_graph
     from overflow_fixer.pipeline import fix
-    from overflow_fixer.planning import plan_precision
+    from overflow_fixer.planning.confidence import judge_confidence
+    from overflow_fixer.planning.plan import plan_precision
     from overflow_fixer.ranges import collect_ranges, merge_ranges
     from overflow_fixer.records import (
         FixReport,
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
         Tolerance,
         Verification,
     )
-    from overflow_fixer.verification import open_reference, verify
+    from overflow_fixer.verification.comparison import open_reference, verify
+    from overflow_fixer.verification.filled_outputs import find_fills
 
 __all__ = [
     "FixConfig",
@@ -64,15 +64,15 @@ __getattr__ = lazy_names(
     {
         "backends.mixed_onnx": ("emit", "open_runner"),
         "calibration": ("open_calibration",),
-        "confidence": ("judge_confidence",),
+        "planning.confidence": ("judge_confidence",),
         "config": ("FixConfig",),
         "errors": ("FixError",),
-        "filled_outputs": ("find_fills",),
-        "graph": ("load_graph",),
+        "verification.filled_outputs": ("find_fills",),
+        "graph.model": ("load_graph",),
         "pipeline": ("fix",),
-        "planning": ("plan_precision",),
+        "planning.plan": ("plan_precision",),
         "ranges": ("collect_ranges", "merge_ranges"),
         "records": ("FixReport", "PlanPolicy", "PrecisionPlan", "RangeTable", "Tolerance", "Verification"),
-        "verification": ("open_reference", "verify"),
+        "verification.comparison": ("open_reference", "verify"),
     },
 )

@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_utf8, sha256_of
-from overflow_fixer.providers import Provider
 from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
+from overflow_fixer.sessions.providers import Provider
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from overflow_fixer.copies import copy_shell
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.copies import copy_shell
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.tensor_types import infer_shapes
 from overflow_fixer.records import Artifact, Batch, Dim, Share
-from overflow_fixer.sessions import mark_outputs, open_session, run_session
-from overflow_fixer.tensor_types import infer_shapes
+from overflow_fixer.sessions.session import mark_outputs, open_session, run_session
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -19,16 +19,16 @@ from onnx import TensorProto, numpy_helper
 
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
 from overflow_fixer.backends.mixed_onnx.weights import write_model
-from overflow_fixer.copies import copy_model
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
 from overflow_fixer.files import replace_files
-from overflow_fixer.graph import Graph, free_prefix
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.copies import copy_model
+from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.layer_norm import LayerNorm, match_layer_norms
 from overflow_fixer.patterns.tracing import HAND_ON, origin
 from overflow_fixer.records import Array, Batch, FusedModel
-from overflow_fixer.sessions import SessionRunner, open_session
-from overflow_fixer.verification import open_reference
+from overflow_fixer.sessions.session import SessionRunner, open_session
+from overflow_fixer.verification.comparison import open_reference
 
 OPSET = 17
 """The first with LayerNormalization."""

@@ -13,20 +13,18 @@ from pathlib import Path
 import onnxruntime
 
 from overflow_fixer import __version__
-from overflow_fixer.attempts import Attempt
 from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
-from overflow_fixer.confidence import judge_confidence
 from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import begin_folder
 from overflow_fixer.flops import count_share
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.layernorm_fusion import fuse_layernorms
-from overflow_fixer.planning import check_plan, check_policy, check_ranges, plan_precision
+from overflow_fixer.planning.confidence import judge_confidence
+from overflow_fixer.planning.plan import check_plan, check_policy, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
-from overflow_fixer.providers import choose_provider
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
 from overflow_fixer.records import (
     Artifact,
@@ -40,7 +38,8 @@ from overflow_fixer.records import (
     RepairRound,
     Verification,
 )
-from overflow_fixer.repair import Repaired, repair
+from overflow_fixer.repair.attempts import Attempt
+from overflow_fixer.repair.rounds import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import (
     say_fragile,
@@ -53,8 +52,9 @@ from overflow_fixer.reports.caveats import (
     say_unclamped,
     say_unsettled,
 )
-from overflow_fixer.sessions import use_custom_ops
-from overflow_fixer.trials import Bench, check_request
+from overflow_fixer.sessions.providers import choose_provider
+from overflow_fixer.sessions.session import use_custom_ops
+from overflow_fixer.trials.bench import Bench, check_request
 
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
 

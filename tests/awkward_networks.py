@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from overflow_fixer.backends.tensorrt.mapping import LayerTensor, NetworkLayer
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 
 _RECORDED = json.loads(
     (Path(__file__).parent / "backends/data/awkward_networks.json").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 from fake_tensorrt import DISOBEYED, IoSpec, LayerSpec, Plan, Refusal, Script, TensorSpec
 from typed_models import write_model
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 
 _MODEL = """g (float[N,4] x) => (float[N,4] y, int64[N,4] i)
 <float[4] w = {1, 2, 3, 4}, int64[1] k = {4}>

@@ -17,7 +17,7 @@ from overflow_fixer.backends import BACKENDS
 from overflow_fixer.backends.table import Backend
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import BuildOptions, Export, FixConfig
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import (
     Array,
@@ -29,8 +29,8 @@ from overflow_fixer.records import (
     Runner,
     Verification,
 )
-from overflow_fixer.trials import make_settings
-from overflow_fixer.verification import open_reference, verify
+from overflow_fixer.trials.bench import make_settings
+from overflow_fixer.verification.comparison import open_reference, verify
 
 CALIB_DATA = Path(__file__).resolve().parents[1] / "calib_data"
 SAMPLES = tuple(sorted(path.parent.name for path in CALIB_DATA.glob("*/model.onnx")))

@@ -17,7 +17,7 @@ from pathlib import Path
 from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt import FIXED, FP32, FP32_EXACT, NAIVE, require
 from overflow_fixer.records import Engine, FixReport, Latency, PinState, Verification
-from overflow_fixer.verification import worst_snr_db
+from overflow_fixer.verification.comparison import worst_snr_db
 
 _PACKAGES = "tensorrt onnxruntime onnx onnx-graphsurgeon numpy h5py pydantic polygraphy".split()
 _STATES: tuple[PinState, ...] = ("honoured", "not visible", "not honoured", "no layer")

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules import Rule

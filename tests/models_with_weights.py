@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.model_file import LEAST_BYTES
+from overflow_fixer.model_file.reading import LEAST_BYTES
 
 COUNT = LEAST_BYTES // 4
 VALUES = np.random.default_rng(0).normal(size=COUNT).astype(np.float32)

@@ -9,9 +9,9 @@ import numpy as np
 from in_memory_calibration import InMemoryCalibration
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import PrecisionPlan, Runner
-from overflow_fixer.trace import OpenRunner
+from overflow_fixer.repair.trace import OpenRunner
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 

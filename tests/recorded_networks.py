@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_tensorrt import LayerSpec, Script, TensorSpec
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Finding, Pin, PrecisionPlan
 
 _ROOT = Path(__file__).parent

@@ -13,11 +13,9 @@ import numpy as np
 import onnx
 from in_memory_calibration import InMemoryCalibration, ints, make_model, node, scalar, scan
 
-from overflow_fixer.attempts import Attempt
 from overflow_fixer.backends.mixed_onnx import emit, open_runner, open_tracer
-from overflow_fixer.foresight import Foreseer
-from overflow_fixer.graph import Graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
     Artifact,
@@ -29,10 +27,12 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.repair import repair
+from overflow_fixer.repair.attempts import Attempt
+from overflow_fixer.repair.foresight import Foreseer
+from overflow_fixer.repair.rounds import repair
+from overflow_fixer.repair.trace import trace
 from overflow_fixer.rules import DEFAULT_RULES
-from overflow_fixer.trace import trace
-from overflow_fixer.verification import open_reference, verify
+from overflow_fixer.verification.comparison import open_reference, verify
 
 TOLERANCE = Tolerance()
 POLICY = PlanPolicy()

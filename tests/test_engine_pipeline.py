@@ -16,10 +16,10 @@ from working_tensorrt import working_tensorrt
 from overflow_fixer.backends import tensorrt
 from overflow_fixer.config import make_config
 from overflow_fixer.errors import BackendError, ConfigError, FixError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.records import BuildSettings, FixReport, PrecisionPlan, ShapeRange
-from overflow_fixer.trials import Bench
+from overflow_fixer.trials.bench import Bench
 
 SAMPLES = Path(__file__).parents[1] / "calib_data"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/model.onnx"))

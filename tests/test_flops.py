@@ -12,9 +12,9 @@ from in_memory_calibration import ints, make_model, node, save
 from onnx import TensorProto, helper
 
 from overflow_fixer.flops import count_share
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Artifact, Batch, Share
-from overflow_fixer.verification import open_reference
+from overflow_fixer.verification.comparison import open_reference
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 

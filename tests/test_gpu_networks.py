@@ -29,7 +29,7 @@ from gpu_networks import (
 )
 
 from overflow_fixer.calibration import open_calibration
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 
 RIGHT_DB = 30.0
 NORMS = [

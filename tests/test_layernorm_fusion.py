@@ -15,11 +15,11 @@ from onnx import TensorProto
 
 from overflow_fixer import layernorm_fusion
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.layernorm_fusion import fuse_layernorms
 from overflow_fixer.patterns import find_regions
 from overflow_fixer.records import Batch, FusedModel
-from overflow_fixer.sessions import SessionRunner, open_session
+from overflow_fixer.sessions.session import SessionRunner, open_session
 
 CALIB_DATA = Path(__file__).parents[1] / "calib_data"
 SIZE = 8

@@ -11,14 +11,14 @@ import pytest
 from in_memory_calibration import ints, make_model, node, save, scalar
 from onnx import TensorProto
 
-from overflow_fixer import trials
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, PlanError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.reports import render_text
 from overflow_fixer.reports.document import build_document
-from overflow_fixer.trials import Bench
+from overflow_fixer.trials import bench as bench_module
+from overflow_fixer.trials.bench import Bench
 
 SAMPLE = Path(__file__).parents[1] / "calib_data" / "conv_chain"
 
@@ -149,7 +149,7 @@ def test_where_nothing_was_compared_nothing_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A detector that finds nothing: to look for the first tensor that is wrong took minutes."""
-    monkeypatch.setattr(trials, "trace", lambda *_: pytest.fail("traced"))
+    monkeypatch.setattr(bench_module, "trace", lambda *_: pytest.fail("traced"))
     nodes = [node("Mul", "x x", "a"), node("Slice", "a zero zero", "y")]
     model = make_model(nodes, {"x": [4]}, "y", {"zero": ints(0)})
     onnx.save(model, tmp_path / "model.onnx")

@@ -12,15 +12,16 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
 from ways_to_observe import Probes, use_probes
 
-from overflow_fixer import chunks, sessions
 from overflow_fixer.flops import count_share
-from overflow_fixer.graph import Graph
-from overflow_fixer.losses import measure_losses
-from overflow_fixer.providers import Provider
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Artifact, Batch
-from overflow_fixer.sessions import open_session, run_session
-from overflow_fixer.simulation import simulate
+from overflow_fixer.repair import chunks
+from overflow_fixer.repair.losses import measure_losses
+from overflow_fixer.sessions import session
+from overflow_fixer.sessions.providers import Provider
+from overflow_fixer.sessions.session import open_session, run_session
+from overflow_fixer.simulation.typed_model import simulate
 
 COUNT = 8
 FEEDS = {"x": np.ones((2, 3, 8), np.float32), "shape": np.array([6, 8], np.int64)}
@@ -74,7 +75,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
     """The models that are run in the order of their nodes."""
     by_priority: list[bool] = []
     found: list[onnx.ModelProto] = []
-    choose, serialize = sessions._session_options, sessions._serialize
+    choose, serialize = session._session_options, session._serialize
 
     def note_order(optimize: bool, is_ordered: bool, provider: Provider) -> Any:
         by_priority.append(is_ordered)
@@ -84,8 +85,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
         found.extend([model] if by_priority[-1] else [])
         return serialize(model)
 
-    monkeypatch.setattr(sessions, "_session_options", note_order)
-    monkeypatch.setattr(sessions, "_serialize", note_model)
+    monkeypatch.setattr(session, "_session_options", note_order)
+    monkeypatch.setattr(session, "_serialize", note_model)
     return found
 
 

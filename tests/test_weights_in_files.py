@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer import weights
 from overflow_fixer.errors import ModelError
+from overflow_fixer.model_file import weights
+from overflow_fixer.model_file.weights import read_rows, read_values
 from overflow_fixer.records import Array
-from overflow_fixer.weights import read_rows, read_values
 
 BEFORE = b"header"
 

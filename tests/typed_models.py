@@ -21,7 +21,7 @@ import onnxruntime
 from onnx import NodeProto
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Artifact, Batch, Clamp, Pin, PrecisionPlan
 
 FLOAT, FLOAT16 = "tensor(float)", "tensor(float16)"

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.native import SWITCH
 from overflow_fixer.ranges import collect_ranges, instrument
 from overflow_fixer.records import CalibrationSet, InnerRange, RangeTable

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from overflow_fixer.backends import mixed_onnx, tensorrt
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan, Runner
 

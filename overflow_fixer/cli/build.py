@@ -14,12 +14,12 @@ from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.results import say
 from overflow_fixer.files import make_folder
-from overflow_fixer.graph import load_graph
-from overflow_fixer.planning import check_plan
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.planning.plan import check_plan
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Artifact
 from overflow_fixer.reports import load_plan
-from overflow_fixer.trials import make_settings
+from overflow_fixer.trials.bench import make_settings
 
 
 @click.command("build")

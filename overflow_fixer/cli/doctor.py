@@ -14,8 +14,8 @@ from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_in
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.cli.results import say
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import MIN_OPSET
-from overflow_fixer.providers import Provider, find_lack
+from overflow_fixer.graph.model import MIN_OPSET
+from overflow_fixer.sessions.providers import Provider, find_lack
 
 
 @click.command("doctor")

@@ -22,7 +22,7 @@ from typing import NoReturn
 import click
 
 from overflow_fixer.errors import EXIT_STOPPED, BackendError, ModelError
-from overflow_fixer.processes import die_with
+from overflow_fixer.host.processes import die_with
 
 STOPPED = "stopped. Files already written are whole; run the command again to go on."
 _REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else ())

@@ -10,11 +10,11 @@ import click
 from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
 from overflow_fixer.cli.results import say
-from overflow_fixer.confidence import judge_confidence
-from overflow_fixer.foreign_operators import count_foreign
-from overflow_fixer.graph import load_graph
-from overflow_fixer.plan_changes import compare_plans, say_change
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.foreign_operators import count_foreign
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.planning.confidence import judge_confidence
+from overflow_fixer.planning.plan import plan_precision
+from overflow_fixer.planning.plan_changes import compare_plans, say_change
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
 from overflow_fixer.reports.caveats import say_unclamped

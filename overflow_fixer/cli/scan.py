@@ -14,7 +14,7 @@ from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.results import say
 from overflow_fixer.config import check_folders
 from overflow_fixer.files import begin_folder
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import scan
 from overflow_fixer.ranges import Existing, merge_ranges
 from overflow_fixer.records import RangeTable

@@ -17,8 +17,7 @@ from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError, ModelError
-from overflow_fixer.filled_outputs import find_fills
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, OutputVerdict, Verification
@@ -26,8 +25,15 @@ from overflow_fixer.reports import closing_table, render_json
 from overflow_fixer.reports.caveats import say_left_out
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_batches
-from overflow_fixer.simulation import find_unsimulated
-from overflow_fixer.verification import CachedRunner, CopyCheck, check_parts, open_reference, verify
+from overflow_fixer.simulation.typed_model import find_unsimulated
+from overflow_fixer.verification.comparison import (
+    CachedRunner,
+    CopyCheck,
+    check_parts,
+    open_reference,
+    verify,
+)
+from overflow_fixer.verification.filled_outputs import find_fills
 
 _ENGINES = frozenset({".engine", ".plan", ".trt"})
 

@@ -12,8 +12,9 @@ from itertools import chain
 
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.copies import insert_nodes
-from overflow_fixer.graph import Graph, free_prefix
+from overflow_fixer.graph.copies import insert_nodes
+from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.expression import Expression
@@ -47,7 +48,6 @@ from overflow_fixer.inner.sums import (
 )
 from overflow_fixer.inner.windows import find_in_average_pool
 from overflow_fixer.native import DOMAIN, declare_operators
-from overflow_fixer.nodes import Node
 
 __all__ = [
     "EXPRESSIONS",

@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.copies import insert_nodes
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph, free_prefix
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.copies import insert_nodes
+from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.model_file.weights import PIECE_BYTES
 from overflow_fixer.records import Array, Dim
-from overflow_fixer.weights import PIECE_BYTES
 
 MaxAbs = Callable[[str], float]
 """Gives the largest magnitude of a tensor, NaN where none was seen."""

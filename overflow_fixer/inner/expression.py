@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.native import DOMAIN
-from overflow_fixer.nodes import Node
 from overflow_fixer.records import Dim
 
 _AXES_ARE_INPUTS = {

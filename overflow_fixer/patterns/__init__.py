@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.attention import find_attention
 from overflow_fixer.patterns.l2_norm import find_l2_norm
 from overflow_fixer.patterns.layer_norm import find_layer_norm

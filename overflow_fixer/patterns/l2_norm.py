@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.quotients import common_source, find_quotients, follow_affine
 from overflow_fixer.patterns.region import Region
 from overflow_fixer.patterns.tracing import collect, is_same

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Dim
 
 _MOST_STEPS = 8

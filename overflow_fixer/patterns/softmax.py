@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.region import Region
 from overflow_fixer.patterns.statistics import MAXIMA, is_aligned, maker, reduction, skip
 from overflow_fixer.patterns.tracing import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.shapes import output_shape, read_elements
 from overflow_fixer.patterns.tracing import constant_operand, is_constant, origin, read_number
 from overflow_fixer.records import Dim

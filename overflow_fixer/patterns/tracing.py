@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
-from overflow_fixer.repeatability import is_repeatable_node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.repeatability import is_repeatable_node
 
 _LONGEST = 8
 """Nodes that stand in a row between two steps of a pattern."""

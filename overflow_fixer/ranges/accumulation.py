@@ -9,7 +9,8 @@ from itertools import zip_longest
 import numpy as np
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.tensor_types import infer_shapes
 from overflow_fixer.inner.accumulators import (
     ChannelNorm,
     Product,
@@ -20,7 +21,6 @@ from overflow_fixer.inner.accumulators import (
     find_channel_norm,
 )
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.tensor_types import infer_shapes
 
 _ONE, _UNKNOWN = -2, -1
 """Rows behind those of the tensors: of 1, and of NaN."""

@@ -8,9 +8,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.model_file.weights import read_sparse
 from overflow_fixer.records import Batch
-from overflow_fixer.weights import read_sparse
 
 Values = Mapping[str, Any]
 """By name, as ONNX Runtime gives and takes them: arrays, lists of arrays (sequences), None (empty optionals)."""

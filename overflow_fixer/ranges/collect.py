@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from overflow_fixer.errors import FixError, ModelError
-from overflow_fixer.garbage import no_search_for_garbage
-from overflow_fixer.graph import Graph
-from overflow_fixer.providers import Provider
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.host.garbage import no_search_for_garbage
 from overflow_fixer.ranges.bodies import ModelWalk
 from overflow_fixer.ranges.coverage import not_observed
 from overflow_fixer.ranges.levels import Level, find_level
@@ -30,7 +29,8 @@ from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.ranges.store import save_recording
 from overflow_fixer.ranges.summaries import has_fractions
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
-from overflow_fixer.sessions import hash_custom_ops
+from overflow_fixer.sessions.providers import Provider
+from overflow_fixer.sessions.session import hash_custom_ops
 
 OnProgress = Callable[[int, int], None]
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 
 import numpy as np
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.native import probe_array
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.readings import read_detailed
@@ -22,7 +22,7 @@ from overflow_fixer.ranges.summaries import (
     take_rows,
 )
 from overflow_fixer.records import Array
-from overflow_fixer.sessions import has_native_probes
+from overflow_fixer.sessions.session import has_native_probes
 
 _PIECE_BYTES = 1 << 19
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.body_graphs import find_bodies
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.body_graphs import find_bodies
+from overflow_fixer.graph.model import Graph
 
 _NOT_DENSE = {
     "sequence_type": "it is a sequence, not a tensor",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.monotone import Step, Values, clip, find_monotone, keep, negate
 from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.records import Array

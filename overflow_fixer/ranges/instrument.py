@@ -17,10 +17,10 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.copies import add_nodes, copy_shell
-from overflow_fixer.graph import Graph, free_prefix
+from overflow_fixer.graph.copies import add_nodes, copy_shell
+from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
-from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.ranges.lasting import copy_native
 from overflow_fixer.ranges.memory import Memory
@@ -37,7 +37,7 @@ from overflow_fixer.ranges.probes import (
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.sharing import find_small, group_small
 from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
-from overflow_fixer.sessions import mark_outputs
+from overflow_fixer.sessions.session import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from overflow_fixer.body_graphs import Body
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.body_graphs import Body
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.records import Array
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overflow_fixer.body_graphs import Body
+from overflow_fixer.graph.body_graphs import Body
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.interpretation import find_carried, interpret
 from overflow_fixer.ranges.level_walk import LevelWalk, count_runs

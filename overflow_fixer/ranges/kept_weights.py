@@ -13,8 +13,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.external_data import external_tensors
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.model_file.external_data import external_tensors
 
 _READ_AS_THEY_ARE = frozenset({"MatMul", "Gemm"})
 

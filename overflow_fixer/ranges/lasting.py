@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from onnx import AttributeProto, NodeProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.repeatability import is_repeatable_node
 from overflow_fixer.native import DOMAIN
-from overflow_fixer.repeatability import is_repeatable_node
 
 
 def find_lasting(graph: Graph, given: Collection[str] = ()) -> frozenset[str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from overflow_fixer.body_graphs import Body, find_bodies
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.body_graphs import Body, find_bodies
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import Inside, look_inside
 from overflow_fixer.ranges.coverage import observed_tensors
 from overflow_fixer.ranges.recording import Inner, name_runs

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from overflow_fixer.ranges.unraisable import catch_unraisable
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import make_run_options
+from overflow_fixer.sessions.session import make_run_options
 
 
 class Midst:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
-from overflow_fixer.weights import read_values
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.model_file.weights import read_values
 
 Values = npt.NDArray[np.float32]
 Step = Callable[[Values, Values], Values]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph
-from overflow_fixer.providers import Provider
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.repeatability import is_repeatable
 from overflow_fixer.ranges.carried import Values, restore_fetched
 from overflow_fixer.ranges.derivations import (
     Derivation,
@@ -42,8 +42,8 @@ from overflow_fixer.ranges.summaries import (
 )
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch, Dim
-from overflow_fixer.repeatability import is_repeatable
-from overflow_fixer.sessions import first_line, has_native_probes, open_session, run_session
+from overflow_fixer.sessions.providers import Provider
+from overflow_fixer.sessions.session import first_line, has_native_probes, open_session, run_session
 
 Observe = Literal["reductions", "outputs", "optimized"]
 

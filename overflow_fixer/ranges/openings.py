@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.providers import Provider
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.repeatability import is_repeatable
 from overflow_fixer.ranges.instrument import Instead
 from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.observers import (
@@ -20,7 +20,7 @@ from overflow_fixer.ranges.observers import (
 )
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.records import Batch
-from overflow_fixer.repeatability import is_repeatable
+from overflow_fixer.sessions.providers import Provider
 
 
 @dataclass(frozen=True)

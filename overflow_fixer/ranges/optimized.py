@@ -11,13 +11,13 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.model_file.subgraphs import bodies, captures
 from overflow_fixer.ranges.blocks import Layouts, is_reorder, lay_out, probe_blocks
 from overflow_fixer.ranges.instrument import Behind, Probed, mark_tensors
 from overflow_fixer.ranges.kept_weights import put_back, set_aside
-from overflow_fixer.sessions import save_optimized
-from overflow_fixer.subgraphs import bodies, captures
+from overflow_fixer.sessions.session import save_optimized
 
 _ADD_PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
 

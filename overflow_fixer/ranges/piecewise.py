@@ -12,13 +12,13 @@ from functools import reduce
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import Product, sums_first_axis
+from overflow_fixer.model_file.weights import PIECE_BYTES
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.summaries import Summaries, merge_summaries, summarize
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.weights import PIECE_BYTES
 
 _FLOAT_BYTES = 4
 

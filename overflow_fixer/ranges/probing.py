@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.derivations import Derivation
 from overflow_fixer.ranges.probes import Probe
 from overflow_fixer.records import Dim

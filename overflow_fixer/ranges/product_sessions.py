@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.accumulators import Product, multiply_magnitudes
 from overflow_fixer.native import probe_array
-from overflow_fixer.nodes import Node
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.readings import read_detailed
 from overflow_fixer.ranges.summaries import Summaries, summarize
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import has_native_probes, open_session, run_session
+from overflow_fixer.sessions.session import has_native_probes, open_session, run_session
 
 
 class ProductSessions:

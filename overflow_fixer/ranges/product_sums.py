@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import Product, express_products
 from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.observers import Look, Observed, Observer, Wanted

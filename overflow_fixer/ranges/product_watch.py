@@ -12,7 +12,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import (
     ChannelNorm,
     Product,

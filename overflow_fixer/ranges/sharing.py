@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from onnx import TypeProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.tensor_types import dims_of
 from overflow_fixer.ranges.probing import count_elements
-from overflow_fixer.tensor_types import dims_of
 
 _SMALL_ELEMENTS = 1 << 12
 _MOST_ELEMENTS = 1 << 16

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 
 _ENLARGING = {"Div": 1, "Mod": 1, "Log": 0, "Reciprocal": 0, "Pow": 0, "Sqrt": 0}
 """Operators and the input whose small values they make large."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 
 _REARRANGES = frozenset(
     {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "DepthToSpace", "SpaceToDepth"}

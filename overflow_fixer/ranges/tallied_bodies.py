@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from overflow_fixer.body_graphs import Body
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.body_graphs import Body
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.instrument import Instead
 from overflow_fixer.ranges.level_walk import LevelWalk, count_runs

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
-from overflow_fixer.body_graphs import Body
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.body_graphs import Body
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.instrument import Instead, Probed, add_probes
 from overflow_fixer.ranges.lasting import find_lasting

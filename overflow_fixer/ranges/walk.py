@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import LONGEST_UNTOLD, NOTHING, SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from overflow_fixer.attempts import Attempt
-from overflow_fixer.foreign_operators import count_foreign
-from overflow_fixer.graph import Graph
-from overflow_fixer.half_io import say_over_range
-from overflow_fixer.proposals import name_few
+from overflow_fixer.graph.foreign_operators import count_foreign
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.repeatability import is_repeatable_node
 from overflow_fixer.records import (
     Budget,
     PlanPolicy,
@@ -20,12 +18,14 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.repeatability import is_repeatable_node
+from overflow_fixer.repair.attempts import Attempt
+from overflow_fixer.repair.proposals import name_few
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
 from overflow_fixer.rules.masks import MASK_MAGNITUDE, judge_masks
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
-from overflow_fixer.verification import worst_snr_db
+from overflow_fixer.verification.comparison import worst_snr_db
+from overflow_fixer.verification.half_io import say_over_range
 
 _THIN_DB = 6.0
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
@@ -44,7 +44,7 @@ def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:
 def say_spent(
     fixed: Verification, rounds: Sequence[RepairRound], budget: Budget, spent: str
 ) -> Iterator[str]:
-    """Of a repair that was ended before its rounds were through, by what and what that leaves open; `spent` as repair.Repaired has it."""
+    """Of a repair that was ended before its rounds were through, by what and what that leaves open; `spent` as rounds.Repaired has it."""
     if spent:
         limit = (
             f"{budget.max_minutes:g} minutes"

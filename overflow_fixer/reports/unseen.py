@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.proposals import name_few
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.metrics.variations import find_limit
 from overflow_fixer.records import OutputVerdict, TensorError, Tolerance, Verification
-from overflow_fixer.variations import find_limit
+from overflow_fixer.repair.proposals import name_few
 
 
 def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.digits import tell_over
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from overflow_fixer.body_graphs import Body
+from overflow_fixer.graph.body_graphs import Body
 from overflow_fixer.records import RangeTable
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range, RangeTable
 from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves

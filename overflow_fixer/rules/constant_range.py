@@ -16,10 +16,10 @@ from functools import lru_cache
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.body_graphs import find_bodies
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.body_graphs import find_bodies
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Action, Array, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
 from overflow_fixer.rules.repeated import find_repeated

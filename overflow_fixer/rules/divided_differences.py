@@ -13,8 +13,8 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from overflow_fixer.formats import FP16_MIN_NORMAL
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins

@@ -13,9 +13,9 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.quantities import DIVIDED_BY
-from overflow_fixer.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import find_cancellation
 from overflow_fixer.rules.places import step_at

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import onnx
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.repeatability import is_repeatable_node
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.repeatability import is_repeatable_node
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 _MOST_NODES = 64
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from overflow_fixer.body_graphs import Body, find_bodies
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node, number_nodes
+from overflow_fixer.graph.body_graphs import Body, find_bodies
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node, number_nodes
+from overflow_fixer.model_file.subgraphs import bodies
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.body_ranges import has_run, look_into
-from overflow_fixer.subgraphs import bodies
 
 _FIRST_INPUT = {"If": 0, "Loop": 2, "Scan": 0}
 """The first input of the node that is handed to a body, as its input of the same number."""

@@ -14,8 +14,8 @@ from functools import lru_cache
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX, FP16_UNDERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.folding import Folder

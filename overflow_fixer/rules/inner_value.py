@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, InnerRange, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.inner_function import find_large_functions

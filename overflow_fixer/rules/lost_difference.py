@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.places import is_far, step_at, trace_back

@@ -16,8 +16,8 @@ from functools import lru_cache
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.multiples import find_multiples

@@ -13,8 +13,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import round_to_fp16
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import find_multiples

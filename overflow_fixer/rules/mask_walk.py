@@ -10,8 +10,8 @@ from functools import cached_property, reduce
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.constant_range import carriers
 from overflow_fixer.rules.folding import Folder

@@ -32,8 +32,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Clamp, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.constant_range import origins
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use

@@ -16,8 +16,8 @@ import onnx
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
-from overflow_fixer.graph import FLOAT_TYPES, Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import FLOAT_TYPES, Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.folding import Folder
 from overflow_fixer.rules.semantics import moves

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.rules.semantics import only_bounds, touched

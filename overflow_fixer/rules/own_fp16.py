@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 
 _REPEATS = frozenset("Tile Expand Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast CastLike".split())
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range, RangeTable
 from overflow_fixer.rules.near_zero import NO_SMALLER
 from overflow_fixer.rules.semantics import moves

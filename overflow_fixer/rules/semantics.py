@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range
 
 Signs = frozenset[int]

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.model_file.subgraphs import bodies
 from overflow_fixer.records import Finding, PlanPolicy
-from overflow_fixer.subgraphs import bodies
 
 _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
 """Rules whose findings a backend answers that computes the operator in FP32 by itself."""

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
 

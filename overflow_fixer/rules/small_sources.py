@@ -14,8 +14,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_UNDERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.semantics import moves
 

@@ -17,8 +17,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.near_zero import ELEMENTWISE, PLACES, SUMS, TERMS
 from overflow_fixer.rules.semantics import moves, readers

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.semantics import Signs, moves
 

@@ -16,8 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.rounded_away import find_rounded_away

@@ -15,8 +15,8 @@ from functools import lru_cache
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.softmax import find_shared_out
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.near_zero import ELEMENTWISE, NO_SMALLER, SUMS, TERMS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overflow_fixer.allotment import count_cores, find_memory_bytes
 from overflow_fixer.backends.tensorrt.capabilities import is_installed
 from overflow_fixer.backends.tensorrt.cuda import list_devices
+from overflow_fixer.host.allotment import count_cores, find_memory_bytes
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import find_versions
 from overflow_fixer.zoo.pool import Work, estimate_memory_gib, uses_gpu

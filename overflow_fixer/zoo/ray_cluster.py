@@ -12,8 +12,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from overflow_fixer.errors import ConfigError
-from overflow_fixer.external_data import list_data_files
 from overflow_fixer.files import make_folder, refuse_os_errors
+from overflow_fixer.model_file.external_data import list_data_files
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.errands import Errand
 from overflow_fixer.zoo.outcomes import InputFile, describe_basis, list_inputs

@@ -21,17 +21,17 @@ from types import FrameType
 
 from pydantic import BaseModel, ConfigDict
 
-from overflow_fixer.attempts import Attempt
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FAULT, EXIT_FIXED, EXIT_NOT_VERIFIED, EXIT_STOPPED, FixError
 from overflow_fixer.files import hold_lock, make_folder
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.host.processes import die_with
 from overflow_fixer.pipeline import fix
-from overflow_fixer.processes import die_with
 from overflow_fixer.records import FixReport
+from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.verdict import judge
-from overflow_fixer.sessions import use_custom_ops, use_threads
+from overflow_fixer.sessions.session import use_custom_ops, use_threads
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import (
     OUTCOME_FILE,

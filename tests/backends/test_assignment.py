@@ -9,8 +9,8 @@ from onnx import helper
 from typed_models import make_typed, write_model
 
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, assign_types, read_type
-from overflow_fixer.graph import load_graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.graph.nodes import Node
 
 TEXT = """g (float[N,4] x, int64[N,4] i, double[N,4] d) => (bool[N,4] b, float[N,4] y) {
     a = Relu(x) n = LayerNormalization(a, w) c = Cast <to: int = 1> (i) e = Add(n, c)

@@ -12,7 +12,7 @@ from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.backends.choice import NAMES
 from overflow_fixer.backends.tensorrt import find_lack
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Batch, BuildSettings, ShapeRange
 

@@ -11,7 +11,7 @@ from typed_models import NEWEST_OPSET, Typed, assert_same, plan_of, write_model
 from overflow_fixer.backends.mixed_onnx import emit
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, assign_types
 from overflow_fixer.backends.mixed_onnx.derivation import find_shape_nodes, find_whole_constants
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 
 
 def _load(folder: Path, nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], output: str) -> Graph:

@@ -10,8 +10,8 @@ from onnx import helper
 from typed_models import save, write_model
 
 from overflow_fixer.backends.mixed_onnx.editor import Editor
-from overflow_fixer.copies import embed_weights
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.copies import embed_weights
+from overflow_fixer.graph.model import load_graph
 
 CALIB_DATA = Path(__file__).resolve().parents[2] / "calib_data"
 MODELS = {

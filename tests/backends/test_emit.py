@@ -25,7 +25,7 @@ from typed_models import (
 from overflow_fixer.backends.mixed_onnx import describe, emit, open_runner, weights
 from overflow_fixer.backends.mixed_onnx.emission import check_artifact
 from overflow_fixer.errors import BackendError, ModelError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.records import Batch
 
 TEXT = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) <float[4] w = {1.0001, 2, 3, 4}> {

@@ -20,7 +20,7 @@ from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_
 from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.errors import BackendError, PlanError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Artifact, BuildSettings, Engine, Pin, PrecisionPlan, ShapeRange
 
 SETTINGS = BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (8, 4))})

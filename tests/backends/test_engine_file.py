@@ -15,7 +15,7 @@ from recorded_networks import make_plan
 from overflow_fixer.backends.tensorrt.builder import Precision
 from overflow_fixer.backends.tensorrt.engine_file import fingerprint, read_artifact, sidecar_of, write_engine
 from overflow_fixer.errors import BackendError, OutputError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import (
     Artifact,
     BuildSettings,

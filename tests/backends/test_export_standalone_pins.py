@@ -8,7 +8,7 @@ from overflow_fixer.backends.tensorrt import pins
 from overflow_fixer.backends.tensorrt.exports import standalone_pins
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact
 
 

@@ -29,7 +29,7 @@ from overflow_fixer.backends.tensorrt.pins import choose_layers, set_pins
 from overflow_fixer.backends.tensorrt.source import find_source
 from overflow_fixer.cli import main
 from overflow_fixer.errors import BackendError, OutputError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Artifact, BuildSettings, Clamp, Engine, Kept, PrecisionPlan, ShapeRange
 from overflow_fixer.reports import load_plan
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from recorded_networks import recorded_graph
 
 from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 
 _WEIGHTS = {"w": (4, 4, 1, 1), "m": (4, 4), "c": (1, 4, 1, 1), "scale": (4,), "mean": (4,), "var": (4,)}
 

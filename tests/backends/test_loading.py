@@ -12,7 +12,7 @@ from typed_models import write_model
 from overflow_fixer.backends.mixed_onnx import loading
 from overflow_fixer.backends.mixed_onnx.loading import cut, find_refusal
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 
 SAMPLES = Path(__file__).parents[2] / "calib_data"
 

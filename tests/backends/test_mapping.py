@@ -22,7 +22,7 @@ from overflow_fixer.backends.tensorrt.mapping import (
     parse_metadata,
     read_layers,
 )
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 
 
 def _layer(

@@ -11,7 +11,7 @@ from fp16_emulation import run_typed
 from typed_models import FLOAT, FLOAT16, NEWEST_OPSET, assert_same, is_supported, make_typed, write_model
 
 from overflow_fixer.backends.mixed_onnx.operators import KEPT_OPS, input_follows, output_follows, schema_of
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 
 X = np.asarray([[1.0002, -3, 5, 300], [0.1, 65519, -2, 7]], np.float32)
 IMAGE = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)

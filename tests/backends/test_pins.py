@@ -24,7 +24,7 @@ from overflow_fixer.backends.tensorrt.pins import (
     why_not,
 )
 from overflow_fixer.errors import PlanError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 
 _FLOAT = LayerTensor("y", "FLOAT", False, True)
 

@@ -15,7 +15,7 @@ from standin_gpu import StandInDriver, use_standin_gpu
 from overflow_fixer.backends.tensorrt import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
 from overflow_fixer.backends.tensorrt.price import _explain_slowness
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import (
     Artifact,
     Batch,

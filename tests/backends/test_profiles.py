@@ -9,7 +9,7 @@ from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt.profiles import override_shapes
 from overflow_fixer.errors import ConfigError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import ShapeRange
 
 _SEEN = {

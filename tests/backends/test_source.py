@@ -16,7 +16,7 @@ from typed_models import write_model
 from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source, parse_graph
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Clamp
 
 _MASK = np.array([0, -3.4e38, -np.inf, 3.4e38, np.nan, 5], np.float32)

@@ -18,7 +18,7 @@ from overflow_fixer.backends.tensorrt.builder import DisobedientError
 from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.weak import WeakBuild
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.progress import silent
 from overflow_fixer.records import BuildSettings, Clamp, PinOutcome, PrecisionPlan, ShapeRange
 

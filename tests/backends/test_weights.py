@@ -14,8 +14,8 @@ from typed_models import Typed, assert_same, make_typed, open_plain, plan_of, ru
 
 from overflow_fixer.backends.mixed_onnx import describe, emit, open_runner, weights
 from overflow_fixer.errors import BackendError, ModelError, OutputError
-from overflow_fixer.external_data import external_tensors
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.model_file.external_data import external_tensors
 from overflow_fixer.records import Artifact, Batch, Clamp, PrecisionPlan
 
 X = np.linspace(-3, 3, 32, dtype=np.float32).reshape(1, 32)

@@ -12,7 +12,7 @@ from pathlib import Path
 from onnx import TensorProto, helper
 from benchmarks.session_clock import SessionClock
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 import numpy as np
 
 clock = SessionClock()

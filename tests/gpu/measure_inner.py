@@ -18,13 +18,13 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from overflow_fixer.backends import BACKENDS, find_protected
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.graph import load_graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import PrecisionPlan
-from overflow_fixer.trials import make_settings
-from overflow_fixer.verification import open_reference, verify
+from overflow_fixer.trials.bench import make_settings
+from overflow_fixer.verification.comparison import open_reference, verify
 
 CHANNELS, SIZE, BATCH = 64, 96, 8
 node = helper.make_node

@@ -25,11 +25,11 @@ import onnx
 import onnxruntime
 
 from benchmarks.models import MODELS, find_model
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.providers import EXECUTION_PROVIDERS, Provider, choose_provider
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, RangeTable
-from overflow_fixer.sessions import count_on_cpu, open_session, run_session
+from overflow_fixer.sessions.providers import EXECUTION_PROVIDERS, Provider, choose_provider
+from overflow_fixer.sessions.session import count_on_cpu, open_session, run_session
 
 _WARM = 2
 """Batches that are left out of the time of a batch."""

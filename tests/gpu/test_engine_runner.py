@@ -24,7 +24,7 @@ from overflow_fixer.backends.tensorrt import emit, open_runner
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.calibration import open_calibration, survey_shapes
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.records import Batch, BuildSettings, PrecisionPlan
 
 pytestmark = pytest.mark.gpu

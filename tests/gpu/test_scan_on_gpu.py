@@ -15,11 +15,11 @@ from onnx import TensorProto
 
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.providers import Provider, choose_provider, find_lack
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import Observe, collect_ranges
 from overflow_fixer.records import CalibrationSet, Range, RangeTable
-from overflow_fixer.sessions import count_on_cpu, open_session
+from overflow_fixer.sessions.providers import Provider, choose_provider, find_lack
+from overflow_fixer.sessions.session import count_on_cpu, open_session
 
 pytestmark = pytest.mark.gpu
 

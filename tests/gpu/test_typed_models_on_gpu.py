@@ -10,8 +10,8 @@ import pytest
 from gpu_fixes import NETWORKS, Fixed, Fixes, compare_by_hand
 
 from overflow_fixer.progress import silent
-from overflow_fixer.providers import find_lack
 from overflow_fixer.records import Array, Batch, PrecisionPlan
+from overflow_fixer.sessions.providers import find_lack
 
 pytestmark = pytest.mark.gpu
 every_network = pytest.mark.parametrize("name", NETWORKS)

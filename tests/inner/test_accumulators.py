@@ -16,6 +16,7 @@ from in_memory_calibration import InMemoryCalibration, floats, make_model, node,
 from product_cases import CASES, COMPUTE, Case, draw_values, name_case
 from ways_to_observe import use_probes
 
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.accumulators import (
     Product,
     bound_by_norm,
@@ -24,7 +25,6 @@ from overflow_fixer.inner.accumulators import (
     find_channel_norm,
     find_products,
 )
-from overflow_fixer.nodes import Node
 from overflow_fixer.ranges import collect_ranges
 
 

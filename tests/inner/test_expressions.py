@@ -17,7 +17,7 @@ from in_memory_calibration import InMemoryCalibration, ask, ints, make_model, no
 from onnx import TensorProto
 from ways_to_observe import Probes, scan_each_way, use_probes
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.native import DOMAIN, LIBRARY

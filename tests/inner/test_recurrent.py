@@ -12,8 +12,8 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save
 from ways_to_observe import scan_each_way
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, PlanPolicy, RangeTable
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from overflow_fixer.native import DOMAIN, LIBRARY
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 _FORMS = {

@@ -16,7 +16,7 @@ from test_native_operators import leave_out_small, probe, reckon
 
 from overflow_fixer.native import DOMAIN, LIBRARY
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 NOTHING = (-np.inf, np.inf, np.inf, 0, 0, 0, 0, 0)

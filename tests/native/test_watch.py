@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from overflow_fixer.native import DOMAIN, LIBRARY, probe_array
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 _TENSOR = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)

@@ -12,10 +12,10 @@ import onnx
 from in_memory_calibration import ints, make_model, node, save, scalar
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns import Region
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import SessionRunner, open_session
+from overflow_fixer.sessions.session import SessionRunner, open_session
 
 SIZE = 16
 SHAPE = (3, 5, SIZE)

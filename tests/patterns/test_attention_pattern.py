@@ -10,7 +10,7 @@ import pytest
 from in_memory_calibration import floats, ints, make_model, node, save, scalar
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.attention import find_attention
 
 DIMS = [2, 4, 4]

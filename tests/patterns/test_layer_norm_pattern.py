@@ -20,7 +20,7 @@ from spellings import (
     spell,
 )
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.layer_norm import find_layer_norm, match_layer_norms
 
 MEAN = "ReduceMean x -> m\nSub x m -> d\n"

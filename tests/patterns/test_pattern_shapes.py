@@ -10,10 +10,10 @@ import onnx
 import pytest
 from in_memory_calibration import ints, make_model, node, save
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.shapes import output_shape
 from overflow_fixer.records import Batch, Dim
-from overflow_fixer.sessions import SessionRunner, open_session
+from overflow_fixer.sessions.session import SessionRunner, open_session
 
 INT32 = onnx.TensorProto.INT32
 INT64 = onnx.TensorProto.INT64

@@ -21,7 +21,7 @@ from test_layer_norm_pattern import SPELLINGS as LAYER_NORMS
 from test_rms_norm_pattern import SPELLINGS as RMS_NORMS
 from test_softmax_pattern import SPELLINGS as SOFTMAXES
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.patterns import PATTERNS, find_regions
 
 CALIB_DATA = Path(__file__).parents[2] / "calib_data"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from in_memory_calibration import ints, make_model, node, save, scalar
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns import find_regions
 from overflow_fixer.patterns.statistics import (
     dropped_axes,
@@ -21,7 +21,7 @@ from overflow_fixer.patterns.statistics import (
     reduction,
 )
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import SessionRunner, open_session
+from overflow_fixer.sessions.session import SessionRunner, open_session
 
 Nodes = list[onnx.NodeProto]
 

@@ -12,7 +12,7 @@ import onnxruntime
 from scan_cases import MemoryBatches, assert_same, reckon
 from ways_to_observe import scan_each_way
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Array, RangeTable
 
 Run = dict[str, Any]

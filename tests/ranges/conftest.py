@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 from scan_cases import StoppingBatches, save_model, value_info
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.ranges.walk import Walk
 from overflow_fixer.records import Batch

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, Batch, Range
 

@@ -21,11 +21,11 @@ from scan_cases import (
 )
 from ways_to_observe import PROBES, Probes, assert_same_table, use_probes
 
-from overflow_fixer.body_graphs import find_bodies
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.body_graphs import find_bodies
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges, merge_ranges, observers
 from overflow_fixer.ranges.store import load_recording
-from overflow_fixer.sessions import has_native_probes
+from overflow_fixer.sessions.session import has_native_probes
 
 TRUE, FALSE = np.array(True), np.array(False)
 

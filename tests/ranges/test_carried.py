@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from scan_cases import save_model, value_info
 from ways_to_observe import PROBES, Probes, use_probes
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.observers import Observe, Wanted, open_observer
 from overflow_fixer.records import Batch

@@ -25,15 +25,15 @@ from scan_cases import (
 )
 from ways_to_observe import assert_same_inner, scan_each_way
 
-from overflow_fixer import graph as graph_module
 from overflow_fixer.errors import CalibrationError, ModelError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph import model as graph_module
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect, collect_ranges, observers
 from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.records import Array, Batch, RangeTable
-from overflow_fixer.sessions import has_native_probes
+from overflow_fixer.sessions.session import has_native_probes
 
 
 def scan_both_small_values(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:
@@ -471,7 +471,7 @@ MEMORY_SCRIPT = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch
 

@@ -8,7 +8,7 @@ from in_memory_calibration import InMemoryCalibration
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import save_model, value_info
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.coverage import not_observed, observed_tensors
 

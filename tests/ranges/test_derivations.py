@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import run_marked, save_model, value_info
 from ways_to_observe import scan_each_way
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.derivations import (
     Derivation,
     derive,

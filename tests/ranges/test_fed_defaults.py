@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from scan_cases import MemoryBatches, save_model, value_info
 from ways_to_observe import scan_each_way
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Array
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

@@ -10,7 +10,7 @@ from scan_cases import value_info
 
 from overflow_fixer.ranges.gathering import Gathering
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 
 @pytest.mark.parametrize(("count", "output_count"), [(0, 0), (1, 1), (64, 1), (65, 1), (64 * 64 + 1, 2)])

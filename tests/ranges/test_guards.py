@@ -7,7 +7,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import run_marked, save_model, value_info
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.guards import find_covers
 from overflow_fixer.ranges.observers import ReductionObserver, Wanted
 from overflow_fixer.ranges.sources import find_sources

@@ -7,13 +7,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import save_model, value_info
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import look_inside
 from overflow_fixer.ranges.instrument import add_probes, mark_tensors
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_probes
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions import has_native_probes, open_session, run_session
+from overflow_fixer.sessions.session import has_native_probes, open_session, run_session
 
 NEWEST_OPSET = 23
 """The newest that the oldest ONNX Runtime in use runs."""

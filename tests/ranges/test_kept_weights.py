@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import MemoryBatches, save_model, value_info
 
-from overflow_fixer.copies import copy_model
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.copies import copy_model
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.kept_weights import put_back, set_aside
 

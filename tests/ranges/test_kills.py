@@ -13,7 +13,7 @@ import pytest
 from scan_cases import MemoryBatches
 from ways_to_observe import assert_same_table
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges import collect_ranges, load_ranges
 
 pytestmark = pytest.mark.alone
@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.append(sys.argv[3])
 import numpy as np
 from scan_cases import MemoryBatches
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.ranges import collect, collect_ranges
 from overflow_fixer.ranges.store import load_recording
 

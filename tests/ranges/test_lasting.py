@@ -10,8 +10,8 @@ import pytest
 from body_cases import floats, parse, scan_runs
 from scan_cases import MemoryBatches
 
-from overflow_fixer.body_graphs import find_bodies
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.body_graphs import find_bodies
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.lasting import copy_native, find_lasting

@@ -25,7 +25,7 @@ from scan_cases import (
 from ways_to_observe import assert_same_table
 
 from overflow_fixer.errors import PlanError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges import collect_ranges, load_ranges, merge_ranges
 from overflow_fixer.ranges.merge import join
 from overflow_fixer.ranges.recording import Recording

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from scan_cases import assert_same, reckon, save_model, value_info
 from ways_to_observe import PROBES, Probes, use_probes
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import look_inside
 from overflow_fixer.ranges import observers
 from overflow_fixer.ranges.observers import (

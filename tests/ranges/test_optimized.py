@@ -10,12 +10,12 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import MemoryBatches, save_model, value_info
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.instrument import add_probes
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.sessions import has_native_probes, save_optimized
+from overflow_fixer.sessions.session import has_native_probes, save_optimized
 
 node = helper.make_node
 RNG = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from in_memory_calibration import InMemoryCalibration, floats, make_model, node,
 from product_cases import CASES, Case, name_case
 from ways_to_observe import PROBES, Probes, use_probes
 
-from overflow_fixer import model_file
 from overflow_fixer.inner.accumulators import find_products
+from overflow_fixer.model_file import reading
 from overflow_fixer.ranges import collect_ranges, piecewise, product_sessions, product_sums, product_watch
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
 from overflow_fixer.ranges.product_sessions import ProductSessions
@@ -30,7 +30,7 @@ CUT = list(filter(_is_cut, CASES))
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is large, and a piece is a channel or two."""
-    monkeypatch.setattr(model_file, "LEAST_BYTES", 32)
+    monkeypatch.setattr(reading, "LEAST_BYTES", 32)
     monkeypatch.setattr(product_sums, "_LARGE_BYTES", 1)
     monkeypatch.setattr(product_watch, "_LARGE_BYTES", 1)
     monkeypatch.setattr(piecewise, "PIECE_BYTES", 64)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from scan_cases import save_model, value_info
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.probing import Probing, find_rows
 

@@ -19,7 +19,7 @@ from product_cases import Case, draw_values
 from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import find_channel_norm, find_products
 from overflow_fixer.ranges import collect_ranges, observers, product_sessions, product_watch
 from overflow_fixer.ranges.accumulation import Accumulation
@@ -28,7 +28,7 @@ from overflow_fixer.ranges.openings import select_all
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.records import RangeTable
-from overflow_fixer.sessions import has_native_probes
+from overflow_fixer.sessions.session import has_native_probes
 
 pytestmark = pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
 

@@ -21,7 +21,7 @@ from ways_to_observe import scan_each_way
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 _SIZES = st.sampled_from([0, 1, 1, 2, 3, 5])
 _SHAPES = st.lists(_SIZES, max_size=4)

@@ -12,7 +12,7 @@ from scan_cases import MemoryBatches, StoppingBatches, stop_before
 from ways_to_observe import assert_same_table
 
 from overflow_fixer.errors import PlanError
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect, collect_ranges, load_ranges, merge_ranges
 from overflow_fixer.ranges.recording import FORMAT_VERSION
 from overflow_fixer.ranges.store import load_recording

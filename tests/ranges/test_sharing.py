@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from scan_cases import MemoryBatches, save_model, value_info
 from ways_to_observe import scan_each_way
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import observers
 from overflow_fixer.ranges.sharing import find_small, group_small

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration
 from typed_models import write_model
 
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.sources import find_sources
 

@@ -20,7 +20,7 @@ from ways_to_observe import assert_same_table
 
 from overflow_fixer import __version__
 from overflow_fixer.errors import ModelError, OutputError, PlanError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges import collect_ranges, load_ranges
 from overflow_fixer.ranges.recording import FORMAT_VERSION, Recording
 from overflow_fixer.ranges.store import load_header, load_recording, save_recording

@@ -14,7 +14,7 @@ from body_cases import floats, parse, scan_runs
 from scan_cases import MemoryBatches
 from ways_to_observe import scan_each_way
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.native import LIBRARY
 from overflow_fixer.ranges import collect_ranges, instrument, interpreted_bodies, observers, product_watch
 from overflow_fixer.ranges.levels import find_level

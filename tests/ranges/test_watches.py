@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from in_memory_calibration import floats, make_model, node, save
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.derivations import Derivation, find_derivations
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.watches import find_told

@@ -14,11 +14,10 @@ from in_memory_calibration import InMemoryCalibration, make_model, node, save, s
 from onnx import TensorProto
 from report_factories import make_error
 
-from overflow_fixer.attempts import Attempt
 from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import (
@@ -31,6 +30,7 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
+from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.caveats import (
     say_luck,
     say_spent,
@@ -38,7 +38,7 @@ from overflow_fixer.reports.caveats import (
     say_unclamped,
     say_unsettled,
 )
-from overflow_fixer.trials import Bench
+from overflow_fixer.trials.bench import Bench
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
 WIDE = np.array([[1, 1e5, 3, 4], [2, -7, 1e5, 5]], np.float32)

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from report_factories import make_error
 
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import (
     FixReport,

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, ask, floats, make_model, node, save, scan
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import (
     bound_by_norm,
     bound_by_ranges,
     find_channel_norm,
     find_products,
 )
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, PlanPolicy, RangeTable
 from overflow_fixer.rules.accumulator import find_large_accumulators

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, pinned_by
 
-from overflow_fixer.graph import load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
 from overflow_fixer.rules.inlined_bodies import can_inline, list_carried

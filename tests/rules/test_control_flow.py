@@ -13,12 +13,12 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, ask, floats, pinned_by
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, RangeTable
 from overflow_fixer.rules.control_flow import find_inside_bodies
-from overflow_fixer.verification import open_reference
+from overflow_fixer.verification.comparison import open_reference
 
 TRUE, FALSE = np.array(True), np.array(False)
 

@@ -11,8 +11,8 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.rules.divided_differences import Divided, find_divided
 from overflow_fixer.rules.paths import find_ways
 

@@ -10,7 +10,7 @@ import pytest
 from in_memory_calibration import ints, make_model, node, save, scalar
 from onnx import numpy_helper
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.rules.folding import Folder
 
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration
 
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules.inlined_bodies import inline_bodies

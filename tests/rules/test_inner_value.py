@@ -13,8 +13,8 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, ask, floats, ints, make_model, node, save, scan
 
 from overflow_fixer.backends.tensorrt.protection import protected_by
-from overflow_fixer.graph import Graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, Finding, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules.inner_value import find_large_inner_values

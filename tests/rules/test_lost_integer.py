@@ -12,7 +12,7 @@ import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto, helper
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.lost_integer import find_lost_integers
 

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from typed_models import Typed, plan_of, run_plain
 
 from overflow_fixer.backends.mixed_onnx import emit
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.rules.lost_size import find_lost_sizes
 
 INT64 = TensorProto.INT64

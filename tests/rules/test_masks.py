@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, RangeTable
 from overflow_fixer.rules.masks import MASK_MAGNITUDE, MaskVerdict, judge_masks
-from overflow_fixer.sessions import mark_outputs, open_session, run_session
+from overflow_fixer.sessions.session import mark_outputs, open_session, run_session
 
 MIN = float(np.finfo(np.float32).min)
 BOOL = TensorProto.BOOL

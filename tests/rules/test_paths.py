@@ -4,8 +4,8 @@ from pathlib import Path
 
 from in_memory_calibration import make_model, node, save
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.rules.paths import find_ways
 
 

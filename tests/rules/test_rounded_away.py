@@ -14,7 +14,7 @@ from onnx import TensorProto
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.records import Array, PrecisionPlan
 from overflow_fixer.rules.rounded_away import find_rounded_away
-from overflow_fixer.verification import open_reference
+from overflow_fixer.verification.comparison import open_reference
 
 SUB = node("Sub", "p m", "d")
 FORMS: dict[str, list[onnx.NodeProto]] = {

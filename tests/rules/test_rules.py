@@ -11,7 +11,7 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, save, scalar
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES

@@ -13,8 +13,8 @@ from in_memory_calibration import floats, ints, make_model, node, save, scalar
 from onnx import TensorProto, helper
 
 from overflow_fixer.formats import FP16_OVERFLOW
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Batch, Range
 from overflow_fixer.rules import semantics
 from overflow_fixer.rules.semantics import (
@@ -27,7 +27,7 @@ from overflow_fixer.rules.semantics import (
     moves,
     shown_signs,
 )
-from overflow_fixer.sessions import open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
 
 rng = np.random.default_rng(0)
 IMAGE = (1, 2, 4, 4)

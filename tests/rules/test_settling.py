@@ -11,7 +11,7 @@ import pytest
 from in_memory_calibration import make_model, node, save
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Finding, PlanPolicy
 from overflow_fixer.rules.settling import protection_of, settle
 

@@ -11,7 +11,7 @@ import pytest
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.small_differences import (
     SmallDifference,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 
 from overflow_fixer.formats import FP16_UNDERFLOW
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.small_sources import Part, carry_back, is_lost, is_square, trace_small
 

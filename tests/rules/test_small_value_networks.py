@@ -13,7 +13,7 @@ from in_memory_calibration import ask, scan
 from small_value_networks import NETWORKS, Network, healthy_networks, relative_positions, rotary_positions
 
 from overflow_fixer import FixConfig, fix
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.records import FixReport, PlanPolicy, Verification
 from overflow_fixer.rules import DEFAULT_RULES
 

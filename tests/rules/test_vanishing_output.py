@@ -23,10 +23,10 @@ from in_memory_calibration import (
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL
-from overflow_fixer.planning import plan_precision
+from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.records import Finding, PlanPolicy, PrecisionPlan
 from overflow_fixer.rules.vanishing_output import find_vanishing_outputs
-from overflow_fixer.verification import open_reference
+from overflow_fixer.verification.comparison import open_reference
 
 LEAST = FP16_MIN_SUBNORMAL
 BELOW = float(np.nextafter(np.float32(LEAST), np.float32(0)))

@@ -11,8 +11,8 @@ from report_factories import make_report
 
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.errors import OutputError
-from overflow_fixer.finished_trials import adopt_trials, note_trial
-from overflow_fixer.trial_folders import TrialFolders
+from overflow_fixer.trials.finished import adopt_trials, note_trial
+from overflow_fixer.trials.folders import TrialFolders
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.parcels import (
     list_results,

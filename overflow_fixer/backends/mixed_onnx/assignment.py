@@ -10,8 +10,8 @@ from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx import operators
 from overflow_fixer.backends.mixed_onnx.derivation import find_shape_nodes, find_whole_constants
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Kept
 
 FLOAT = int(TensorProto.FLOAT)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx.operators import input_follows, schema_of
-from overflow_fixer.graph import FLOAT_TYPES, Graph
-from overflow_fixer.nodes import Node
-from overflow_fixer.subgraphs import CONTROL_FLOW
+from overflow_fixer.graph.model import FLOAT_TYPES, Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.model_file.subgraphs import CONTROL_FLOW
 
 _SHAPE_SOURCES = frozenset({"Shape", "Size"})
 _COUNTERS = frozenset({"NonZero", "CumSum"})

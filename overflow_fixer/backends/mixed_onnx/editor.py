@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from onnx_graphsurgeon.logger import G_LOGGER
 from onnx_graphsurgeon.logger.logger import LoggerSuppress
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
-from overflow_fixer.subgraphs import bodies
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.model_file.subgraphs import bodies
 
 _ORIGIN = "overflow_fixer_origin"
 

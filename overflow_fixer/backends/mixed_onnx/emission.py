@@ -16,10 +16,10 @@ from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import replace_files
-from overflow_fixer.graph import Graph, load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
-from overflow_fixer.sessions import SessionRunner, keep_outputs, open_session
-from overflow_fixer.simulation import simulate
+from overflow_fixer.sessions.session import SessionRunner, keep_outputs, open_session
+from overflow_fixer.simulation.typed_model import simulate
 
 _SHA256 = "overflow_fixer.model_sha256"
 _VERSION = "overflow_fixer.version"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overflow_fixer.backends.mixed_onnx.assignment import Assignment
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.layer_norm import match_layer_norms
 from overflow_fixer.patterns.region import Region
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import onnx
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.nodes import Node
-from overflow_fixer.sessions import open_session
+from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.sessions.session import open_session
 
 PIECE_NODES = 2000
 

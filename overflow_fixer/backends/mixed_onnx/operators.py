@@ -12,9 +12,9 @@ from functools import cache
 import onnx
 from onnx.defs import OpSchema
 
-from overflow_fixer.nodes import Node
-from overflow_fixer.operator_types import PARAMETERS
-from overflow_fixer.subgraphs import bodies
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operator_types import PARAMETERS
+from overflow_fixer.model_file.subgraphs import bodies
 
 _FP16 = "tensor(float16)"
 

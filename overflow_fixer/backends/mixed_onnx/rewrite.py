@@ -15,11 +15,11 @@ from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assign
 from overflow_fixer.backends.mixed_onnx.editor import Editor
 from overflow_fixer.backends.mixed_onnx.fusion_guards import find_guarded_scales
 from overflow_fixer.formats import round_to_fp16
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.tensor_types import dims_of
+from overflow_fixer.model_file.subgraphs import all_names
 from overflow_fixer.records import Dim
-from overflow_fixer.subgraphs import all_names
-from overflow_fixer.tensor_types import dims_of
 
 _SUFFIXES = {FLOAT: "__fp32", FLOAT16: "__fp16"}
 

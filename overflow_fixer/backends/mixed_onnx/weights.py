@@ -12,13 +12,13 @@ import onnx
 from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
-from overflow_fixer.copies import embed_weights
-from overflow_fixer.external_data import external_tensors
 from overflow_fixer.files import replace_file
 from overflow_fixer.formats import round_to_fp16
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.copies import embed_weights
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.model_file.external_data import external_tensors
+from overflow_fixer.model_file.weights import bring_in
 from overflow_fixer.records import Clamp
-from overflow_fixer.weights import bring_in
 
 _EMBED_LIMIT_BYTES = 1_500_000_000
 _ALIGNMENT_BYTES = 4096

@@ -19,8 +19,8 @@ from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
 from overflow_fixer.errors import BackendError, PlanError
-from overflow_fixer.graph import Graph, load_graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
     Artifact,

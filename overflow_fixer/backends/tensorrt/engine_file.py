@@ -13,7 +13,7 @@ from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.builder import Precision
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact, BuildSettings, Engine, Kept, PinOutcome, PrecisionPlan
 
 _VERSION = "2.0"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 
 _ANCHORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ACTIVATIONS = frozenset(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)(?: \| .*?)?\](?=\[ONNX Layer: |[\x1e\x1f]|$)", re.DOTALL)
 _SUFFIX = re.compile(r"_\d+$")

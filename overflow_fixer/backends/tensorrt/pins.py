@@ -9,8 +9,8 @@ from typing import Any
 
 from overflow_fixer.backends.tensorrt.mapping import NetworkLayer
 from overflow_fixer.errors import PlanError
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Kept
 
 MOVEMENT = frozenset(

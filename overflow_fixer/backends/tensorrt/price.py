@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.backends.tensorrt.emission import inspect_runner, open_runner, open_tensorrt
 from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price
 
 FIXED, NAIVE, FP32, FP32_EXACT = "fixed", "naive FP16", "FP32 (TF32)", "FP32 (no TF32)"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from overflow_fixer.errors import BackendError, ConfigError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import ShapeRange
 
 _OPEN_KINDS = frozenset({"NON_ZERO", "NMS"})

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.backends.tensorrt.network import ParsedNetwork, parse_model
-from overflow_fixer.copies import embed_weights
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph import Graph
-from overflow_fixer.nodes import Node
+from overflow_fixer.graph.copies import embed_weights
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Clamp, Typing
 
 _REDUCTIONS = frozenset(

@@ -24,7 +24,7 @@ from overflow_fixer.backends.tensorrt.network import ParsedNetwork
 from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers, clear_pins, set_pins
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import parse_graph
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import BuildSettings, Constraints, Kept, PinOutcome, PrecisionPlan
 

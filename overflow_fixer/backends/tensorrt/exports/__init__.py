@@ -21,7 +21,7 @@ from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
 from overflow_fixer.backends.tensorrt.source import parse_graph
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan
 
 

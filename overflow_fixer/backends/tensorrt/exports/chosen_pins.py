@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, say_fused
 from overflow_fixer.backends.tensorrt.pins import choose_layers
 from overflow_fixer.errors import PlanError
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact, PrecisionPlan
 
 

@@ -19,7 +19,7 @@ from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import ExportedPin
 from overflow_fixer.backends.tensorrt.source import read_axes
 from overflow_fixer.files import sha256_of
-from overflow_fixer.graph import Graph
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import BuildSettings, PrecisionPlan, ShapeRange
 
 _FUTURE = "from __future__ import annotations\n"

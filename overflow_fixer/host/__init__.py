@@ -1,0 +1,1 @@
+"""What this process may use of its machine, and how it ends with others."""

@@ -1,0 +1,115 @@
+"""Where a model's weights lie: in which files, and whether those may be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.model_file.reading import read_model
+from overflow_fixer.model_file.subgraphs import all_tensors, bodies, graph_tensors
+
+
+def read_referring(path: Path) -> tuple[onnx.ModelProto, Path]:
+    """The model, and the file from whose folder its external data is told.
+
+    External data must not pass a symbolic link. Behind one, weights are left in the file itself; where others lie beside
+    the link, all of the model is read. So it is where the file has a second hard link and bodies hold large weights: ONNX
+    Runtime refuses those there, and takes all others.
+    """
+    model, home = read_model(path), _follow(path)
+    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
+    if home != path and any(item.key == "location" and item.value != home.name for item in entries):
+        return read_model(path, in_place=False), path
+    if os.stat(home).st_nlink > 1 and any(_external_in_bodies(model)):
+        return read_model(path, in_place=False), home
+    return model, home
+
+
+def _external_in_bodies(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    held = (tensor for node in model.graph.node for body in bodies(node) for tensor in graph_tensors(body))
+    return (tensor for tensor in held if tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _follow(path: Path) -> Path:
+    """The file behind a symbolic link; any other path as it is."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def list_data_files(path: Path) -> tuple[Path, ...]:
+    """The files below the model's folder that it names for its weights, as far as they are there; nothing is checked.
+
+    None for a file that is no model: `load_graph` says why.
+    """
+    try:
+        model, home = read_referring(path)
+    except ModelError:
+        return ()
+    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
+    locations = sorted({item.value for item in entries if item.key == "location"})
+    folder = home.parent.resolve()
+    found = (home.parent / location for location in locations if location)
+    return tuple(
+        file for file in found if file.is_file() and file.resolve().is_relative_to(folder) and file != home
+    )
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of the model, at any depth, whose data lies in another file."""
+    for tensor in all_tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield tensor
+
+
+def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
+    """The model's external data files, each inside the model's folder, there, and long enough.
+
+    Raises ModelError otherwise: a model file is untrusted, and a path that leaves its folder would
+    read any file of this machine into a tensor.
+    """
+    files: dict[str, Path] = {}
+    sizes: dict[str, int] = {}
+    for tensor in external_tensors(model):
+        entry = {item.key: item.value for item in tensor.external_data}
+        location = entry.get("location", "")
+        if location not in files:
+            files[location] = _find_data_file(path, tensor, location)
+            sizes[location] = files[location].stat().st_size
+        offset, length = _find_extent(path, tensor, entry)
+        if offset < 0 or length < 0 or offset + length > sizes[location]:
+            raise ModelError(
+                f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {files[location]}, which "
+                f"has {sizes[location]}. Expected the whole external data file. It is probably truncated: copy it again."
+            )
+    return set(files.values())
+
+
+def _find_extent(path: Path, tensor: TensorProto, entry: Mapping[str, str]) -> tuple[int, int]:
+    try:
+        return int(entry.get("offset") or 0), int(entry.get("length") or 0)
+    except ValueError as error:
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} have the offset {entry.get('offset')!r} and the length "
+            f"{entry.get('length')!r}. Expected whole numbers of bytes. The file is damaged, or was not made by an exporter."
+        ) from error
+
+
+def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
+    folder = path.parent.resolve()
+    file = folder if "\0" in location else (folder / location).resolve()
+    if file == folder or Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
+            "Expected a file beside the model. Such a path is refused, since it could read any file of "
+            "this machine; save the model again with its data beside it if you trust it."
+        )
+    if not file.is_file():
+        raise ModelError(
+            f"{path}: the data of tensor {tensor.name!r} is missing: {file} is not there. Expected the external "
+            "data file beside the model. Copy it there, under that name."
+        )
+    return file

@@ -1,0 +1,1 @@
+"""Where an artifact goes wrong, and the plan widened until it passes."""

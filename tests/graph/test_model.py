@@ -1,0 +1,363 @@
+"""What the stages see of a model: labels, types, constants, what control flow reads, and what is refused."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.graph import model as graph_module
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.graph.tensor_types import infer_shapes
+from overflow_fixer.sessions.session import open_session
+
+FLOAT = TensorProto.FLOAT
+
+
+def _info(name: str, elem_type: int = FLOAT, dims: list[int | str] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem_type, dims)
+
+
+def _save(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    initializers: list[TensorProto] | None = None,
+    inputs: list[onnx.ValueInfoProto] | None = None,
+    outputs: list[onnx.ValueInfoProto] | None = None,
+    opset: int = 17,
+    **extra: object,
+) -> Path:
+    inputs = inputs if inputs is not None else [_info("x", dims=["n", 4])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs or [_info("y")], initializers or [])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    functions = extra.get("functions", [])
+    opsets += [helper.make_opsetid("local", 1)] if functions else []
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_labels_are_unique_and_name_the_first_output_where_the_name_cannot(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="same"),
+        helper.make_node("Relu", ["a"], ["b"], name="same"),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"], name="node_of_c"),
+    ]
+    graph = load_graph(_save(tmp_path, nodes))
+    assert [node.label for node in graph.nodes] == ["node_of_a", "node_of_b", "node_of_c_", "node_of_c"]
+    assert len(graph.by_label) == 4
+
+
+def test_types_come_from_inference_and_from_onnx_runtime_where_it_knows_nothing(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gelu", ["x"], ["g"], domain="com.microsoft"),
+        helper.make_node("Shape", ["g"], ["s"]),
+        helper.make_node("Cast", ["g"], ["d"], to=TensorProto.DOUBLE),
+        helper.make_node("SequenceConstruct", ["d"], ["q"]),
+        helper.make_node("SequenceAt", ["q", "zero"], ["y"]),
+    ]
+    zero = numpy_helper.from_array(np.int64(0), "zero")
+    graph = load_graph(_save(tmp_path, nodes, [zero], outputs=[_info("y", TensorProto.DOUBLE)]))
+    assert graph.dtypes["g"] == FLOAT
+    assert graph.dtypes["s"] == TensorProto.INT64
+    assert graph.dtypes["y"] == TensorProto.DOUBLE
+    assert "q" not in graph.dtypes
+    assert graph.is_float("y")
+    assert not graph.is_float("s")
+    assert not graph.is_float("q")
+
+
+def test_tensors_producers_and_consumers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "w"], ["a"], name="add"),
+        helper.make_node("Mul", ["a", "a"], ["m"], name="mul"),
+        helper.make_node("Sub", ["a", "m"], ["y"], name="sub"),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    assert graph.tensors == ("x", "w", "a", "m", "y")
+    assert graph.producers["m"].label == "mul"
+    assert [node.label for node in graph.consumers["a"]] == ["mul", "sub"]
+    assert graph.inputs[0].dims == ("n", 4)
+    assert [spec.name for spec in graph.inputs] == ["x"]
+
+
+def test_copies_of_constants_are_told_with_what_they_copy(tmp_path: Path) -> None:
+    """Whatever holds it, and however often it is copied."""
+    held = numpy_helper.from_array(np.ones(4, np.float32), "")
+    nodes = [
+        helper.make_node("Constant", [], ["k"], value=held),
+        helper.make_node("Identity", ["w"], ["a"]),
+        helper.make_node("Identity", ["a"], ["b"]),
+        helper.make_node("Identity", ["k"], ["c"]),
+        helper.make_node("Identity", ["x"], ["d"]),
+        helper.make_node("Identity", ["d"], ["e"]),
+        helper.make_node("Sum", ["b", "c", "e"], ["y"]),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    assert graph.copied_constants == {"a": "w", "b": "w", "c": "k"}
+
+
+def test_what_bodies_capture_is_read_by_their_node(tmp_path: Path) -> None:
+    inner = helper.make_graph([helper.make_node("Mul", ["deep", "w"], ["i"])], "inner", [], [_info("i")])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["j"])], "other", [], [_info("j")])
+    middle = helper.make_graph(
+        [
+            helper.make_node("Abs", ["x"], ["deep"]),
+            helper.make_node("If", ["c"], ["k"], then_branch=inner, else_branch=other),
+        ],
+        "middle",
+        [],
+        [_info("k")],
+    )
+    outer = helper.make_graph([helper.make_node("Relu", ["x"], ["l"])], "outer", [], [_info("l")])
+    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=middle, else_branch=outer, name="if")]
+    inputs = [_info("x", dims=[4]), _info("c", TensorProto.BOOL, [])]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")], inputs))
+    assert set(graph.by_label["if"].captured) == {"x", "w", "c"}
+    assert [node.label for node in graph.consumers["w"]] == ["if"]
+
+
+def test_functions_are_inlined(tmp_path: Path) -> None:
+    body = [helper.make_node("Relu", ["a"], ["t"]), helper.make_node("Neg", ["t"], ["b"])]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    nodes = [helper.make_node("F", ["x"], ["y"], domain="local", name="call")]
+    graph = load_graph(_save(tmp_path, nodes, functions=[function]))
+    assert [node.op_type for node in graph.nodes] == ["Relu", "Neg"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "value"),
+    [
+        ({"value": numpy_helper.from_array(np.float32([1, 2]))}, [1, 2]),
+        ({"value_float": 0.5}, 0.5),
+        ({"value_floats": [0.5, 1.5]}, [0.5, 1.5]),
+        ({"value_int": 3}, 3),
+        ({"value_ints": [3, 4]}, [3, 4]),
+    ],
+)
+def test_every_form_of_constant_is_read(tmp_path: Path, attributes: dict[str, object], value: object) -> None:
+    nodes = [helper.make_node("Constant", [], ["c"], **attributes), helper.make_node("Relu", ["x"], ["y"])]
+    graph = load_graph(_save(tmp_path, nodes))
+    constant = graph.read_constant("c")
+    assert constant is not None
+    assert constant.tolist() == value
+    assert graph.read_constant("y") is None
+
+
+def test_initializers_that_are_inputs_too_need_not_be_fed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    graph = load_graph(_save(tmp_path, nodes, [weight], [_info("x", dims=[4]), _info("w", dims=[4])]))
+    assert [spec.name for spec in graph.inputs] == ["x"]
+    assert graph.tensors == ("x", "w", "y")
+
+
+def test_large_weights_do_not_hinder_shapes(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "shape"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.ones((4, 600), np.float32), "w"),
+        numpy_helper.from_array(np.int64([-1, 2, 300]), "shape"),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, weights))
+    assert graph.sure_shapes["m"] == ("n", 600)
+    assert graph.sure_shapes["y"][1:] == (2, 300)
+    assert infer_shapes(graph.model, {"x": (6, 4)})["y"] == (6, 2, 300)
+
+
+def test_nodes_out_of_order_are_sorted(tmp_path: Path) -> None:
+    """ONNX Runtime sorts them too, also by what a body reads of the graph around it."""
+    then = helper.make_graph([helper.make_node("Neg", ["late"], ["t"])], "then", [], [_info("t")])
+    other = helper.make_graph([helper.make_node("Abs", ["x"], ["e"])], "else", [], [_info("e")])
+    nodes = [
+        helper.make_node("If", ["flag"], ["y"], then_branch=then, else_branch=other),
+        helper.make_node("Relu", ["a"], ["late"]),
+        helper.make_node("Neg", ["x"], ["a"]),
+    ]
+    graph = load_graph(_save(tmp_path, nodes, [numpy_helper.from_array(np.array(True), "flag")]))
+    assert [node.op_type for node in graph.nodes] == ["Neg", "Relu", "If"]
+    assert [node.index for node in graph.nodes] == [0, 1, 2]
+    assert [proto.op_type for proto in graph.model.graph.node] == ["Neg", "Relu", "If"]
+    assert [node.proto.output[0] for node in graph.nodes] == ["a", "late", "y"]
+    assert graph.is_float("late")
+
+
+def test_nodes_in_a_circle_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"])]
+    with pytest.raises(ModelError, match=r"goes round in a circle: 'node_of_[ab]', 'node_of_[ab]'"):
+        load_graph(_save(tmp_path, nodes))
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    path = _save(tmp_path, [helper.make_node("Identity", ["x"], ["y"])])
+    assert load_graph(str(path)).path == path
+
+
+def test_sha256_covers_external_data(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    model = onnx.load(_save(tmp_path, nodes, [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="e.bin", size_threshold=0)
+    before = load_graph(tmp_path / "e.onnx").sha256
+    (tmp_path / "e.bin").write_bytes(np.full(4, 2, np.float32).tobytes())
+    graph = load_graph(tmp_path / "e.onnx")
+    assert graph.sha256 != before
+    assert graph.read_constant("w").tolist() == [2, 2, 2, 2]
+
+
+def test_files_that_were_not_written_since_are_not_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper_nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = _save(tmp_path, helper_nodes)
+    first = load_graph(path)
+    sha256, stamp = first.sha256, first.stamp
+    monkeypatch.setattr(graph_module, "sha256_of", lambda paths: "another")
+    assert load_graph(path).has_sha256(sha256, stamp)
+    assert not load_graph(path).has_sha256(sha256, "")
+    os.utime(path, ns=(1, 1))
+    assert load_graph(path).stamp != stamp
+    assert not load_graph(path).has_sha256(sha256, stamp)
+    assert load_graph(path).has_sha256("another", stamp)
+
+
+def _save_scaler(folder: Path, *opsets: tuple[str, int], body: onnx.GraphProto | None = None) -> Path:
+    """A model of one node of ai.onnx.ml, as converters of trees and the like write them."""
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
+    if body is not None:
+        node.attribute.append(helper.make_attribute("body", body))
+    graph = helper.make_graph([node], "g", [_info("x", dims=["n", 4])], [_info("y")])
+    imports = [helper.make_opsetid(*opset) for opset in (("ai.onnx.ml", 1), *opsets)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=4)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("named", "opset"),
+    [((), 17), ((("", 1),), 17), ((("ai.onnx", 8),), 17), ((("", 9),), 9), ((("", 15),), 15)],
+)
+def test_a_model_that_uses_no_operator_of_onnx_needs_no_opset(
+    tmp_path: Path, named: tuple[tuple[str, int], ...], opset: int
+) -> None:
+    graph = load_graph(_save_scaler(tmp_path, *named))
+    imported = {entry.domain: entry.version for entry in graph.model.opset_import}
+    assert (graph.opset, imported) == (opset, {"": opset, "ai.onnx.ml": 1})
+    assert graph.dtypes["y"] == FLOAT
+
+
+def test_an_operator_in_a_body_needs_an_opset(tmp_path: Path) -> None:
+    body = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "body", [], [_info("b")])
+    with pytest.raises(ModelError, match="names no opset of the ONNX operators that it uses") as caught:
+        load_graph(_save_scaler(tmp_path, body=body))
+    assert "onnxmltools: target_opset" in str(caught.value)
+
+
+@pytest.mark.parametrize("named", [[], [8]])
+@pytest.mark.parametrize("inner", [13, 8])
+def test_functions_bring_the_opset_of_a_model_that_uses_no_other_operator(
+    tmp_path: Path, named: list[int], inner: int
+) -> None:
+    path = _save(tmp_path, [helper.make_node("F", ["x"], ["y"], domain="local")])
+    model = onnx.load(path)
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", inner)])
+    model.functions.append(function)
+    imports = [helper.make_opsetid("local", 1), *(helper.make_opsetid("", opset) for opset in named)]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    path.write_bytes(model.SerializeToString())
+    if inner < graph_module.MIN_OPSET:
+        with pytest.raises(ModelError, match="uses ONNX opset 8"):
+            load_graph(path)
+        return
+    graph = load_graph(path)
+    assert (graph.opset, [node.op_type for node in graph.nodes]) == (13, ["Relu"])
+
+
+def _sparse(name: str) -> onnx.SparseTensorProto:
+    values = numpy_helper.from_array(np.array([3, 2e5], np.float32), name)
+    places = numpy_helper.from_array(np.array([1, 2], np.int64))
+    return helper.make_sparse_tensor(values, places, [4])
+
+
+def test_sparse_initializers_are_constants_in_bodies_too(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, bool c) => (float[4] y) {
+        a = Add (x, s)
+        y = If (c) <
+            then_branch = t () => (float[4] o) { o = Mul (a, r) },
+            else_branch = e () => (float[4] o) { o = Neg (a) }
+        >
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.sparse_initializer.append(_sparse("s"))
+    model.graph.node[1].attribute[0].g.sparse_initializer.append(_sparse("r"))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert [(node.op_type, node.outputs) for node in graph.nodes] == [
+        ("Constant", ("s",)),
+        ("Add", ("a",)),
+        ("If", ("y",)),
+    ]
+    assert graph.dtypes["s"] == TensorProto.FLOAT
+    branch = graph.model.graph.node[-1].attribute[0].g
+    assert [node.op_type for node in branch.node] == ["Constant", "Mul"]
+    assert not graph.model.graph.sparse_initializer
+    assert not branch.sparse_initializer
+    feeds = {"x": np.arange(4, dtype=np.float32), "c": np.array(True)}
+    (found,) = open_session(graph.model, graph.folder).run(None, feeds)
+    dense = np.array([0, 3, 2e5, 0], np.float32)
+    np.testing.assert_array_equal(found, (feeds["x"] + dense) * dense)
+
+
+def test_a_sparse_initializer_in_whose_place_a_batch_may_feed_stays(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, float[4] s) => (float[4] y) { y = Add (x, s) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.sparse_initializer.append(_sparse("s"))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert [one.values.name for one in graph.model.graph.sparse_initializer] == ["s"]
+    assert [node.op_type for node in graph.nodes] == ["Add"]
+
+
+@pytest.mark.parametrize("place", ["input", "initializer", "output", "value_info", "node", "in a body"])
+def test_a_prefix_is_free_where_no_name_begins_with_it(place: str, tmp_path: Path) -> None:
+    """Underscores are put before it until it is; a name that holds it further on does not matter."""
+
+    def name(where: str) -> str:
+        return "_own_x" if where == place else f"{where}_own_x"
+
+    body = helper.make_graph(
+        [helper.make_node("Neg", [name("input")], [name("in a body")])],
+        "b",
+        [],
+        [helper.make_tensor_value_info(name("in a body"), 1, None)],
+    )
+    nodes = [
+        helper.make_node("Add", [name("input"), name("initializer")], [name("output")], name=name("node"))
+    ]
+    if place == "in a body":
+        nodes.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
+    inputs = [
+        helper.make_tensor_value_info(name("input"), 1, None),
+        helper.make_tensor_value_info("c", 9, None),
+    ]
+    outputs = [helper.make_tensor_value_info(name("output"), 1, None)]
+    weights = [helper.make_tensor(name("initializer"), 1, [1], [1.0])]
+    proto = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    proto.value_info.append(helper.make_tensor_value_info(name("value_info"), 1, None))
+    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_graph(tmp_path / "m.onnx")
+    assert graph_module.free_prefix(graph, "_own_") == "__own_"
+    assert graph_module.free_prefix(graph, "own_") == "own_"
+    assert graph_module.free_prefix(graph, "other_") == "other_"

@@ -1,0 +1,81 @@
+"""Which of two attempts is better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_memory_calibration import node
+from repair_trials import TOLERANCE, Trial, cancelling
+
+from overflow_fixer.records import Tolerance
+from overflow_fixer.repair.attempts import Attempt, is_better
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")]).first()
+
+
+def _with(attempt: Attempt, passed: bool = False, wrong: int = 3, **error: Any) -> Attempt:
+    verification = attempt.verification
+    (verdict,) = verification.outputs
+    if "snr_db" in error:
+        error["worst_batch_snr_db"] = error["snr_db"]
+    changed = replace(verdict, passed=passed, error=replace(verdict.error, **error))
+    bad = [e for e in verification.trace if e.snr_db < 30][:1] * wrong
+    return replace(attempt, verification=replace(verification, outputs=(changed,), trace=tuple(bad)))
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"passed": True, "snr_db": 31.0}, {"snr_db": 50.0}),
+        ({"mismatched": 1, "snr_db": -5.0}, {"mismatched": 2, "snr_db": 20.0}),
+        ({"snr_db": 10.6}, {"snr_db": 10.0}),
+        ({"snr_db": 10.0, "wrong": 2}, {"snr_db": 10.4, "wrong": 3}),
+        (
+            {"mismatched": 8, "compared": 0, "snr_db": math.nan, "wrong": 1},
+            {"mismatched": 8, "compared": 0, "wrong": 2},
+        ),
+    ],
+)
+def test_an_attempt_is_better_and_the_other_is_not(
+    better: dict[str, Any], worse: dict[str, Any], attempt: Attempt
+) -> None:
+    one, other = _with(attempt, **better), _with(attempt, **worse)
+    assert is_better(one, other, TOLERANCE)
+    assert not is_better(other, one, TOLERANCE)
+
+
+def test_an_equal_attempt_is_not_better(attempt: Attempt) -> None:
+    assert not is_better(attempt, attempt, TOLERANCE)
+    assert not is_better(_with(attempt, snr_db=10.4), _with(attempt, snr_db=10.0), TOLERANCE)
+
+
+def test_each_output_is_held_against_its_own_tolerance(attempt: Attempt) -> None:
+    assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance()) == -5
+    assert _with(attempt, snr_db=25.0).worst_margin_db(Tolerance(per_output={"y": 20.0})) == 5
+    assert _with(attempt, compared=0).worst_margin_db(Tolerance()) == math.inf
+    assert math.isnan(_with(attempt, compared=0).worst_snr_db)
+
+
+@pytest.mark.parametrize(
+    ("error", "snr_db"),
+    [
+        ({"compared": 0, "mismatched": 8}, math.nan),
+        ({"compared": 6, "mismatched": 2, "worst_batch_snr_db": 40.0}, 40.0),
+        ({"compared": 0, "mismatched": 0}, 65.0),
+        ({"compared": 0, "mismatched": 8, "is_float": False}, 65.0),
+    ],
+)
+def test_the_worst_snr_is_not_that_of_healthy_outputs_beside_one_that_has_none(
+    error: dict[str, Any], snr_db: float, attempt: Attempt
+) -> None:
+    broken, healthy = _with(attempt, **error), _with(attempt, passed=True, snr_db=65.0)
+    outputs = (*broken.verification.outputs, *healthy.verification.outputs)
+    found = replace(attempt, verification=replace(attempt.verification, outputs=outputs)).worst_snr_db
+    assert found == pytest.approx(snr_db, nan_ok=True)

@@ -1,0 +1,265 @@
+"""Sessions compute each node as it stands, and say in one paragraph why they cannot."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from overflow_fixer.errors import ModelError, RunError
+from overflow_fixer.host.allotment import count_threads
+from overflow_fixer.records import Batch
+from overflow_fixer.sessions.providers import PLUGIN_DOMAIN, Provider, find_lack
+from overflow_fixer.sessions.session import (
+    SessionRunner,
+    _session_options,
+    count_on_cpu,
+    infer_types,
+    keep_outputs,
+    mark_outputs,
+    open_session,
+    run_session,
+    use_threads,
+)
+
+SAVING_SCRIPT = """
+import sys
+from pathlib import Path
+import onnx
+from overflow_fixer.sessions.session import save_optimized
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+folder = Path(sys.argv[1])
+model = onnx.load(folder / "model.onnx")
+before = resident_bytes()
+save_optimized(model, folder, folder / "optimized.onnx")
+print(resident_bytes() - before)
+"""
+
+
+def _model(elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    nodes = [helper.make_node("Neg", ["x"], ["t"]), helper.make_node("Abs", ["t"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, elem_type, [None]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_marked_tensors_come_out(tmp_path: Path) -> None:
+    model = _model()
+    mark_outputs(model, ["t", "y"])
+    runner = SessionRunner(open_session(model, tmp_path))
+    assert runner.output_names == ("y", "t")
+    found = runner.run(Batch("b", {"x": np.float32([1, -2])}))
+    assert found["t"].tolist() == [-1, 2]
+
+
+def test_a_session_has_a_thread_a_core_or_as_many_as_are_told(tmp_path: Path) -> None:
+    use_threads(3)
+    told = open_session(_model(), tmp_path).get_session_options().intra_op_num_threads
+    use_threads(0)
+    own = open_session(_model(), tmp_path).get_session_options().intra_op_num_threads
+    assert (told, own) == (3, count_threads())
+
+
+def test_weights_are_packed_unless_told_not_to(tmp_path: Path) -> None:
+    packed, unpacked = (
+        open_session(_model(), tmp_path, pack_weights=way).get_session_options() for way in (True, False)
+    )
+    assert unpacked.get_session_config_entry("session.disable_prepacking") == "1"
+    with pytest.raises(RuntimeError, match="does not have configuration"):
+        packed.get_session_config_entry("session.disable_prepacking")
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_what_several_nodes_read_is_dequantized_once(optimize: bool, tmp_path: Path) -> None:
+    """ONNX Runtime has each of them read a DequantizeLinear of its own, unless it is told not to."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("ReduceMax", ["w"], ["b"], keepdims=0),
+    ]
+    held = [
+        numpy_helper.from_array(np.ones((2, 2), np.int8), "q"),
+        numpy_helper.from_array(np.float32(1), "s"),
+    ]
+    x, *outputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xab")
+    graph = helper.make_graph(nodes, "g", [x], outputs, held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = _session_options(optimize, by_priority=False, provider="cpu")
+    if optimize:  # but for constant folding, which leaves none
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "run.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    run = onnx.load(tmp_path / "run.onnx").graph.node
+    assert sum(node.op_type == "DequantizeLinear" for node in run) == (2 if optimize else 1)
+
+
+def test_fp16_inputs_take_rounded_fp32_feeds(tmp_path: Path) -> None:
+    runner = SessionRunner(open_session(_model(TensorProto.FLOAT16), tmp_path))
+    found = runner.run(Batch("b", {"x": np.float32([1, -65520])}))["y"]
+    assert found.dtype == np.float16
+    assert found.tolist() == [1, np.inf]
+
+
+def test_onnx_runtime_tells_types(tmp_path: Path) -> None:
+    assert infer_types(_model(TensorProto.DOUBLE), tmp_path, ["t"]) == {"t": TensorProto.DOUBLE}
+
+
+def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
+    broken = _model()
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(ModelError, match="NoSuchOperator"):
+        open_session(broken, tmp_path)
+    with pytest.raises(ModelError, match=r"batch night\.npz"):
+        run_session(
+            open_session(_model(), tmp_path), None, Batch("night.npz", {"x": np.ones((2, 2), np.float32)})
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_memory"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("bad allocation"), True),
+        (RuntimeError("CUDA failure 2: out of memory"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 8"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 9223372036854775808"), False),
+        (RuntimeError("Gather node. idx=9 must be within the inclusive range [-3,2]"), False),
+    ],
+)
+def test_a_run_that_fails_says_whether_memory_ran_out(error: Exception, is_of_memory: bool) -> None:
+    class Session:
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+        def get_outputs(self) -> list[Any]:
+            return []
+
+        def run(self, *arguments: Any) -> None:
+            raise error
+
+    with pytest.raises(ModelError) as raised:
+        run_session(Session(), None, Batch("b", {}))
+    assert isinstance(raised.value, RunError) is not is_of_memory
+    if isinstance(raised.value, RunError):
+        assert raised.value.reason == str(error)
+
+
+def test_an_output_and_an_input_left_out_do_not_need_each_other() -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p", ""], kernel_shape=[1]),
+        helper.make_node("Clip", ["x", "", "top"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [], [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph)
+    keep_outputs(model, ["y"])
+    assert [one.op_type for one in model.graph.node] == ["Clip"]
+
+
+def test_outputs_are_kept_with_what_they_need_alone(tmp_path: Path) -> None:
+    model = _model()
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["t"], ["n"])], "b", [], [helper.make_empty_tensor_value_info("n")]
+    )
+    chosen = helper.make_node("If", ["is"], ["z"], then_branch=body, else_branch=body)
+    model.graph.node.append(chosen)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "is"))
+    mark_outputs(model, ["z"])
+    keep_outputs(model, ["z"])
+    assert [one.op_type for one in model.graph.node] == ["Neg", "If"]
+    found = run_session(open_session(model, tmp_path), None, Batch("b", {"x": np.float32([1, -2])}))
+    assert [value.tolist() for value in found] == [[1, -2]]
+
+
+class _Unsearched(list[str]):
+    """Names that are looked for one by one in no list of them: of n outputs that would take n * n steps."""
+
+    def __contains__(self, name: object) -> bool:
+        raise AssertionError(name)
+
+
+def test_outputs_are_kept_in_time_that_grows_with_the_model() -> None:
+    model = _model()
+    mark_outputs(model, ["t"])
+    keep_outputs(model, _Unsearched(["t"]))
+    assert [output.name for output in model.graph.output] == ["t"]
+    assert [node.op_type for node in model.graph.node] == ["Neg"]
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this onnxruntime has CUDA"
+)
+@pytest.mark.filterwarnings("ignore:Specified provider")
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_session_never_takes_another_provider_than_it_was_told(
+    provider: Provider, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_model(), path)
+    for model in (_model(), path):
+        with pytest.raises(ModelError, match=r"opens without .*--provider cpu"):
+            open_session(model, tmp_path, provider=provider)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.skipif(find_lack("tensorrt") is None, reason="TensorRT's provider loads here")
+def test_types_of_plug_ins_are_asked_of_tensorrt_alone(tmp_path: Path) -> None:
+    model = _model()
+    model.graph.node[0].op_type, model.graph.node[0].domain = "CustomNeg_TRT", PLUGIN_DOMAIN
+    model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
+    with pytest.raises(ModelError, match=r"^The model has plug-ins of TensorRT .*, and .*docs/scan-gpu\.md"):
+        infer_types(model, tmp_path, ["t"])
+
+
+def test_a_refused_model_is_not_tried_again_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = _model()
+    broken.graph.node[0].input[0] = "nowhere"
+    with pytest.raises(ModelError, match="nowhere"):
+        open_session(broken, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="the memory that another C library keeps is its own matter"
+)
+def test_saving_an_optimized_model_leaves_no_memory_behind(tmp_path: Path) -> None:
+    """20 MB of weights, of which ONNX Runtime holds several copies meanwhile; without giving back, 48 MB stay."""
+    values = np.ones((96, 96, 3, 3), np.float32)
+    weights = [numpy_helper.from_array(values * i, f"w{i}") for i in range(60)]
+    nodes = [helper.make_node("Conv", [f"t{i}", f"w{i}"], [f"t{i + 1}"], pads=[1] * 4) for i in range(60)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 96, 8, 8]) for name in ("t0", "t60"))
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    imports = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), tmp_path / "model.onnx")
+    command = [sys.executable, "-c", SAVING_SCRIPT, str(tmp_path)]
+    grown_bytes = int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert grown_bytes < 20_000_000
+
+
+def test_a_batch_that_fails_on_the_cpu_is_not_advised_to_use_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        run_session(open_session(_model(), tmp_path), None, Batch("b", {"x": np.ones((2, 2), np.float32)}))
+    assert "smaller batch." in str(caught.value)
+    assert "--provider" not in str(caught.value)
+
+
+def test_what_runs_on_the_cpu_is_counted_by_operator() -> None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(
+        _model().SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    told = hasattr(session, "get_provider_graph_assignment_info")
+    assert count_on_cpu(session) == ({"Neg": 1, "Abs": 1} if told else None)
