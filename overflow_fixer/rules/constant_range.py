@@ -1,7 +1,8 @@
 """A constant out of FP16's range marks everything downstream that can carry its value.
 
 Whatever the data showed: a padding mask of -3.4e38 may not have been used by any calibration sample,
-and turns into -inf, or NaN, with the first one that does. Where nothing depends on the data (a weight,
+and turns into -inf, or NaN, with the first one that does. An infinity is one in FP16 as well, and what FP32 makes
+of it, FP16 makes too, but for a product with what FP16 rounds to zero. Where nothing depends on the data (a weight,
 a bias), every sample shows what the constant does, and the measured ranges say where its value ends.
 Nodes inside the bodies of control flow are judged body by body: see control_flow. What comes into a body, or out
 of it, is followed through it, whether it ran or not.
@@ -13,10 +14,11 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
+from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
 from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -50,6 +52,8 @@ RULE = "constant_range"
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_MULTIPLY = frozenset("Mul MatMul Gemm Einsum Conv ConvTranspose".split())
+"""Operators that make NaN of an infinity where the other factor is zero."""
 _PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
 """Operators that show a value or not where the other factor is a mask."""
 
@@ -65,24 +69,42 @@ def find_constants_out_of_range(
 ) -> Iterator[Finding]:
     """A finding for each constant out of range that the node reads, or whose value an input of it can carry."""
     reached = carriers(graph, ranges)
-    bounds: dict[Origin, None] = {}
     carried: dict[Origin, str] = {}
-    for slot, name in enumerate((*node.inputs, *node.captured)):
-        for trace in reached.get(name, ()) if _is_of_floats(node, name, graph) else ():
-            if is_like_others(node, slot, trace, reached):
-                continue
-            if name == trace.origin.tensor and _is_only_bound(node, slot, trace, reached, graph):
-                bounds[trace.origin] = None
-            else:
-                carried.setdefault(trace.origin, name)
+    harmless: dict[Origin, str] = {}
+    for origin, name, why in _meet(node, graph, ranges, reached):
+        if why:
+            harmless.setdefault(origin, why)
+        else:
+            carried.setdefault(origin, name)
     for origin, name in carried.items():
         how = "reads it" if name == origin.tensor else f"{name} can carry it"
         yield _finding(node, origin, f"{how}: {_describe(origin)}")
-    for origin in (found for found in bounds if found not in carried):
-        reason = f"{_describe(origin)}, but it is only a bound that no FP16 value passes, so nothing changes"
-        yield _finding(node, origin, reason, "none")
+    for origin in (found for found in harmless if found not in carried):
+        yield _finding(node, origin, f"{_describe(origin)}{harmless[origin]}, so nothing changes", "none")
     for trace in reached.get(node.outputs[0], ()) if node.standard_op == "ConstantOfShape" else ():
-        yield _finding(node, trace.origin, f"writes it: {_describe(trace.origin)}")
+        action: Action = "none" if trace.origin.is_infinite else "pin"
+        yield _finding(node, trace.origin, f"writes it: {_describe(trace.origin)}", action)
+
+
+def _meet(node: Node, graph: Graph, ranges: RangeTable, reached: Traces) -> Iterator[tuple[Origin, str, str]]:
+    """What comes into the node, by which tensor, and why it changes nothing, where it does not."""
+    for slot, name in enumerate((*node.inputs, *node.captured)):
+        for trace in reached.get(name, ()) if _is_of_floats(node, name, graph) else ():
+            origin = trace.origin
+            is_itself = name == origin.tensor
+            if is_itself and _is_only_bound(node, slot, trace, reached, graph):
+                yield origin, name, ", but it is only a bound that no FP16 value passes"
+            elif origin.is_infinite and not _meets_vanishing(node, slot, ranges):
+                yield from [(origin, name, " as FP32 does")] * is_itself
+            elif not is_like_others(node, slot, trace, reached):
+                yield origin, name, ""
+
+
+def _meets_vanishing(node: Node, slot: int, ranges: RangeTable) -> bool:
+    """Whether the node multiplies what comes in at `slot` by numbers of which FP16 makes zero."""
+    factors = [name for other, name in enumerate(node.inputs[:2]) if other != slot]
+    seen = [ranges.get(name) for name in factors if node.standard_op in _MULTIPLY]
+    return any(one is None or 0 < one.min_nonzero_abs <= FP16_UNDERFLOW for one in seen)
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +161,7 @@ def _find_origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
     for name, proto in graph.constants.items():
         seen = ranges.get(name)
         if seen is not None and seen.max_abs >= FP16_OVERFLOW:
-            yield _origin(name, seen.min, seen.max)
+            yield _origin(name, seen.min, seen.max, seen.over_fp16_count == seen.inf_count)
         elif proto.data_type in _INTEGERS and (value := graph.read_constant(name)) is not None:
             yield from _origin_of_array(name, value)
     for node in graph.nodes:
@@ -149,12 +171,13 @@ def _find_origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
 
 def _origin_of_array(tensor: str, value: Array) -> Iterator[Origin]:
     if value.size and max(-float(value.min()), float(value.max())) >= FP16_OVERFLOW:
-        yield _origin(tensor, float(value.min()), float(value.max()))
+        is_infinite = not np.isfinite(value[(value >= FP16_OVERFLOW) | (value <= -FP16_OVERFLOW)]).any()
+        yield _origin(tensor, float(value.min()), float(value.max()), bool(is_infinite))
 
 
-def _origin(tensor: str, low: float, high: float) -> Origin:
+def _origin(tensor: str, low: float, high: float, is_infinite: bool) -> Origin:
     signs = frozenset(sign for sign, extreme in ((-1, -low), (1, high)) if extreme >= FP16_OVERFLOW)
-    return Origin(tensor, low if -low >= high else high, signs)
+    return Origin(tensor, low if -low >= high else high, signs, is_infinite)
 
 
 def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeTable) -> Iterator[Trace]:
@@ -249,7 +272,7 @@ def _finding(node: Node, origin: Origin, reason: str, action: Action = "pin") ->
 
 
 def _describe(origin: Origin) -> str:
-    why = (
-        "which FP16 cannot" if math.isfinite(origin.value) else "to which FP16 rounds finite numbers as well"
-    )
+    why = "which FP16 holds" if origin.is_infinite else "which FP16 cannot"
+    if math.isinf(origin.value) and not origin.is_infinite:
+        why = "and finite numbers that FP16 cannot"
     return f"the constant {origin.tensor} holds {origin.value:.6g}, {why}"

@@ -42,11 +42,15 @@ _LEAST_BEYOND = 90.0
 
 @dataclass(frozen=True)
 class Origin:
-    """A constant that FP16 cannot hold, or a mask: its element of largest magnitude, and the signs of all that are over."""
+    """A constant that FP16 cannot hold, or a mask: its element of largest magnitude, and the signs of all that are over.
+
+    `is_infinite` where all that are over are infinities, which FP16 holds.
+    """
 
     tensor: str
     value: float
     signs: Signs
+    is_infinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def resize(
     node: Node, slot: int, trace: Trace, reached: Traces, graph: Graph, ranges: RangeTable
 ) -> tuple[float, float]:
     """How small and how large the trace that comes in at `slot` is behind the node; from 0 to infinity where nobody can tell."""
-    if moves(node, slot) or _chooses(node):
+    if moves(node, slot) or chooses(node):
         return trace.least, trace.largest
     others = [name for other, name in enumerate(node.inputs) if other != slot]
     if node.standard_op in _ADDS:
@@ -124,7 +128,8 @@ def _bound(tensor: str, reached: Traces, ranges: RangeTable) -> float:
     return max((seen.max_abs, *(trace.largest for trace in reached.get(tensor, ()))))
 
 
-def _chooses(node: Node) -> bool:
+def chooses(node: Node) -> bool:
+    """Whether the elements that the node writes are elements that it reads, or as large."""
     reduction = node.attribute("reduction")
     is_set = reduction is None or reduction.s in (b"none", b"max", b"min")
     return node.standard_op in _CHOOSES or (node.standard_op in _SCATTERS and is_set)
@@ -151,7 +156,7 @@ def ends_beyond_fp32(node: Node, trace: Trace) -> bool:
 def is_like_others(node: Node, slot: int, trace: Trace, reached: Traces) -> bool:
     """Whether constants made so small a number of the value before the node, and behind it, that FP16 holds it and computes with it."""
     op = node.standard_op
-    is_linear = moves(node, slot) or _chooses(node) or op in _ADDS or op in _SCALES
+    is_linear = moves(node, slot) or chooses(node) or op in _ADDS or op in _SCALES
     limit = LARGEST_OF_MANY if is_linear else _LARGEST_BENT if op in _BENDS else 0.0
     behind = [
         one.largest for name in node.writes for one in reached.get(name, ()) if one.origin == trace.origin

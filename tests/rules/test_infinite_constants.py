@@ -1,0 +1,65 @@
+"""Infinities of constants go as far as nodes only move and choose, and no further."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.rules.infinite_constants import find_infinities_handed_on
+from overflow_fixer.rules.non_finite import find_non_finite
+
+LOW = {"low": scalar(-math.inf)}
+
+
+def _scan(folder: Path, nodes: list[onnx.NodeProto], constants: dict[str, Any], x: Any) -> tuple[Any, Any]:
+    return scan(make_model(nodes, {"x": [2, 3]}, "y", constants), folder, {"x": x})
+
+
+def test_moves_and_choices_hand_them_on(tmp_path: Path) -> None:
+    nodes = [
+        node("Greater", "x zero", "c"),
+        node("Where", "c x low", "a"),
+        node("Transpose", "a", "b", perm=[1, 0]),
+        node("ReduceMax", "b", "m", axes=[0]),
+        node("Relu", "m", "y"),
+    ]
+    constants = {**LOW, "zero": scalar(0)}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, -2, 3], [-1, -2, -3]))
+    assert find_infinities_handed_on(graph, ranges) == {"low", "a", "b", "m"}
+    assert pinned_by(find_non_finite, graph, ranges) == []
+    assert {f.action for f in ask(find_non_finite, graph, ranges)} == {"none"}
+
+
+def test_what_computes_with_them_is_pinned(tmp_path: Path) -> None:
+    nodes = [
+        node("Max", "x low", "a"),
+        node("Where", "c low a", "b"),
+        node("Exp", "b", "e"),
+        node("Neg", "e", "y"),
+    ]
+    constants = {**LOW, "c": np.asarray([False, True, False])}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3], [4, 5, 6]))
+    assert pinned_by(find_non_finite, graph, ranges) == ["Exp_e"]
+
+
+@pytest.mark.parametrize("other", [math.inf, math.nan, 1e6])
+def test_beside_infinities_of_the_data_nothing_is_concluded(other: float, tmp_path: Path) -> None:
+    """Nor beside a finite number that FP16 makes infinite as well."""
+    nodes = [node("Where", "c low x", "a"), node("Abs", "a", "y")]
+    constants = {**LOW, "c": np.asarray([False, True, False])}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, other], [4, 5, 6]))
+    assert find_infinities_handed_on(graph, ranges) == {"low"}
+    assert "Where_a" in pinned_by(find_non_finite, graph, ranges)
+
+
+def test_without_infinite_constants_there_are_none(tmp_path: Path) -> None:
+    nodes = [node("Log", "x", "a"), node("Abs", "a", "y")]
+    graph, ranges = _scan(tmp_path, nodes, {}, floats([0, 1, 2], [3, 4, 5]))
+    assert find_infinities_handed_on(graph, ranges) == frozenset()
+    assert pinned_by(find_non_finite, graph, ranges) == ["Log_a", "Abs_y"]
