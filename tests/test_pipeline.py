@@ -206,9 +206,12 @@ def test_nothing_to_fuse_ends_the_job_before_the_scan(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+LESS_A_HALF = [node("Sqrt", "quarter", "half"), node("Sub", "x half", "y")]
+
+
 def _near_half(folder: Path, batches: Sequence[np.ndarray], jitter: int) -> FixConfig:
-    """x - 0.5 of an x near 0.5: exact where FP16 holds x."""
-    save(make_model([node("Sub", "x half", "y")], {"x": [4]}, "y", {"half": scalar(0.5)}), folder)
+    """x - 0.5 of an x near 0.5: exact where FP16 holds x. The plan does not see the 0.5, which is computed."""
+    save(make_model(LESS_A_HALF, {"x": [4]}, "y", {"quarter": scalar(0.25)}), folder)
     (folder / "data").mkdir()
     for index, batch in enumerate(batches):
         np.savez(folder / "data" / f"b{index}.npz", x=batch.astype(np.float32))
@@ -245,8 +248,8 @@ def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
 ) -> None:
     """(w + 300) - 300 needs one; x - 0.5 passes since FP16 holds x, which it does not in copies."""
     monkeypatch.setattr("overflow_fixer.pipeline.say_thin", lambda *known: iter(["by little"]))
-    nodes = [node("Sub", "x half", "y"), node("Add", "w far", "s"), node("Sub", "s far", "z")]
-    constants = {"half": scalar(0.5), "far": scalar(300)}
+    nodes = [*LESS_A_HALF, node("Add", "w far", "s"), node("Sub", "s far", "z")]
+    constants = {"quarter": scalar(0.25), "far": scalar(300)}
     save(make_model(nodes, {"x": [4], "w": [4]}, "y z", constants), tmp_path)
     steps, w = np.array([1, 2, -1, 4]), np.array([1.1, 1.3, -0.7, 0.6], np.float32)
     np.savez(tmp_path / "data.npz", x=(0.5 + near * steps).astype(np.float32), w=w)
@@ -265,7 +268,7 @@ def test_what_passes_by_little_without_a_repair_is_tried_on_copies_too(
     near: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("overflow_fixer.pipeline.say_thin", lambda *known: iter(["by little"]))
-    save(make_model([node("Sub", "x half", "y")], {"x": [4]}, "y", {"half": scalar(0.5)}), tmp_path)
+    save(make_model(LESS_A_HALF, {"x": [4]}, "y", {"quarter": scalar(0.25)}), tmp_path)
     np.savez(tmp_path / "data.npz", x=(0.5 + near * np.array([1, 2, -1, 4])).astype(np.float32))
     config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
     report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
@@ -302,11 +305,11 @@ def test_copies_of_every_batch_are_tried(order: tuple[int, int], tmp_path: Path)
     nodes = [
         node("Add", "w far", "s"),
         node("Sub", "s far", "z"),
-        node("Sub", "x half", "d"),
-        node("Mul", "d third", "y"),
+        *LESS_A_HALF,
+        node("Mul", "y third", "v"),
     ]
-    constants = {"half": scalar(0.5), "far": scalar(300), "third": scalar(1 / 3)}
-    save(make_model(nodes, {"x": [4], "w": [4]}, "z y", constants), tmp_path)
+    constants = {"quarter": scalar(0.25), "far": scalar(300), "third": scalar(1 / 3)}
+    save(make_model(nodes, {"x": [4], "w": [4]}, "z v", constants), tmp_path)
     (tmp_path / "data").mkdir()
     for place, index in enumerate(order):
         x = 0.5 + np.array([1, 2, -1, 4]) * (1 / 2048, 1 / 512)[index]

@@ -17,6 +17,7 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.places import is_far, step_at, trace_back
 from overflow_fixer.rules.small_differences import DIFFERENCES, SmallDifference
+from overflow_fixer.rules.standardised import Standardised, find_standardised
 
 _FEWEST_STEPS = 64
 """A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
@@ -31,9 +32,13 @@ def find_lost_differences(
     terms, both are of the `batch` alone, `limit` is 16 steps, and nodes on the way to the division may have a finding, too.
     None of terms with NaN or infinities, that FP16 is known to hold, or of integers, which the rule lost_integer looks
     after; none of a difference of zeros.
+
+    Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
+    `limit` 64 steps of the feature that loses most.
     """
     yield from _find_far(node, graph, ranges)
     yield from _find_divided(node, graph, ranges)
+    yield from _find_standardised(node, graph, ranges)
 
 
 def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
@@ -58,6 +63,17 @@ def _find_divided(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Find
         yield Finding("lost_difference", node.label, name, small.value, small.limit, reason, batch)
 
 
+def _find_standardised(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for made in _evidence_of_standardised(graph, ranges).get(node.label, ()):
+        seen = ranges.by_tensor[made.made]
+        reason = (
+            f"{made.made} is {seen.max_abs:.6g} at most, and is {made.source} less {made.mean:.6g}, times {made.factor:.6g}, in a "
+            f"feature of it: {_tell_steps(made.mean)}, and {made.step * made.factor:.6g} behind the factor"
+        )
+        batch = ranges.worst_batch_of(seen)
+        yield Finding("lost_difference", node.label, made.made, seen.max_abs, made.limit, reason, batch)
+
+
 def _tell_steps(most: float) -> str:
     return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
 
@@ -70,6 +86,17 @@ def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tup
         is_told = bool(_find_terms(graph, ranges, small.node))
         for label in dict.fromkeys(node.label for node in nodes if not is_told):
             found.setdefault(label, []).append((small, made))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_standardised(graph: Graph, ranges: RangeTable) -> dict[str, list[Standardised]]:
+    """For each node concerned, what constants make of a difference; none of those over 1024 that are small themselves."""
+    found: dict[str, list[Standardised]] = {}
+    for made in find_standardised(graph, ranges):
+        is_told = bool(_find_terms(graph, ranges, made.nodes[0]))
+        for label in dict.fromkeys(node.label for node in made.nodes if not is_told):
+            found.setdefault(label, []).append(made)
     return found
 
 

@@ -1,0 +1,149 @@
+"""Features less their mean, over their deviation, as constants of the model tell them: (p − 1013.2) / 1.2.
+
+1013 is a multiple of 0.5 in FP16, which is 0.4 of what is made of it. In a tensor of many features the range of the
+difference does not show that: the constants do, feature by feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import Array, RangeTable
+from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
+from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.semantics import moves, readers
+
+FEWEST_STEPS = 64
+"""Of a largest value of less, rounding noise nears 30 dB."""
+
+
+class Standardised(NamedTuple):
+    """What `made` holds is `source` less `mean`, one element of a constant, times `factor`; `step` is FP16's at the mean."""
+
+    made: str
+    source: str
+    mean: float
+    factor: float
+    step: float
+    nodes: tuple[Node, ...]
+
+    @property
+    def limit(self) -> float:
+        """Of `made`, 64 steps."""
+        return FEWEST_STEPS * self.step * self.factor
+
+
+def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[Standardised]:
+    """Each that is under its limit, at the element of the constants that loses most, with the nodes that are to stay in FP32.
+
+    None of what FP16 is known to hold, of what has NaN or infinities, nor of means that FP16 cannot hold.
+    """
+    for node in graph.nodes:
+        for source, made, mean, factor in _find_forms(graph, node):
+            seen = ranges.get(made)
+            if (
+                seen is None
+                or seen.nan_count
+                or not 0 < seen.max_abs < np.inf
+                or not _is_rounded(graph, ranges, source)
+            ):
+                continue
+            worst = _find_worst(mean, factor)
+            if worst is not None and seen.max_abs < FEWEST_STEPS * worst[2] * worst[1]:
+                largest = 32 * seen.max_abs / worst[1]
+                nodes = (node, *find_origins(graph, ranges, source, largest))
+                yield Standardised(made, source, *worst, nodes)
+
+
+def _is_rounded(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    multiples = find_multiples(graph, ranges)
+    is_float = graph.dtypes.get(tensor) == TensorProto.FLOAT and tensor not in graph.constants
+    return is_float and not multiples.is_held(tensor) and not multiples.is_lost(tensor)
+
+
+def _find_worst(mean: Array, factor: Array) -> tuple[float, float, float] | None:
+    """Mean, factor and step of the element whose steps are the largest behind the factor; None where there is none."""
+    means, factors = (np.abs(one).ravel() for one in np.broadcast_arrays(mean, factor))
+    steps = np.ldexp(1 / EXACT_STEPS, np.frexp(means)[1])
+    lost = np.where((means > 0) & (means < FP16_OVERFLOW) & np.isfinite(factors), steps * factors, 0.0)
+    if not lost.size or not lost.max() > 0:
+        return None
+    index = int(lost.argmax())
+    return float(means[index]), float(factors[index]), float(steps[index])
+
+
+def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Array]]:
+    """What the node takes a constant from, what is made of that, and the constant and the factor, float64, which broadcast.
+
+    What is fed is a feature as it is, where no factor follows.
+    """
+    if node.standard_op == "BatchNormalization" and _is_fed(graph, node.inputs[0]):
+        yield from _read_batch_norm(graph, node)
+    constants = [name for name in node.inputs if name in graph.constants]
+    if node.standard_op not in ("Sub", "Add") or len(node.inputs) != 2 or len(constants) != 1:
+        return
+    source = next(name for name in node.inputs if name not in graph.constants)
+    scaled = list(_find_scaled(graph, node))
+    mean = _read(graph, constants[0]) if scaled or _is_fed(graph, source) else None
+    if mean is not None:
+        made = scaled or [(node.outputs[0], np.ones(()))]
+        yield from ((source, name, mean, factor) for name, factor in made if _fit(mean, factor))
+
+
+def _find_scaled(graph: Graph, node: Node) -> Iterator[tuple[str, Array]]:
+    """What a constant factor makes of what the node writes, and the factor."""
+    for reader, slot in readers(graph, node.outputs[0]):
+        factor = _read_factor(graph, reader, slot)
+        if factor is not None:
+            yield reader.outputs[0], factor
+
+
+def _read_factor(graph: Graph, node: Node, slot: int) -> Array | None:
+    """What it multiplies what comes in at `slot` by; None where that is no constant."""
+    if len(node.inputs) != 2 or (node.standard_op, slot) not in (("Div", 0), ("Mul", 0), ("Mul", 1)):
+        return None
+    value = _read(graph, node.inputs[1 - slot])
+    if value is None or node.standard_op == "Mul":
+        return value
+    with np.errstate(divide="ignore"):
+        return np.asarray(1 / value)
+
+
+def _read_batch_norm(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Array]]:
+    scale, _, mean, variance = (_read(graph, name) for name in node.inputs[1:5])
+    attribute = node.attribute("epsilon")
+    if scale is not None and mean is not None and variance is not None:
+        epsilon = 1e-5 if attribute is None else attribute.f
+        with np.errstate(divide="ignore", invalid="ignore"):
+            yield node.inputs[0], node.outputs[0], mean, scale / np.sqrt(variance + epsilon)
+
+
+def _read(graph: Graph, tensor: str) -> Array | None:
+    value = graph.read_constant(tensor) if tensor in graph.constants else None
+    return None if value is None else np.asarray(value, np.float64)
+
+
+def _fit(mean: Array, factor: Array) -> bool:
+    try:
+        np.broadcast_shapes(mean.shape, factor.shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_fed(graph: Graph, tensor: str) -> bool:
+    """Whether it is an input of the model, moved and scaled by constants at most: a feature, and nothing that is added to others."""
+    while (writer := graph.producers.get(tensor)) is not None:
+        scaled = [name for name in writer.inputs if name not in graph.constants]
+        is_scaled = writer.standard_op in ("Mul", "Div") and len(scaled) == 1
+        if not is_scaled and not moves(writer, 0):
+            return False
+        tensor = scaled[0] if is_scaled else writer.inputs[0]
+    return tensor not in graph.constants

@@ -1,0 +1,109 @@
+"""Features that constants of the model standardise, and of which FP16 loses much before."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.rules.lost_difference import find_lost_differences
+
+MEAN, DEVIATION = floats(1013.25, 3), floats(1.25, 2)
+FEATURES = floats([1012.1, 4.7], [1014.6, 1.1])
+CONSTANTS = {
+    "mean": MEAN,
+    "minus": -MEAN,
+    "s": DEVIATION,
+    "k": 1 / DEVIATION,
+    "shift": -MEAN / DEVIATION,
+    "one": floats(1, 1),
+    "zero": floats(0, 0),
+    "v": DEVIATION**2,
+    "two": scalar(2),
+    "first": ints(0),
+}
+FORMS = {
+    "divided": ([node("Sub", "x mean", "d"), node("Div", "d s", "z")], ["Sub_d"]),
+    "multiplied": ([node("Sub", "x mean", "d"), node("Mul", "k d", "z")], ["Sub_d"]),
+    "added": ([node("Add", "minus x", "d"), node("Div", "d s", "z")], ["Add_d"]),
+    "normalised": ([node("BatchNormalization", "x one zero mean v", "z")], ["BatchNormalization_z"]),
+    "scaled first": ([node("Mul", "x k", "a"), node("Add", "a shift", "z")], ["Mul_a", "Add_z"]),
+    "of a layer": ([node("Add", "x x", "b"), node("Mul", "b two", "c"), node("Div", "c two", "e"),
+        node("Sub", "e mean", "d"), node("Div", "d s", "z")], ["Add_b", "Mul_c", "Div_e", "Sub_d"]),
+}  # fmt: skip
+
+
+def _scan(folder: Path, nodes: list[onnx.NodeProto], x: Any, **constants: Any) -> tuple[Any, Any]:
+    model = make_model([*nodes, node("Neg", "z", "y")], {"x": [2, 2]}, "y", CONSTANTS | constants)
+    return scan(model, folder, {"x": np.asarray(x, np.float32)})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, tmp_path: Path) -> None:
+    nodes, pinned = FORMS[form]
+    graph, ranges = _scan(tmp_path, nodes, FEATURES / 2 if form == "of a layer" else FEATURES)
+    assert pinned_by(find_lost_differences, graph, ranges) == pinned
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, FORMS["divided"][0], FEATURES)
+    (found,) = ask(find_lost_differences, graph, ranges)
+    assert (found.tensor, found.batch) == ("z", "batch_0")
+    assert found.value == pytest.approx((1014.6 - 1013.25) / 1.25, rel=1e-4)
+    assert found.limit == pytest.approx(64 * 0.5 / 1.25)
+    assert "z is 1.07998 at most" in found.reason
+    assert (
+        "is x less 1013.25, times 0.8, in a feature of it: FP16's steps are 0.5 there, and 0.4 behind"
+        in found.reason
+    )
+
+
+@pytest.mark.parametrize(("largest", "is_found"), [(25.59, True), (25.61, False)])
+def test_the_limit_is_64_steps(largest: float, is_found: bool, tmp_path: Path) -> None:
+    x = floats([1013.25, 3 + 2 * largest], [1012.1, 1.1])
+    graph, ranges = _scan(tmp_path, FORMS["divided"][0], x)
+    assert bool(ask(find_lost_differences, graph, ranges)) == is_found
+
+
+@pytest.mark.parametrize(
+    ("x", "constants"),
+    [
+        ([[1012, 4], [1014, 1]], {}),  # FP16 holds it
+        ([[math.nan, 4.7], [1014.6, 1.1]], {}),
+        ([[math.inf, 4.7], [1014.6, 1.1]], {}),
+        (FEATURES, {"mean": floats(1e30, 3)}),  # over the threshold by itself
+        (FEATURES, {"s": floats(math.inf, 2)}),
+        (MEAN + np.zeros((2, 2)), {}),  # nothing but zeros
+        (FEATURES, {"mean": floats(0, 0)}),
+    ],
+)
+def test_nothing_is_concluded(x: Any, constants: dict[str, Any], tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, FORMS["divided"][0], x, **constants)
+    assert ask(find_lost_differences, graph, ranges) == []
+
+
+def test_what_a_layer_gives_out_is_no_feature_without_a_factor(tmp_path: Path) -> None:
+    """Of what is added on to others nobody knows whether it matters; nor of a norm behind a layer."""
+    nodes = [
+        node("Add", "x x", "b"),
+        node("Sub", "b mean", "d"),
+        node("BatchNormalization", "b one zero mean v", "n"),
+    ]
+    graph, ranges = _scan(tmp_path, [*nodes, node("Add", "d n", "z")], FEATURES / 2)
+    assert ask(find_lost_differences, graph, ranges) == []
+
+
+@pytest.mark.parametrize("nodes", [
+    [node("Sub", "x mean", "d"), node("Div", "s d", "z")],
+    [node("Sub", "x mean", "d"), node("Mul", "d x", "z")],
+    [node("Sub", "x mean", "d"), node("Pow", "d two", "z")],
+])  # fmt: skip
+def test_other_readers_are_no_factor(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    """The difference is fed, and told of by itself."""
+    graph, ranges = _scan(tmp_path, nodes, FEATURES)
+    assert {found.tensor for found in ask(find_lost_differences, graph, ranges)} == {"d"}
