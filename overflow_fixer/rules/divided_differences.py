@@ -32,7 +32,7 @@ _MOST_ROUNDED = 32.0
 _MOST_BATCHES = 8
 """Of those in which a difference is small, the worst that are followed to what divides by it."""
 _ZERO_AT_ZERO = frozenset(
-    """Sqrt Mul Abs Neg Relu ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin MaxPool
+    """Sqrt Mul Abs Neg Relu ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin TopK MaxPool
     GlobalMaxPool AveragePool GlobalAveragePool""".split()
 )
 _BESIDE = frozenset("Add Sum Max Concat".split())
@@ -57,13 +57,13 @@ def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
         kept = way if _grows_tiny(ranges, small, way) else ()
         verb = "takes its logarithm" if way[-1].standard_op == "Log" else "divides by it"
         made = f"{way[-1].op_type} {way[-1].label} {verb}"
-        yield Divided(small, (*_find_sources(graph, ranges, small), *kept), made)
+        yield Divided(small, (*find_sources(graph, ranges, small), *kept), made)
     for divisor, way in ways:
         for end, small in _find_dividends(graph, ranges, divisor, way):
             if small.node.label not in told:
                 told.add(small.node.label)
                 made = f"{end.op_type} {end.label} scales it up"
-                yield Divided(small, tuple(_find_sources(graph, ranges, small)), made)
+                yield Divided(small, tuple(find_sources(graph, ranges, small)), made)
 
 
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
@@ -88,7 +88,7 @@ def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...
     return any(0 < read_maxima(ranges, name)[small.batch] < FP16_MIN_NORMAL for name in made)
 
 
-def _find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
+def find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
     """The node that computes the difference, and those whose rounding moves its terms by more than a 64th of it."""
     yield small.node
     for name in find_lost_terms(graph, ranges, small.node):

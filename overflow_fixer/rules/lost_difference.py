@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.places import is_far, step_at, trace_back
 from overflow_fixer.rules.small_differences import DIFFERENCES, SmallDifference
@@ -29,7 +31,7 @@ def find_lost_differences(
     """A finding for each such difference that the node computes, or whose terms it computes.
 
     `value` is its max |x|, `limit` 64 of FP16's steps at the largest term. Of a difference that is divided by, whatever its
-    terms, both are of the `batch` alone, `limit` is 16 steps, and nodes on the way to the division may have a finding, too.
+    terms, both are of the `batch` alone, `limit` is 16 steps (64 where it is of what is chosen among it), and nodes on the way to the division may have a finding, too.
     None of terms with NaN or infinities, that FP16 is known to hold, or of integers, which the rule lost_integer looks
     after; none of a difference of zeros.
 
@@ -56,11 +58,12 @@ def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]
 def _find_divided(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
     for small, made in _evidence_of_divided(graph, ranges).get(node.label, ()):
         name, batch = small.node.outputs[0], ranges.batch_names[small.batch]
+        whose = "its terms" if small.shown == name else f"the terms of {name}"
         reason = (
-            f"{name} is {small.value:.6g} at most in that batch, and its terms, up to {small.largest:.6g}, lose much: "
+            f"{small.shown} is {small.value:.6g} at most in that batch, and {whose}, up to {small.largest:.6g}, lose much: "
             f"{_tell_steps(small.largest)}, and {made}"
         )
-        yield Finding("lost_difference", node.label, name, small.value, small.limit, reason, batch)
+        yield Finding("lost_difference", node.label, small.shown, small.value, small.limit, reason, batch)
 
 
 def _find_standardised(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
@@ -80,10 +83,12 @@ def _tell_steps(most: float) -> str:
 
 @lru_cache(maxsize=1)
 def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tuple[SmallDifference, str]]]:
-    """For each node concerned, the differences that are divided by, or divided, and by what; none of those over 1024."""
+    """For each node concerned, the differences that are divided by, divided or chosen among, and by what; none that are told."""
     found: dict[str, list[tuple[SmallDifference, str]]] = {}
-    for small, nodes, made in find_divided(graph, ranges):
-        is_told = bool(_find_terms(graph, ranges, small.node))
+    told: set[str] = set()
+    for small, nodes, made in chain(find_divided(graph, ranges), find_chosen(graph, ranges)):
+        is_told = small.node.label in told or bool(_find_terms(graph, ranges, small.node))
+        told.add(small.node.label)
         for label in dict.fromkeys(node.label for node in nodes if not is_told):
             found.setdefault(label, []).append((small, made))
     return found

@@ -26,6 +26,7 @@ DIFFERENCES = frozenset("Sub Add Sum".split())
 class SmallDifference:
     """What `node` writes: in the batch of that index `value`, its max |x|, is under `limit`: so many steps at `largest`.
 
+    Or the max |x| of what is chosen of that, the tensor `shown`.
     `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost, unless
     they are equal there (rows of one number, which leave zero).
     """
@@ -35,21 +36,28 @@ class SmallDifference:
     largest: float
     limit: float
     batch: int
+    shown: str
 
 
-def find_small(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> Iterator[SmallDifference]:
+def find_small(
+    graph: Graph, ranges: RangeTable, node: Node, steps: float, chosen: str = ""
+) -> Iterator[SmallDifference]:
     """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
 
+    Or of the tensor `chosen` of it, where that is given.
     None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds.
     """
     if not _is_difference(graph, ranges, node) or not find_lost_terms(graph, ranges, node):
         return
-    left = read_maxima(ranges, node.outputs[0])
+    shown = chosen or node.outputs[0]
+    left = read_maxima(ranges, shown)
     largest = np.fmax.reduce([read_maxima(ranges, name) for name in node.inputs])
     limits = steps * np.ldexp(1 / EXACT_STEPS, np.frexp(largest)[1])  # as places.step_at
     small = np.flatnonzero((left > 0) & (left < limits))
     for batch in sorted(small.tolist(), key=lambda index: left[index] / limits[index]):
-        yield SmallDifference(node, float(left[batch]), float(largest[batch]), float(limits[batch]), batch)
+        yield SmallDifference(
+            node, float(left[batch]), float(largest[batch]), float(limits[batch]), batch, shown
+        )
 
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:

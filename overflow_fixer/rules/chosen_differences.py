@@ -1,0 +1,70 @@
+"""Squared distances, written out as |a|² + |b|² − 2ab, of which the nearest are chosen.
+
+The range of all distances does not show that the nearest are less than FP16's steps at |a|²: what was chosen does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.divided_differences import Divided, find_sources
+from overflow_fixer.rules.paths import walk_back
+from overflow_fixer.rules.semantics import moves, readers
+from overflow_fixer.rules.small_differences import DIFFERENCES, find_small
+from overflow_fixer.rules.small_sources import is_square
+
+_CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
+_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
+_KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
+"""Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
+_FEWEST_STEPS = 64
+"""Of less, rounding noise nears 30 dB."""
+
+
+def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
+    """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst."""
+    for node in graph.nodes:
+        for end in (
+            _find_choices(graph, node)
+            if node.standard_op in DIFFERENCES and _is_distance(graph, node)
+            else ()
+        ):
+            small = next(find_small(graph, ranges, node, _FEWEST_STEPS, end.outputs[0]), None)
+            if small is not None:
+                made = f"{end.op_type} {end.label} chooses among it"
+                yield Divided(small, tuple(find_sources(graph, ranges, small)), made)
+                break
+
+
+def _is_distance(graph: Graph, node: Node) -> bool:
+    """Whether it adds up products of vectors and sums of squares."""
+    writers = list(walk_back(graph, node.outputs[0], partial(_adds_up, graph)))
+    has_product = any(writer.standard_op in _PRODUCTS for writer in writers)
+    return has_product and any(_sums_squares(graph, writer) for writer in writers)
+
+
+def _adds_up(graph: Graph, node: Node, name: str) -> bool:
+    is_scaled = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
+    is_sum = node.standard_op in DIFFERENCES or is_scaled or node.standard_op == "Neg"
+    return name not in graph.constants and (is_sum or moves(node, 0))
+
+
+def _sums_squares(graph: Graph, node: Node) -> bool:
+    read = graph.producers.get(node.inputs[0]) if node.standard_op == "ReduceSum" else None
+    return node.standard_op == "ReduceSumSquare" or (read is not None and is_square(graph, read))
+
+
+def _find_choices(graph: Graph, node: Node) -> Iterator[Node]:
+    """The nodes that choose among what the node writes, behind moves and what keeps its size."""
+    pending, seen = [node], {node.label}
+    while pending:
+        for reader, slot in readers(graph, pending.pop().outputs[0]):
+            if slot == 0 and reader.standard_op in _CHOOSES:
+                yield reader
+            elif reader.label not in seen and (moves(reader, slot) or reader.standard_op in _KEEPS_SIZE):
+                seen.add(reader.label)
+                pending.append(reader)

@@ -1,0 +1,117 @@
+"""Of a difference of nearly equal numbers the nearest are chosen, and those FP16 does not tell apart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_fp16, run_fp32
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.rules.chosen_differences import find_chosen
+from overflow_fixer.rules.lost_difference import find_lost_differences
+from overflow_fixer.rules.small_differences import find_small
+
+CLOUD = np.random.default_rng(3).uniform(-5, 5, (1, 64, 3)).astype(np.float32)
+NEAR = CLOUD + np.random.default_rng(4).normal(size=CLOUD.shape).astype(np.float32) * np.float32(0.02)
+DISTANCES = [
+    node("Mul", "x x", "xx"),
+    node("ReduceSum", "xx last", "sx", keepdims=1),
+    node("Mul", "p p", "pp"),
+    node("ReduceSum", "pp last", "s", keepdims=1),
+    node("Transpose", "s", "sp", perm=[0, 2, 1]),
+    node("Transpose", "p", "pt", perm=[0, 2, 1]),
+    node("MatMul", "x pt", "xp"),
+    node("Mul", "xp two", "xp2"),
+    node("Add", "sx sp", "sum"),
+    node("Sub", "sum xp2", "d"),
+]
+CONSTANTS = {"last": ints(-1), "two": scalar(2), "k": ints(1), "zero": scalar(0), "square": ints(64, 64)}
+CHOICES = {
+    "the nearest": [node("ReduceMin", "d", "y", axes=[2], keepdims=0)],
+    "the first": [node("TopK", "d k", "y i", axis=2, largest=0)],
+    "the first, turned about": [node("Neg", "d", "n"), node("TopK", "n k", "y i", axis=2)],
+    "the nearest, moved and bounded": [
+        node("Max", "d zero", "r"), node("Reshape", "r square", "m"), node("ReduceMin", "m", "y", axes=[1])
+    ],
+}  # fmt: skip
+OTHERS = {
+    "the farthest": [node("ReduceMax", "d", "y", axes=[2], keepdims=0)],
+    "their mean": [node("ReduceMean", "d", "y", axes=[2], keepdims=0)],
+    "behind a function": [node("Sqrt", "d", "r"), node("ReduceMin", "r", "y", axes=[2], keepdims=0)],
+}
+
+
+def _scan(folder: Path, choice: list[onnx.NodeProto], *clouds: Any) -> tuple[Any, Any]:
+    model = make_model([*DISTANCES, *choice], {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS)
+    return scan(model, folder, *({"x": CLOUD, "p": cloud} for cloud in clouds))
+
+
+@pytest.mark.parametrize("form", CHOICES)
+def test_the_nearest_are_not_told_apart(form: str, tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, CHOICES[form], NEAR)
+    assert {one.difference.node.outputs[0] for one in find_chosen(graph, ranges)} == {"d"}
+    fp32 = {
+        name
+        for node in graph.nodes
+        if node.label in pinned_by(find_lost_differences, graph, ranges)
+        for name in node.writes
+    }
+    assert _snr_db(tmp_path, set()) < 20
+    assert _snr_db(tmp_path, fp32) > 40
+
+
+def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
+    feeds = {"x": CLOUD, "p": NEAR}
+    right = run_fp32(folder / "model.onnx", feeds)["y"].astype(np.float64)
+    error = run_fp16(folder / "model.onnx", feeds, fp32_nodes)["y"] - right
+    with np.errstate(divide="ignore"):
+        return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_others_are_not_chosen(form: str, tmp_path: Path) -> None:
+    assert list(find_chosen(*_scan(tmp_path, OTHERS[form], NEAR))) == []
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    """The batch is the worst one, and the limit that of its own terms."""
+    graph, ranges = _scan(tmp_path, CHOICES["the nearest"], CLOUD[:, ::-1] * 4, NEAR)
+    found = next(one for one in ask(find_lost_differences, graph, ranges) if one.node == "Sub_d")
+    rows = {one.tensor: row for row, one in enumerate(ranges.ranges)}
+    assert (found.tensor, found.batch, found.value) == ("y", "batch_1", ranges.batch_max_abs[rows["y"], 1])
+    most = max(ranges.batch_max_abs[rows[name], 1] for name in ("sum", "xp2"))
+    assert found.limit == 64 * np.spacing(np.float16(most))
+    assert (
+        f"y is {found.value:.6g} at most in that batch, and the terms of d, up to {most:.6g}, lose much"
+        in found.reason
+    )
+    assert found.reason.endswith("and ReduceMin ReduceMin_y chooses among it")
+
+
+def test_what_is_chosen_is_large_enough(tmp_path: Path) -> None:
+    far = CLOUD + np.float32(20)
+    assert list(find_chosen(*_scan(tmp_path, CHOICES["the nearest"], far))) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_of_what_is_not_finite_nothing_is_concluded(value: float, tmp_path: Path) -> None:
+    cloud = NEAR.copy()
+    cloud[0, 0, 0] = value
+    assert list(find_chosen(*_scan(tmp_path, CHOICES["the nearest"], cloud))) == []
+
+
+def test_of_other_sums_nothing_is_told(tmp_path: Path) -> None:
+    """Their largest terms need not be where the smallest sums are, as under a mask: here squares that are fed."""
+    nodes = [*DISTANCES[4:], *CHOICES["the nearest"]]
+    kinds = {"x": [1, 64, 3], "p": [1, 64, 3], "sx": [1, 64, 1], "s": [1, 64, 1]}
+    squares = {name: np.square(cloud).sum(-1, keepdims=True) for name, cloud in (("sx", CLOUD), ("s", NEAR))}
+    graph, ranges = scan(
+        make_model(nodes, kinds, "y", CONSTANTS), tmp_path, {"x": CLOUD, "p": NEAR, **squares}
+    )
+    assert next(find_small(graph, ranges, graph.producers["d"], 64, "y"), None) is not None
+    assert list(find_chosen(graph, ranges)) == []
