@@ -55,7 +55,7 @@ class Divisor:
     cancelled: str | None = None
     parts: tuple[Part, ...] = ()
     inside: Node | None = None
-    makes: str = "infinity or NaN"
+    makes: str = "infinity or NaN of it"
 
 
 def find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[Divisor]:
@@ -195,7 +195,7 @@ def _before_a_pole(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[Div
         left = 1 - seen.max_abs
         text = f"1 - |{name}| is as small as {left:.3g}"
         yield Divisor(
-            name, left, text, False, _HALF_STEP_BELOW_1, cancelled=name, inside=node, makes="infinity"
+            name, left, text, False, _HALF_STEP_BELOW_1, cancelled=name, inside=node, makes="infinity of it"
         )
 
 
@@ -204,18 +204,30 @@ def divides(graph: Graph, node: Node, slot: int) -> bool:
     return (node.standard_op, slot) in _DIVIDES or (slot == 0 and read_exponent(graph, node) < 0)
 
 
-def guards_in_vain(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
-    """Whether the node keeps what it reads there from zero by constants alone of which FP16 makes zero."""
+def guards_in_vain(
+    graph: Graph, ranges: RangeTable, node: Node, slot: int, limit: float = FP16_UNDERFLOW
+) -> bool:
+    """Whether the node keeps what it reads there from zero by constants alone of no more than `limit`."""
+    guards = read_guards(graph, ranges, node, slot)
+    return guards is not None and all(guard <= limit for guard in guards)
+
+
+def read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tuple[float, ...] | None:
+    """The largest of each constant that keeps what the node reads there from zero; None where it is no such operator.
+
+    Infinity where something else does; 0 of Clip where its bound is less, or missing.
+    """
     if node.standard_op == "Clip" and slot == 0:
         bound = node.attribute("min")  # below opset 11
-        is_low = bound is None or bound.f <= FP16_UNDERFLOW
-        return is_low and all(_vanishes(graph, ranges, name) for name in node.inputs[1:2] if name)
+        least = 0.0 if bound is None else bound.f
+        return (max(0.0, least, *(_read_largest(graph, ranges, name) for name in node.inputs[1:2] if name)),)
+    if node.standard_op not in ("Add", "Sum", "Max"):
+        return None
     others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
-    is_guard = node.standard_op in ("Add", "Sum", "Max")
-    return is_guard and all(_vanishes(graph, ranges, name) for name in others)
+    return tuple(_read_largest(graph, ranges, name) for name in others)
 
 
-def _vanishes(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
-    """Whether it is a constant of which FP16 makes nothing but zeros."""
+def _read_largest(graph: Graph, ranges: RangeTable, tensor: str) -> float:
+    """A constant's max |x|; infinity of another tensor."""
     seen = ranges.get(tensor) if tensor in graph.constants else None
-    return seen is not None and seen.max_abs <= FP16_UNDERFLOW
+    return math.inf if seen is None or seen.nan_count else seen.max_abs

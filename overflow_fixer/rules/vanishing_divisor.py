@@ -3,19 +3,22 @@
 FP32 divides by 1e-9; FP16 stores it as 0, and gives infinity or NaN. The root of 1e-12 is 1e-6, which FP16 holds,
 but not where the 1e-12 was rounded to zero before. What writes the value stays in FP32, and all up to the division.
 So does what it is made of that is as small, such as the terms of a sum that FP16 holds.
-Of 1 - p, 1e-4 is zero as well, since FP16 rounds such a p to 1; then what writes p stays, too. Atanh has that 1 - |x| inside.
+Of 1 - p, 1e-4 is zero as well, since FP16 rounds such a p to 1; then what writes p stays, too. A guard of 1e-5 beside it, which
+FP16 holds, makes a number of that zero, but not FP32's. Atanh has that 1 - |x| inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 
+from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import trace_term
-from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain
+from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_sources import carry_back, read_exponent, trace_small
@@ -38,7 +41,7 @@ def find_vanishing_divisors(
     """
     for divisor, end in _evidence(graph, ranges).get(node.label, {}).items():
         verb = "are" if divisor.is_mean else "is"
-        made = f"{end.op_type} {end.label} makes {divisor.makes} of it"
+        made = f"{end.op_type} {end.label} makes {divisor.makes}"
         reason = f"{divisor.text}, which {verb} zero in FP16, and {made}"
         severity: Severity = "low" if divisor.is_mean else "high"
         yield Finding(
@@ -57,24 +60,41 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
     """For each node concerned, the divisors and what divides by each."""
     found: dict[str, dict[Divisor, Node]] = {}
     for divisor in find_divisors(graph, ranges):
-        reached = (divisor.inside,) if divisor.inside else _reach(graph, ranges, divisor.tensor)
+        reached = (divisor.inside,) if divisor.inside else _reach(graph, ranges, divisor)
         if reached:
+            divisor = _say_guard(graph, ranges, divisor, reached)
             for node in (*_sources(graph, ranges, divisor), *reached):
                 found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
     return found
 
 
-def _reach(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node, ...]:
-    """The nodes from the tensor to those that divide by it, in order; none where nothing does."""
-    return find_ways(graph, tensor, partial(_keeps_zero, graph, ranges), partial(divides, graph))
+def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor) -> tuple[Node, ...]:
+    """The nodes from the tensor to those that divide by it, in order; none where nothing does.
+
+    A guard under half of what FP16 rounds away from a difference is passed, too: it stands in for all of that.
+    """
+    passed = FP16_UNDERFLOW if divisor.cancelled is None else divisor.limit / 2
+    goes_on = partial(_keeps_zero, graph, ranges, passed)
+    return find_ways(graph, divisor.tensor, goes_on, partial(divides, graph))
 
 
-def _keeps_zero(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
-    """Whether the node makes zero of zero: also where a constant would keep it from that, of which FP16 makes zero too."""
+def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> Divisor:
+    """What becomes of it beside a guard that FP16 holds: where zero was kept from the operator, another number."""
+    found = (read_guards(graph, ranges, node, slot) for node in reached for slot in range(len(node.inputs)))
+    guards = [value for one in found for value in one or () if FP16_UNDERFLOW < value <= divisor.limit / 2]
+    if divisor.cancelled is None or not guards:
+        return divisor
+    return replace(
+        divisor, makes=f"something else of it, as the guard of {max(guards):.3g} is all that is left"
+    )
+
+
+def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slot: int) -> bool:
+    """Whether the node makes zero of zero: also where a constant would keep it from that, of `passed` at most."""
     is_power = slot == 0 and read_exponent(graph, node) > 0
     is_quotient = node.standard_op == "Div" and slot == 0
     is_plain = is_power or is_quotient or node.standard_op in _KEEPS_ZERO or moves(node, slot)
-    return is_plain or guards_in_vain(graph, ranges, node, slot)
+    return is_plain or guards_in_vain(graph, ranges, node, slot, passed)
 
 
 def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor) -> Iterator[Node]:

@@ -147,7 +147,7 @@ def test_before_the_pole_of_atanh(largest: float, is_found: bool, tmp_path: Path
     assert bool(found) == is_found
     if found:
         left = 1 - abs(float(np.float32(largest)))
-        assert (found[0].least, found[0].limit, found[0].makes) == (left, 2.0**-12, "infinity")
+        assert (found[0].least, found[0].limit, found[0].makes) == (left, 2.0**-12, "infinity of it")
         assert found[0].text == f"1 - |a| is as small as {left:.3g}"
 
 

@@ -317,6 +317,29 @@ def test_a_probability_that_is_1_in_fp16_is_taken_from_1(
     assert pins == (["Sigmoid_p", "Sub_a", "Reshape_q", "Log_y"] if is_found else [])
 
 
+GUARDS = {
+    "Add": [node("Add", "q guard", "g")],
+    "Max": [node("Max", "guard q", "g")],
+    "Clip": [node("Clip", "q guard", "g")],
+}
+
+
+@pytest.mark.parametrize("form", GUARDS)
+@pytest.mark.parametrize(("guard", "is_found"), [(1e-6, True), (2.0**-12, True), (2.0**-11, False)])
+def test_a_guard_of_less_than_is_rounded_away_is_what_is_left(
+    form: str, guard: float, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [node("Sigmoid", "x", "p"), node("Sub", "one p", "q"), *GUARDS[form], node("Log", "g", "y")]
+    constants = {"one": scalar(1), "guard": scalar(guard)}
+    graph, ranges = scan(make_model(nodes, {"x": [3]}, "y", constants), tmp_path, {"x": floats(1, 5, 10)})
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert [one.node for one in found] == [one.label for one in graph.nodes] * is_found
+    for one in found:
+        assert one.reason.endswith(
+            f"Log_y makes something else of it, as the guard of {guard:.3g} is all that is left"
+        )
+
+
 def test_a_difference_that_nothing_divides_by_may_vanish(tmp_path: Path) -> None:
     nodes = [node("Sigmoid", "x", "p"), node("Sub", "one p", "a"), node("Exp", "a", "y")]
     assert _pins(tmp_path, nodes, [-12, 12]) == []
