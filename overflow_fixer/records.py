@@ -569,8 +569,7 @@ class HiddenSlice:
     @property
     def part(self) -> str:
         """As NumPy indexes it."""
-        before = "..., " if self.is_last and self.axis > 1 else ":, " * self.axis
-        return f"[{before}{self.index}]"
+        return _say_index(self.axis, self.index, self.is_last)
 
     @property
     def is_small(self) -> bool:
@@ -583,7 +582,9 @@ class HiddenVariation:
     """What of an output varies, where that has too low an SNR, and is so much smaller than the output that the output's hides it.
 
     `rms` is the root mean square of FP32's values less their mean, which is each sample's own where it is `within_samples`;
-    `output_rms` that of the values.
+    `output_rms` that of the values. Of an output of several channels it is the worst of `count` such, all three numbers those of
+    the channel: at `index` along `axis`, which may be the last, and each sample's own mean there. `axis` and `index` are None of
+    an output as a whole.
     """
 
     tensor: str
@@ -591,6 +592,22 @@ class HiddenVariation:
     rms: float
     output_rms: float
     within_samples: bool
+    axis: int | None = None
+    index: int | None = None
+    count: int = 1
+    is_last: bool = False
+
+    @property
+    def part(self) -> str:
+        """As NumPy indexes the channel; "" for the whole."""
+        if self.axis is None or self.index is None:
+            return ""
+        return _say_index(self.axis, self.index, self.is_last)
+
+
+def _say_index(axis: int, index: int, is_last: bool) -> str:
+    before = "..., " if is_last and axis > 1 else ":, " * axis
+    return f"[{before}{index}]"
 
 
 @dataclass(frozen=True)

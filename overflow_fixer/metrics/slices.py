@@ -30,7 +30,7 @@ _ROUNDING = 2.0**-22
 
 
 @dataclass
-class _Sums:
+class SliceSums:
     """By index along an axis: the sums of squares of reference and error and the largest square of an error, float64 [size], and how many elements each has."""
 
     reference: Array
@@ -49,7 +49,7 @@ class SliceMeter:
     """
 
     tensor: str
-    sums: dict[tuple[int, int], _Sums] = field(default_factory=dict)
+    sums: dict[tuple[int, int], SliceSums] = field(default_factory=dict)
     """By axis and its size."""
     last_axes: set[int] = field(default_factory=set)
 
@@ -76,7 +76,7 @@ class SliceMeter:
         is_known = (axis, size) in self.sums
         if not is_known and (size > _MOST_INDICES or len(self.sums) >= _MOST_SIZES):
             return
-        sums = self.sums.setdefault((axis, size), _Sums(*np.zeros((3, size))))
+        sums = self.sums.setdefault((axis, size), SliceSums(*np.zeros((3, size))))
         sums.reference += _squares(reference, axis)
         sums.error += _squares(error, axis)
         others = tuple(one for one in range(error.ndim) if one != axis)
@@ -114,7 +114,7 @@ class SliceMeter:
         return HiddenSlice(self.tensor, axis, worst, count, float(snr_db[worst]), rms, output_rms, is_last)
 
 
-def _are_small(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
+def _are_small(sums: SliceSums, snr_db: Array, min_snr_db: float) -> Array:
     mean = sums.reference.mean()
     is_small = (sums.reference >= _LEAST_SQUARE * sums.elements) & (sums.reference < QUIET_SHARE * mean)
     is_hidden = is_small & (snr_db < min_snr_db)
@@ -123,7 +123,7 @@ def _are_small(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
     return np.asarray(is_hidden)
 
 
-def _err_alone(sums: _Sums, snr_db: Array, min_snr_db: float) -> Array:
+def _err_alone(sums: SliceSums, snr_db: Array, min_snr_db: float) -> Array:
     has_its_share = sums.reference >= QUIET_SHARE * sums.reference.mean()
     errs_more = sums.error >= _CONCENTRATED * sums.error.mean()
     are_many = sums.error >= _FEWEST * sums.largest

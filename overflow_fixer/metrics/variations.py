@@ -13,7 +13,7 @@ from overflow_fixer.records import Array, HiddenVariation, TensorError, Toleranc
 
 _LEAST_ELEMENTS = 8
 """Of fewer there is no mean to speak of."""
-_LEAST_SHARE = 2.0**-34
+LEAST_SHARE = 2.0**-34
 """Of the energy, what varies: less, a 130,000th of the root mean square, is what FP32 itself rounds on the way."""
 _CHUNK_ELEMENTS = 1 << 20
 
@@ -71,7 +71,7 @@ class VariationMeter:
         among_all = self.energy - self.sum**2 / self.elements
         varying = self.within_samples if self.has_samples else among_all
         share = varying / self.energy
-        if not _LEAST_SHARE < share < QUIET_SHARE:
+        if not LEAST_SHARE < share < QUIET_SHARE:
             return None
         snr_db = error.snr_db + 10 * math.log10(share)
         rms, output_rms = (math.sqrt(energy / self.elements) for energy in (varying, self.energy))

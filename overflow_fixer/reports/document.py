@@ -43,7 +43,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "3.1"
+SCHEMA_VERSION = "3.2"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -371,6 +371,9 @@ def _describe_variation(found: HiddenVariation) -> Document:
         "rms": encode_number(found.rms),
         "output_rms": encode_number(found.output_rms),
         "within_samples": found.within_samples,
+        "axis": found.axis,
+        "index": found.index,
+        "count": int(found.count),
     }
 
 

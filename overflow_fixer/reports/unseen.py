@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.metrics.variations import find_limit
-from overflow_fixer.records import OutputVerdict, TensorError, Tolerance, Verification
+from overflow_fixer.records import HiddenVariation, OutputVerdict, TensorError, Tolerance, Verification
 from overflow_fixer.repair.proposals import name_few
 
 
@@ -99,17 +99,28 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
 
 
 def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
-    """Of which output that passes by its SNR what varies is lost beside its mean; not of probabilities."""
+    """Of which output that passes by its SNR what varies is lost beside its mean, or a channel's; not of probabilities."""
     for found in fixed.hidden_variations:
         if found.tensor in _pass_by_snr(fixed, tolerance) and not _is_of_shares(graph, found.tensor):
             limit = find_limit(tolerance, found.tensor)
             needed = math.ceil(limit + 20 * math.log10(found.output_rms / found.rms))
-            where = "within each sample" if found.within_samples else "over all batches"
+            where, remedy = _place(found, needed)
             yield (
                 f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) beside values of "
                 f"{found.output_rms:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
-                f"{needed} dB of this output: --min-snr-db {needed}, or per_output in the table [verify]."
+                f"{needed} dB of {remedy}."
             )
+
+
+def _place(found: HiddenVariation, needed: int) -> tuple[str, str]:
+    """Where an output varies, and how to ask for this many dB of it."""
+    within = "within each sample" if found.within_samples else "over all batches"
+    if not found.part:
+        return within, f"this output: --min-snr-db {needed}, or per_output in the table [verify]"
+    part = found.tensor + found.part
+    others = f" (and {found.count - 1} more like it)" if found.count > 1 else ""
+    where = f"in the channel {part}{others} {within}"
+    return where, f'this channel: "{part}" = {needed} in the table [verify.per_output]'
 
 
 def say_lost_classes(fixed: Verification) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.graph.copies import copy_model
 from overflow_fixer.graph.model import Graph
+from overflow_fixer.metrics.channel_variations import ChannelVariationMeter
 from overflow_fixer.metrics.classes import ClassMeter
 from overflow_fixer.metrics.output_meters import OutputMeters
 from overflow_fixer.metrics.parts import Part, find_parts
@@ -149,6 +150,7 @@ class _UnseenMeters:
         names = tuple(outputs)
         self._slices = {name: SliceMeter(name) for name in names}
         self._variations = {name: VariationMeter(name) for name in names}
+        self._channels = {name: ChannelVariationMeter(self._slices[name]) for name in names}
         self._classes = {name: ClassMeter(name) for name in names}
 
     def add(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -156,6 +158,7 @@ class _UnseenMeters:
         for name, meter in self._slices.items():
             meter.add(expected[name], found[name])
             self._variations[name].add(expected[name])
+            self._channels[name].add(expected[name])
             self._classes[name].add(expected[name], found[name])
 
     def find_slices(self, tolerance: Tolerance) -> Iterator[HiddenSlice]:
@@ -167,9 +170,11 @@ class _UnseenMeters:
     def find_variations(
         self, verdicts: Iterable[OutputVerdict], tolerance: Tolerance
     ) -> Iterator[HiddenVariation]:
-        """Each against the error of its output."""
+        """Each against the error of its output; where that shows nothing, its channels against theirs."""
         for error in (verdict.error for verdict in verdicts if not verdict.error.part):
-            hidden = self._variations[error.tensor].find_hidden(error, find_limit(tolerance, error.tensor))
+            limit = find_limit(tolerance, error.tensor)
+            whole = self._variations[error.tensor].find_hidden(error, limit)
+            hidden = whole or self._channels[error.tensor].find_hidden(limit)
             if hidden is not None:
                 yield hidden
 

@@ -286,3 +286,35 @@ def test_a_filled_output_of_nothing_else_is_told_as_such() -> None:
     verdict = OutputVerdict(make_error("y", **ZERO), True, "")
     (said,) = say_zero(Verification((verdict,), 3), Tolerance(fills={"y": (-1e9,)}))
     assert said.startswith("Output y: zero or a constant that fills it in every batch")
+
+
+def _fix_weather(folder: Path, **verify: Any) -> FixReport:
+    """A temperature around 288 and a pressure around 1013, whose change FP16 has not got."""
+    folder.mkdir()
+    nodes = [node("Mul", "x deviations", "a"), node("Add", "a means", "y")]
+    constants = {"deviations": np.float32([0.1, 0.5]), "means": np.float32([288, 1013])}
+    save(make_model(nodes, {"x": [4, 64, 2]}, "y", constants), folder)
+    np.savez(folder / "data.npz", x=np.random.default_rng(6).normal(size=(4, 64, 2)).astype(np.float32))
+    config = FixConfig(
+        model=folder / "model.onnx",
+        calib=folder / "data.npz",
+        out=folder / "out",
+        build=BuildOptions.model_validate({"backend": "onnx"}),
+        verify=VerifyOptions.model_validate(verify),
+    )
+    return fix(config)
+
+
+def test_what_varies_in_a_channel_is_told_and_can_be_asked_for(tmp_path: Path) -> None:
+    report = _fix_weather(tmp_path / "told")
+    assert report.passed
+    (told,) = report.warnings
+    assert told.startswith(
+        "Output y passes as a whole, but in the channel y[..., 0] (and 1 more like it) within each sample it varies by 0.1"
+    )
+    part, needed = told.split('this channel: "')[1].split(" in the table")[0].split('" = ')
+    written = json.loads((tmp_path / "told" / "out" / "report.json").read_text())["verification"]["fixed"]
+    (one,) = written["hidden_variations"]
+    assert (one["axis"], one["index"], one["count"]) == (2, 0, 2)
+    asked = _fix_weather(tmp_path / "asked", per_output={part: float(needed)})
+    assert (asked.passed, asked.warnings) == (True, ())
