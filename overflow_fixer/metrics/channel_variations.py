@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from overflow_fixer.metrics.error_meter import QUIET_SHARE
-from overflow_fixer.metrics.slices import SliceMeter, SliceSums
+from overflow_fixer.metrics.slices import MOST_CHANNELS, SliceMeter, SliceSums
 from overflow_fixer.metrics.variations import LEAST_SHARE
 from overflow_fixer.records import Array, HiddenVariation
 
 _LEAST_ELEMENTS = 8
 """Of fewer in a sample there is no mean to speak of."""
-_MOST_CHANNELS = 128
-"""What is longer is time, space or features, of which one row may well be all but constant."""
 _ROUNDING = 2.0**-20
 """The energy that sixteen roundings to FP16 take, as a share of what is rounded."""
 _BEYOND_DB = 10.0
@@ -52,7 +50,7 @@ class ChannelVariationMeter:
             return
         for axis in {1, reference.ndim - 1} if reference.ndim > 2 else ():
             size = reference.shape[axis]
-            if 1 < size <= _MOST_CHANNELS and (axis, size) in self.slices.sums:
+            if 1 < size <= MOST_CHANNELS and (axis, size) in self.slices.sums:
                 means = self.means.setdefault((axis, size), _Means(np.zeros(size)))
                 means.energy += _square_means(reference, axis)
                 means.samples += len(reference)

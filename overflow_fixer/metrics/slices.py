@@ -15,6 +15,8 @@ _LEAST_ELEMENTS = 8
 """Fewer are near zero by chance."""
 _MOST_INDICES = 1 << 16
 """What is longer is time or space, and no list of channels."""
+MOST_CHANNELS = 128
+"""What is longer may well be time, space or features, of which a row is small or all but constant by chance."""
 _MOST_SIZES = 16
 """Of an axis that is of another size in each batch no more are kept, so that memory stays flat."""
 _MANY = 0.2
@@ -86,7 +88,7 @@ class SliceMeter:
     def find_hidden(self, min_snr_db: float) -> HiddenSlice | None:
         """The worst slice under this SNR whose error the output's SNR does not show; None where there is none.
 
-        Either one along the second or last axis that has less than 1 % of the output's mean energy and is not as good as zero.
+        Either one along the second or last axis, or one of no more than 128 between, that has less than 1 % of the output's mean energy and is not as good as zero.
         Where these are few, the error must be as much smaller than the mean error, or than what rounding takes of the mean: a slice
         that errs as the others do is small by chance, as a logit near zero is. Or one along any axis, of 1 % and more, whose
         error is ten times the mean one and ten times what is allowed, and not that of one or two elements: the one key that
@@ -103,7 +105,7 @@ class SliceMeter:
         with np.errstate(divide="ignore", invalid="ignore"):
             snr_db = 10 * (np.log10(sums.reference) - np.log10(sums.error))
         is_hidden = _err_alone(sums, snr_db, min_snr_db)
-        if axis == 1 or axis in self.last_axes:
+        if axis == 1 or axis in self.last_axes or size <= MOST_CHANNELS:
             is_hidden |= _are_small(sums, snr_db, min_snr_db)
         if not is_hidden.any():
             return None

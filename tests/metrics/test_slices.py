@@ -57,6 +57,27 @@ def test_the_worst_of_several_is_told_over_all_batches() -> None:
     assert found.snr_db == pytest.approx(snr_db, rel=1e-5)
 
 
+def _joints(count: int) -> tuple[Array, Array]:
+    """[sample, time, joint, coordinate], all joints but the first four small and lost."""
+    right = RNG.normal(size=(2, 3, count, 3)).astype(np.float32)
+    right[:, :, 4:] *= np.float32(1e-4)
+    wrong = right.copy()
+    wrong[:, :, 4:] = 0
+    return right, wrong
+
+
+def test_what_is_lost_along_an_axis_between_is_found() -> None:
+    found = _meter(_joints(10)).find_hidden(30.0)
+    assert found is not None
+    assert (found.axis, found.count, found.snr_db, found.is_small) == (2, 6, 0.0, True)
+    assert found.part == f"[:, :, {found.index}]"
+
+
+@pytest.mark.parametrize(("count", "is_found"), [(128, True), (129, False)])
+def test_what_is_long_between_is_time_or_space(count: int, is_found: bool) -> None:
+    assert (_meter(_joints(count)).find_hidden(30.0) is not None) == is_found
+
+
 LOGITS = _channels(*[1] * 9, 1e-3)
 SCORES = _channels(1000, 1000, 0.5, 0.5)
 
