@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from overflow_fixer.metrics.maps import read_values, say_other_keys
 from overflow_fixer.records import Array, TensorError
 
 _CHUNK_ELEMENTS = 1 << 15
@@ -41,11 +42,12 @@ class ErrorMeter:
         self._other_shape: str | None = None
 
     def add(self, reference: Any, candidate: Any, batch: str) -> None:
-        """Compare one batch: two arrays, or two lists of arrays, of any shape and dtype."""
+        """Compare one batch: two arrays, two lists of arrays, of any shape and dtype, or two maps or lists of maps."""
         before, sums = self._counts.copy(), _Sums()
-        references, candidates = _arrays(reference), _arrays(candidate)
-        if [a.shape for a in references] != [a.shape for a in candidates]:
-            self._other_shape = self._other_shape or _say_shapes(references, candidates, batch)
+        references, candidates = read_values(reference), read_values(candidate)
+        difference = say_other_keys(reference, candidate) or _say_shapes(references, candidates)
+        if difference is not None:
+            self._other_shape = self._other_shape or f"{difference} on {batch}"
             size = max(sum(a.size for a in references), sum(a.size for a in candidates), 1)
             self._counts.update(element=size, mismatched=size)
             self._is_float &= all(map(_is_float, references))
@@ -61,7 +63,7 @@ class ErrorMeter:
 
     def add_failure(self, reference: Any, batch: str, reason: str) -> None:
         """Count a batch that the candidate could not compute, for this reason: nothing of it matches."""
-        references = _arrays(reference)
+        references = read_values(reference)
         size = max(sum(a.size for a in references), 1)
         self._counts.update(element=size, mismatched=size)
         self._is_float &= all(map(_is_float, references))
@@ -278,17 +280,12 @@ def _snr_db(reference: float, error: float) -> float:
     return math.inf if error == -math.inf else 10 * (reference - error)
 
 
-def _say_shapes(references: list[Array], candidates: list[Array], batch: str) -> str:
-    """How many tensors there are instead of how many, or the shapes of the first that differ."""
+def _say_shapes(references: list[Array], candidates: list[Array]) -> str | None:
+    """How many tensors there are instead of how many, or the shapes of the first that differ; None where none do."""
     if len(references) != len(candidates):
-        return f"{len(candidates)} tensors instead of {len(references)} on {batch}"
+        return f"{len(candidates)} tensors instead of {len(references)}"
     pairs = ((list(a.shape), list(b.shape)) for a, b in zip(references, candidates, strict=True))
-    expected, told = next((a, b) for a, b in pairs if a != b)
-    return f"{told} instead of {expected} on {batch}"
-
-
-def _arrays(value: Any) -> list[Array]:
-    return [np.asarray(part) for part in (value if isinstance(value, list) else [value])]
+    return next((f"{told} instead of {expected}" for expected, told in pairs if expected != told), None)
 
 
 def _is_float(array: Array) -> bool:

@@ -230,6 +230,29 @@ def test_strings() -> None:
     assert (found.is_float, found.mismatched, found.element_count, found.compared) == (False, 1, 3, 0)
 
 
+def test_maps_are_compared_by_their_values() -> None:
+    right = [{"b": 2.0, "a": 1.0}, {"a": 3.0, "b": NAN}]
+    found = measure((right, [{"a": 1.0, "b": 2.5}, {"a": 3.0, "b": NAN}]))
+    assert (found.is_float, found.element_count, found.compared, found.mismatched) == (True, 4, 3, 1)
+    assert found.snr_db == pytest.approx(10 * math.log10(14 / 0.25))
+    assert found.other_shape is None
+
+
+@pytest.mark.parametrize(
+    ("candidate", "size", "said"),
+    [
+        ([{0: 1.0, 2: 2.0}], 2, "keys [0, 2] instead of [0, 1] on batch_0"),
+        ([{0: 1.0, 1: 2.0, 2: 3.0}], 3, "keys [0, 1, 2] instead of [0, 1] on batch_0"),
+        ([{0: 1.0, 1: 2.0}] * 2, 4, "[2, 2] instead of [1, 2] on batch_0"),
+        ([], 2, "0 tensors instead of 1 on batch_0"),
+    ],
+)
+def test_maps_of_other_keys_match_nowhere(candidate: Any, size: int, said: str) -> None:
+    found = measure(([{0: 1.0, 1: 2.0}], candidate))
+    assert (found.element_count, found.compared, found.mismatched) == (size, 0, size)
+    assert (found.is_float, found.other_shape) == (True, said)
+
+
 def test_sequences() -> None:
     found = measure(([f32(1, 2), f32(3)], [f32(1, 2), f32(4)]))
     assert (found.element_count, found.max_abs_error) == (3, 1)

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, save, scalar, scan
 from naive_artifacts import naive_artifact, sample
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.errors import BackendError, CalibrationError, ConfigError, ModelError, RunError
+from overflow_fixer.pipeline import fix
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, Tolerance, Verification
@@ -57,6 +59,30 @@ def test_equal_outputs_pass() -> None:
     found = compare([floats(1, 2), floats(3)], [floats(1, 2), floats(3)])
     assert found.passed
     assert (found.batch_count, found.outputs[0].reason, found.first_wrong) == (2, "equal", None)
+
+
+@pytest.mark.parametrize("io_types", ["keep", "fp16"])
+def test_probabilities_by_class_are_judged_by_their_snr(io_types: str, tmp_path: Path) -> None:
+    """A classifier whose exporter writes maps of them (ZipMap) is as healthy as one with a tensor of them."""
+    nodes = [
+        node("Softmax", "x", "p", axis=-1),
+        node("ZipMap", "p", "y", domain="ai.onnx.ml", classlabels_strings=["cat", "dog", "eel"]),
+    ]
+    model = make_model(nodes, {"x": ["N", 3]}, "y")
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    value = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(1, None))
+    model.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(value))
+    save(model, tmp_path)
+    np.save(tmp_path / "x.npy", np.random.default_rng(3).normal(size=(20, 3)).astype(np.float32))
+    build = BuildOptions.model_validate({"backend": "onnx", "io_types": io_types})
+    report = fix(
+        FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "x.npy", out=tmp_path / "out", build=build)
+    )
+    (verdict,) = report.fixed.outputs
+    assert (report.passed, report.plan.pins) == (True, ())
+    assert (verdict.error.element_count, verdict.error.compared, verdict.error.is_float) == (60, 60, True)
+    assert 50 < verdict.error.snr_db < 100
+    assert not [text for text in report.warnings if "FP32 itself" in text]
 
 
 def test_changed_copies_are_counted_apart() -> None:
