@@ -624,6 +624,20 @@ class HiddenClass:
     equal: int
 
 
+@dataclass(frozen=True)
+class GainedClass:
+    """A value of an output of integers of which the candidate has several times as many elements as FP32, unseen in the share of all that are equal.
+
+    The one that gains most of `count` such: FP32 has `elements` of it over all batches, the candidate `found`.
+    """
+
+    tensor: str
+    value: int
+    count: int
+    elements: int
+    found: int
+
+
 TracedIn = Literal["candidate", "simulation", "marked engine"]
 
 
@@ -636,7 +650,7 @@ class Verification:
     is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
     "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
     outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output; `hidden_variations` outputs of which what
-    varies does; `hidden_classes` values of outputs of integers that are lost unseen.
+    varies does; `hidden_classes` values of outputs of integers that are lost unseen, `gained_classes` such that are gained.
     """
 
     outputs: tuple[OutputVerdict, ...]
@@ -648,6 +662,7 @@ class Verification:
     hidden: tuple[HiddenSlice, ...] = ()
     hidden_variations: tuple[HiddenVariation, ...] = ()
     hidden_classes: tuple[HiddenClass, ...] = ()
+    gained_classes: tuple[GainedClass, ...] = ()
 
     @property
     def passed(self) -> bool:

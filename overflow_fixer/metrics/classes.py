@@ -1,4 +1,4 @@
-"""Classes of an output of integers (a map of labels) that are lost, where the share of all equal elements does not show it."""
+"""Classes of an output of integers (a map of labels) that are lost or gained, where the share of all equal elements does not show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from overflow_fixer.records import Array, HiddenClass
+from overflow_fixer.records import Array, GainedClass, HiddenClass
 
 _MOST_CLASSES = 1 << 16
 """What spans more values is numbers or places, and no list of classes."""
@@ -15,11 +15,13 @@ _LEAST_ELEMENTS = 8
 """Of fewer it is chance."""
 _LOST = 0.5
 """A smaller share of a class that is as in FP32 is a class lost; one that is told from another by little loses some."""
+_GAINED = 4
+"""So many times as many elements as in FP32 are a class gained; where two are as good, one gains about what it loses."""
 
 
 @dataclass
 class ClassMeter:
-    """Counts, for each value that an output of integers or booleans has in FP32, its elements and those that are equal, over batches.
+    """Counts, for each value of an output of integers or booleans, its elements in FP32, those that are equal, and others that are it in the candidate alone.
 
     Nothing is taken of what is no such array, of other shapes, or where the values of a batch span 2^16 and more, nor once there
     are more values than that.
@@ -28,6 +30,7 @@ class ClassMeter:
     tensor: str
     elements: dict[int, int] = field(default_factory=dict)
     equal: dict[int, int] = field(default_factory=dict)
+    strayed: dict[int, int] = field(default_factory=dict)
 
     def add(self, reference: Any, candidate: Any) -> None:
         """One batch."""
@@ -40,7 +43,17 @@ class ClassMeter:
         if largest - least >= _MOST_CLASSES or largest >= 1 << 63 or len(self.elements) > _MOST_CLASSES:
             return
         _count(self.elements, reference, least)
-        _count(self.equal, reference[reference == candidate], least)
+        is_equal = reference == candidate
+        _count(self.equal, reference[is_equal], least)
+        self._add_strayed(candidate[~is_equal])
+
+    def _add_strayed(self, values: Array) -> None:
+        """[n], which may span any range: NaN becomes the least integer there is."""
+        for value, count in zip(
+            *(one.tolist() for one in np.unique(values, return_counts=True)), strict=True
+        ):
+            if len(self.strayed) < _MOST_CLASSES:
+                self.strayed[int(value)] = self.strayed.get(int(value), 0) + count
 
     def find_hidden(self) -> HiddenClass | None:
         """The class of at least 8 elements that is equal in the least share of them, and in under half; None without one."""
@@ -54,6 +67,20 @@ class ClassMeter:
             return None
         worst = min(lost, key=lambda value: (shares[value], -self.elements[value]))
         return HiddenClass(self.tensor, worst, len(lost), self.elements[worst], self.equal.get(worst, 0))
+
+    def find_gained(self) -> GainedClass | None:
+        """The value that gains most, of those with 8 elements more than in FP32 and four times as many; None without one."""
+        found = {value: self.equal.get(value, 0) + count for value, count in self.strayed.items()}
+        gains = {value: count - self.elements.get(value, 0) for value, count in found.items()}
+        gained = [
+            value
+            for value, gain in gains.items()
+            if gain >= _LEAST_ELEMENTS and found[value] >= _GAINED * self.elements.get(value, 0)
+        ]
+        if not gained:
+            return None
+        most = max(gained, key=lambda value: (gains[value], -value))
+        return GainedClass(self.tensor, most, len(gained), self.elements.get(most, 0), found[most])
 
 
 def _count(counts: dict[int, int], values: Array, least: int) -> None:

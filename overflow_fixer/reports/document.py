@@ -16,6 +16,7 @@ from overflow_fixer.records import (
     Finding,
     FixReport,
     FusedModel,
+    GainedClass,
     Growth,
     HiddenClass,
     HiddenSlice,
@@ -339,6 +340,7 @@ def _describe_verification(verification: Verification | None) -> Document | None
         "hidden": [_describe_hidden(found) for found in verification.hidden],
         "hidden_variations": [_describe_variation(found) for found in verification.hidden_variations],
         "hidden_classes": [_describe_class(found) for found in verification.hidden_classes],
+        "gained_classes": [_describe_gained(found) for found in verification.gained_classes],
     }
 
 
@@ -361,6 +363,16 @@ def _describe_class(found: HiddenClass) -> Document:
         "count": int(found.count),
         "elements": int(found.elements),
         "equal": int(found.equal),
+    }
+
+
+def _describe_gained(found: GainedClass) -> Document:
+    return {
+        "output": found.tensor,
+        "value": int(found.value),
+        "count": int(found.count),
+        "elements": int(found.elements),
+        "found": int(found.found),
     }
 
 

@@ -22,6 +22,7 @@ def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
     yield from say_lost_classes(fixed)
+    yield from say_gained_classes(fixed)
 
 
 def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
@@ -125,7 +126,7 @@ def _place(found: HiddenVariation, needed: int) -> tuple[str, str]:
 
 def say_lost_classes(fixed: Verification) -> Iterator[str]:
     """Which value of an output of integers is lost, where the output passes by the share of all its elements that are equal."""
-    passing = {verdict.error.tensor for verdict in fixed.outputs if verdict.passed and not verdict.error.part}
+    passing = _passing(fixed)
     for found in fixed.hidden_classes:
         if found.tensor in passing:
             others = f"; {found.count - 1} more values are lost by half and more" if found.count > 1 else ""
@@ -133,6 +134,23 @@ def say_lost_classes(fixed: Verification) -> Iterator[str]:
                 f"Output {found.tensor} passes as a whole, but of the {found.elements} elements that are {found.value} in FP32, over all "
                 f"batches, {found.equal} are{others}. If it holds classes, look at this one."
             )
+
+
+def say_gained_classes(fixed: Verification) -> Iterator[str]:
+    """Which value an output of integers has far more often than in FP32, where it passes by the share of all its elements that are equal."""
+    passing = _passing(fixed)
+    for found in fixed.gained_classes:
+        if found.tensor in passing:
+            others = f"; {found.count - 1} more values are gained so" if found.count > 1 else ""
+            yield (
+                f"Output {found.tensor} passes as a whole, but over all batches {found.found} elements are {found.value}, against "
+                f"{found.elements} in FP32{others}. If it holds classes or alarms, look at this one."
+            )
+
+
+def _passing(fixed: Verification) -> set[str]:
+    """The outputs that pass as a whole."""
+    return {verdict.error.tensor for verdict in fixed.outputs if verdict.passed and not verdict.error.part}
 
 
 def _pass_by_snr(fixed: Verification, tolerance: Tolerance) -> set[str]:

@@ -21,6 +21,7 @@ from overflow_fixer.metrics.variations import VariationMeter, find_limit
 from overflow_fixer.records import (
     Array,
     Batch,
+    GainedClass,
     HiddenClass,
     HiddenSlice,
     HiddenVariation,
@@ -140,6 +141,7 @@ def verify(
         hidden=tuple(unseen.find_slices(tolerance)),
         hidden_variations=tuple(unseen.find_variations(verdicts, tolerance)),
         hidden_classes=tuple(unseen.find_classes()),
+        gained_classes=tuple(unseen.find_gained()),
     )
 
 
@@ -180,6 +182,9 @@ class _UnseenMeters:
 
     def find_classes(self) -> Iterator[HiddenClass]:
         yield from filter(None, (meter.find_hidden() for meter in self._classes.values()))
+
+    def find_gained(self) -> Iterator[GainedClass]:
+        yield from filter(None, (meter.find_gained() for meter in self._classes.values()))
 
 
 def check_parts(found: Verification) -> None:

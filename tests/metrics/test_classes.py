@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from overflow_fixer.metrics.classes import ClassMeter
-from overflow_fixer.records import Array, HiddenClass
+from overflow_fixer.records import Array, GainedClass, HiddenClass
 
 
-def _find(*batches: tuple[Any, Any]) -> HiddenClass | None:
+def _meter(*batches: tuple[Any, Any]) -> ClassMeter:
     meter = ClassMeter("y")
     for reference, candidate in batches:
         meter.add(reference, candidate)
-    return meter.find_hidden()
+    return meter
+
+
+def _find(*batches: tuple[Any, Any]) -> HiddenClass | None:
+    return _meter(*batches).find_hidden()
 
 
 LABELS = arrays.arrays(np.int64, (3, 40), elements=st.integers(-2, 2))
@@ -75,7 +79,48 @@ def test_of_every_type_of_integers(dtype: type) -> None:
     ids=str,
 )
 def test_of_what_are_no_classes_nothing_is_told(reference: Any, candidate: Any) -> None:
-    assert _find((reference, candidate)) is None
+    meter = _meter((reference, candidate))
+    assert (meter.find_hidden(), meter.find_gained()) == (None, None)
+
+
+@given(LABELS, LABELS)
+def test_the_class_that_gains_most(reference: Array, candidate: Array) -> None:
+    counts = {value: ((reference == value).sum(), (candidate == value).sum()) for value in range(-2, 3)}
+    gained = {value: b - a for value, (a, b) in counts.items() if b - a >= 8 and b >= 4 * a}
+    found = _meter(*zip(reference, candidate, strict=True)).find_gained()
+    assert (found is None) == (not gained)
+    if found is not None:
+        assert gained[found.value] == max(gained.values())
+        assert (found.count, (found.elements, found.found)) == (len(gained), counts[found.value])
+
+
+@pytest.mark.parametrize(
+    ("elements", "gain", "is_gained"),
+    [
+        (0, 7, False),
+        (0, 8, True),
+        (2, 8, True),
+        (3, 8, False),
+        (3, 9, True),
+        (100, 299, False),
+        (100, 300, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.uint64])
+def test_boundary_of_a_gain(dtype: type, elements: int, gain: int, is_gained: bool) -> None:
+    reference, candidate = np.zeros((2, 10_000), dtype)
+    reference[:elements] = candidate[: elements + gain] = 1
+    found = _meter((reference, candidate)).find_gained()
+    assert found == (GainedClass("y", 1, 1, elements, elements + gain) if is_gained else None)
+
+
+def test_a_value_far_from_all_others_is_gained() -> None:
+    """What NaN becomes as an integer."""
+    reference = np.zeros(1000, np.int64)
+    candidate = reference.copy()
+    candidate[:9] = np.iinfo(np.int64).min
+    found = _meter((reference, candidate)).find_gained()
+    assert found == GainedClass("y", int(np.iinfo(np.int64).min), 1, 0, 9)
 
 
 def test_int8_from_end_to_end() -> None:
@@ -89,4 +134,6 @@ def test_memory_does_not_grow_with_values_that_differ() -> None:
     for start in range(0, 1 << 20, 1 << 14):
         values = np.arange(start, start + (1 << 14))
         meter.add(values, values)
+        meter.add(np.zeros(1 << 14, np.int64), values)
     assert len(meter.elements) <= (1 << 16) + (1 << 14)
+    assert len(meter.strayed) <= 1 << 16

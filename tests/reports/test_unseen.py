@@ -128,6 +128,25 @@ def test_a_class_that_is_lost_beside_others_is_told(tmp_path: Path) -> None:
     assert written["hidden_classes"] == [{"output": "y", "value": 1, "count": 1, "elements": 10, "equal": 0}]
 
 
+def test_alarms_that_fp32_does_not_raise_are_told(tmp_path: Path) -> None:
+    """x is below 1, and 1 in FP16, at 12 of 2,000 places."""
+    nodes = [node("Mul", "x one", "a"), node("Less", "a one", "calm"), node("Not", "calm", "y")]
+    model = make_model(nodes, {"x": [1, 2000]}, "y", {"one": scalar(1)}, output_types={"y": TensorProto.BOOL})
+    save(model, tmp_path)
+    x = np.zeros((1, 2000), np.float32)
+    x[:, :12] = 1 - 2**-13
+    np.savez(tmp_path / "a.npz", x=x)
+    plan = PlanOptions.model_validate({"exclude_nodes": [".*"]})
+    report = fix(
+        FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "a.npz", out=tmp_path / "out", plan=plan)
+    )
+    assert report.passed
+    told = "over all batches 12 elements are 1, against 0 in FP32. If it holds classes or alarms"
+    assert [text for text in report.warnings if told in text]
+    written = json.loads((tmp_path / "out" / "report.json").read_text())["verification"]["fixed"]
+    assert written["gained_classes"] == [{"output": "y", "value": 1, "count": 1, "elements": 0, "found": 12}]
+
+
 def test_indices_that_are_as_in_fp32_are_not(tmp_path: Path) -> None:
     report = _choose(tmp_path, [])
     assert not [text for text in report.warnings if "of its values" in text]
