@@ -53,7 +53,9 @@ def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, ma
     told = [warning for warning in report.warnings if "under 1 % of its mean energy" in warning]
     assert bool(told) == (max_abs_error == 0.0)
     failing = replace(verdict, passed=False)
-    assert not list(_warn_of_quiet(failing, config.verify.tolerance()))
+    of_integers = replace(verdict, error=replace(verdict.error, is_float=False))
+    for other in (failing, of_integers):
+        assert not list(_warn_of_quiet(other, config.verify.tolerance()))
     for warning in told:
         assert f"Output y has under 1 % of its mean energy in {verdict.error.quiet_batch}" in warning
         assert "where its SNR is 0.0 dB: it passes there" in warning
