@@ -500,7 +500,8 @@ class TensorError:
     NaN where there are none. `worst_batch_agreement` is the least share of equal elements in a batch, of what is not of floats; else NaN. `log_energy` is log10 of the mean of ref^2 over the compared elements, -inf for 0 or of none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the largest share of
     mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
     could on all. `other_shape` tells both shapes, and the first batch where they differ; None where they do not. `part` is of an
-    output that part of it which is compared, as NumPy indexes it ("[:, 4:]"); "" for the whole.
+    output that part of it which is compared, as NumPy indexes it ("[:, 4:]"); "" for the whole. Of floats, `sizable_count` elements are
+    finite and at least 2^-14 (FP16's least normal number) in FP32, and of these `far_off_count` off by more than a tenth of themselves, or not finite.
     """
 
     tensor: str
@@ -528,6 +529,8 @@ class TensorError:
     log_energy: float = -math.inf
     other_shape: str | None = None
     part: str = ""
+    sizable_count: int = 0
+    far_off_count: int = 0
 
     @property
     def name(self) -> str:

@@ -18,6 +18,11 @@ _CHUNK_ELEMENTS = 1 << 15
 _SAFE_EXPONENT = 400
 """Between 2^-400 and 2^400 no square, and no sum of a chunk of them, leaves float64's range."""
 
+_SIZABLE = 2.0**-14
+"""FP16's least normal number: of less it is known to lose digits."""
+_FAR_OFF = 0.1
+"""An error of a larger share of what it should be is no rounding."""
+
 QUIET_SHARE = 0.01
 """A batch whose energy is under this share of the mean is judged as if it had this much."""
 
@@ -103,6 +108,8 @@ class ErrorMeter:
             log_energy=self._mean_log_energy() if compared else -math.inf,
             other_shape=self._other_shape,
             part=self.part,
+            sizable_count=total.sizable if self._is_float else 0,
+            far_off_count=total.far_off if self._is_float else 0,
         )
 
     def _find_quiet(self) -> list[_BatchError]:
@@ -149,6 +156,7 @@ class ErrorMeter:
             reference_inf=int(np.count_nonzero(np.isinf(reference))),
             mismatched=int(np.count_nonzero(~finite & (reference != candidate))),
         )
+        sums.add_lost(reference[np.isfinite(reference) & ~finite])
         if finite.any():
             sums.add_finite(reference[finite], candidate[finite])
 
@@ -203,7 +211,10 @@ class _ScaledSum:
 
 @dataclass
 class _Sums:
-    """Sums and maxima over elements that are finite on both sides; a maximum is -inf where there is none."""
+    """Sums and maxima over elements that are finite on both sides; a maximum is -inf where there is none.
+
+    `sizable` and `far_off` are counts as TensorError has them.
+    """
 
     abs_error: float = 0.0
     error: _ScaledSum = field(default_factory=_ScaledSum)
@@ -213,6 +224,14 @@ class _Sums:
     max_abs_error: float = -math.inf
     max_rel_error: float = -math.inf
     max_abs_reference: float = -math.inf
+    sizable: int = 0
+    far_off: int = 0
+
+    def add_lost(self, reference: Array) -> None:
+        """Count elements, float64 [n], finite in the reference alone."""
+        count = int(np.count_nonzero(np.abs(reference) >= _SIZABLE))
+        self.sizable += count
+        self.far_off += count
 
     def add_finite(self, reference: Array, candidate: Array) -> None:
         """Add elements: both float64 [n], n > 0, finite. An error over float64's range counts as inf."""
@@ -221,6 +240,9 @@ class _Sums:
             error = np.abs(reference - candidate)
             relative = np.divide(error, magnitude, out=np.full_like(error, -math.inf), where=magnitude > 0)
             self.abs_error += float(error.sum())
+        is_sizable = magnitude >= _SIZABLE
+        self.sizable += int(np.count_nonzero(is_sizable))
+        self.far_off += int(np.count_nonzero(is_sizable & (relative > _FAR_OFF)))
         largest, largest_reference = float(error.max()), float(magnitude.max())
         self.max_abs_error = max(self.max_abs_error, largest)
         self.max_abs_reference = max(self.max_abs_reference, largest_reference)
@@ -238,7 +260,8 @@ class _Sums:
         self.product.add_products(scaled_reference, scaled_candidate)
 
     def add(self, other: _Sums) -> None:
-        self.abs_error += other.abs_error
+        for name in ("abs_error", "sizable", "far_off"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("error", "reference", "candidate", "product"):
             getattr(self, name).add(getattr(other, name))
         for name in ("max_abs_error", "max_rel_error", "max_abs_reference"):

@@ -58,6 +58,8 @@ _ERROR_COUNTS = (
     "reference_inf",
     "mismatched",
     "quiet_count",
+    "sizable_count",
+    "far_off_count",
 )
 _ERROR_NUMBERS = (
     "max_abs_error",

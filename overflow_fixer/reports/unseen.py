@@ -10,6 +10,11 @@ from overflow_fixer.metrics.variations import find_limit
 from overflow_fixer.records import HiddenVariation, OutputVerdict, TensorError, Tolerance, Verification
 from overflow_fixer.repair.proposals import name_few
 
+_MANY = 0.25
+"""A smaller share of values that are far off is what an SNR of 30 dB allows."""
+_LEAST_ELEMENTS = 8
+"""Of fewer it is chance."""
+
 
 def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
     """What of outputs that pass the numbers that they pass by do not show."""
@@ -19,6 +24,7 @@ def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
         yield from _warn_of_quiet(verdict, tolerance)
         yield from _warn_of_disagreement(verdict, tolerance)
     yield from say_zero(fixed, tolerance)
+    yield from say_far_off(fixed, graph, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
     yield from say_lost_classes(fixed)
@@ -78,6 +84,26 @@ def _is_zero(error: TensorError) -> bool:
     """Whether all of it was compared and is zero on both sides."""
     is_all = error.is_float and 0 < error.element_count == error.compared
     return is_all and error.max_abs_reference == 0 and error.max_abs_error == 0
+
+
+def say_far_off(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Which output, or part, passes by its SNR with many of its values quite wrong; not of probabilities."""
+    by_snr = _pass_by_snr(fixed, tolerance)
+    for error in (verdict.error for verdict in fixed.outputs if verdict.passed):
+        is_judged = error.tensor in by_snr and not _is_of_shares(graph, error.tensor)
+        if is_judged and _errs_widely(error, tolerance.min_snr_of(error.tensor, error.part)):
+            yield (
+                f"Output {error.name} passes, but {error.far_off_count} of its {error.sizable_count} values of 2^-14 and more are off by more than a tenth "
+                f"of themselves, though the SNR is {error.snr_db:.1f} dB: that is a matter of the large ones. Where the others matter, ask for more of "
+                "it: --min-snr-db, or per_output in the table [verify]."
+            )
+
+
+def _errs_widely(error: TensorError, min_snr_db: float) -> bool:
+    """Whether a quarter is far off, and no smaller share than of Gaussian values and errors at this SNR: 19.5 % at 30 dB, half at 20."""
+    allowed = 1 - 2 / math.pi * math.atan(0.1 * 10 ** (min_snr_db / 20))
+    is_list = error.sizable_count >= _LEAST_ELEMENTS
+    return is_list and error.far_off_count >= max(_MANY, allowed) * error.sizable_count
 
 
 def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:

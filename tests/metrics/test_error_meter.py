@@ -230,6 +230,27 @@ def test_strings() -> None:
     assert (found.is_float, found.mismatched, found.element_count, found.compared) == (False, 1, 3, 0)
 
 
+@settings(deadline=None)
+@given(ODD_PAIRS, st.integers(1, 3))
+def test_values_that_are_far_off_are_counted(pair: tuple[np.ndarray, np.ndarray], batches: int) -> None:
+    found = measure(*[pair] * batches)
+    sizable = [
+        (float(r), float(c))
+        for r, c in zip(*(one.ravel() for one in pair), strict=True)
+        if math.isfinite(r) and abs(r) >= 2**-14
+    ]
+    far_off = [not math.isfinite(c) or abs(r - c) / abs(r) > 0.1 for r, c in sizable]
+    assert (found.sizable_count, found.far_off_count) == (batches * len(far_off), batches * sum(far_off))
+
+
+def test_what_is_off_by_a_tenth_is_not_far_off_and_integers_are_not_counted() -> None:
+    right, wrong = np.float64([10, 10, 2**-14, 2**-15, NAN, INF]), np.float64([11, 8.9, 0, 0, 1, 1])
+    found = measure((right, wrong))
+    assert (found.sizable_count, found.far_off_count) == (3, 2)
+    found = measure((np.arange(9), np.zeros(9, np.int64)))
+    assert (found.sizable_count, found.far_off_count) == (0, 0)
+
+
 def test_maps_are_compared_by_their_values() -> None:
     right = [{"b": 2.0, "a": 1.0}, {"a": 3.0, "b": NAN}]
     found = measure((right, [{"a": 1.0, "b": 2.5}, {"a": 3.0, "b": NAN}]))

@@ -26,6 +26,7 @@ from overflow_fixer.records import (
 from overflow_fixer.reports import render_text
 from overflow_fixer.reports.unseen import (
     _warn_of_quiet,
+    say_far_off,
     say_hidden,
     say_varying,
     say_zero,
@@ -339,3 +340,63 @@ def test_what_varies_in_a_channel_is_told_and_can_be_asked_for(tmp_path: Path) -
     assert (one["axis"], one["index"], one["count"]) == (2, 0, 2)
     asked = _fix_weather(tmp_path / "asked", per_output={part: float(needed)})
     assert (asked.passed, asked.warnings) == (True, ())
+
+
+def _fix_distances(folder: Path, **verify: Any) -> FixReport:
+    """u - v, by rows: half of them near (0.02 at 40), half far."""
+    folder.mkdir()
+    nodes = [node("Sub", "u v", "d"), node("Abs", "d", "y")]
+    save(make_model(nodes, {"u": ["N", 1], "v": ["N", 1]}, "y"), folder)
+    rng = np.random.default_rng(8)
+    u = rng.uniform(30, 60, (400, 1))
+    v = np.where(np.arange(400)[:, None] % 2, u + rng.normal(size=u.shape) * 0.02, 60 - u)
+    np.savez(folder / "data.npz", u=u.astype(np.float32), v=v.astype(np.float32))
+    config = FixConfig(
+        model=folder / "model.onnx",
+        calib=folder / "data.npz",
+        out=folder / "out",
+        build=BuildOptions.model_validate({"backend": "onnx"}),
+        plan=PlanOptions.model_validate({"exclude_nodes": [".*"]}),
+        verify=VerifyOptions.model_validate(verify),
+    )
+    return fix(config)
+
+
+def test_rows_that_are_wrong_beside_larger_ones_are_told(tmp_path: Path) -> None:
+    report = _fix_distances(tmp_path / "told")
+    assert report.passed
+    (verdict,) = report.fixed.outputs
+    counts = verdict.error.far_off_count, verdict.error.sizable_count
+    told = f"Output y passes, but {counts[0]} of its {counts[1]} values of 2^-14 and more are off by more than a tenth"
+    assert [text for text in report.warnings if text.startswith(told)]
+    (written,) = json.loads((tmp_path / "told" / "out" / "report.json").read_text())["verification"]["fixed"][
+        "outputs"
+    ]
+    assert (written["error"]["far_off_count"], written["error"]["sizable_count"]) == counts
+    allowed = _fix_distances(tmp_path / "allowed", max_abs_error=1.0)
+    assert not [text for text in allowed.warnings if "off by more than a tenth" in text]
+
+
+@pytest.mark.parametrize(
+    ("sizable", "far_off", "min_snr_db", "is_told"),
+    [
+        (1000, 250, 30, True),
+        (1000, 249, 30, False),
+        (1000, 499, 20, False),
+        (1000, 500, 20, True),
+        (1000, 250, 60, True),
+        (8, 2, 30, True),
+        (7, 7, 30, False),
+        (0, 0, 30, False),
+    ],
+)
+def test_a_quarter_is_more_than_30_db_allow(
+    sizable: int, far_off: int, min_snr_db: float, is_told: bool, tmp_path: Path
+) -> None:
+    graph = save(make_model([node("Neg", "x", "y")], {"x": [1]}, "y"), tmp_path)
+    error = make_error("y", sizable_count=sizable, far_off_count=far_off)
+    tolerance = Tolerance(min_snr_db=min_snr_db)
+    fixed = Verification((OutputVerdict(error, True, ""),), 3)
+    assert bool(list(say_far_off(fixed, graph, tolerance))) == is_told
+    failing = Verification((OutputVerdict(error, False, ""),), 3)
+    assert not list(say_far_off(failing, graph, tolerance))
