@@ -240,9 +240,7 @@ class _Sums:
             error = np.abs(reference - candidate)
             relative = np.divide(error, magnitude, out=np.full_like(error, -math.inf), where=magnitude > 0)
             self.abs_error += float(error.sum())
-        is_sizable = magnitude >= _SIZABLE
-        self.sizable += int(np.count_nonzero(is_sizable))
-        self.far_off += int(np.count_nonzero(is_sizable & (relative > _FAR_OFF)))
+        self._count_far_off(magnitude, relative)
         largest, largest_reference = float(error.max()), float(magnitude.max())
         self.max_abs_error = max(self.max_abs_error, largest)
         self.max_abs_reference = max(self.max_abs_reference, largest_reference)
@@ -258,6 +256,12 @@ class _Sums:
         self.reference.add_products(scaled_reference, scaled_reference)
         self.candidate.add_products(scaled_candidate, scaled_candidate)
         self.product.add_products(scaled_reference, scaled_candidate)
+
+    def _count_far_off(self, magnitude: Array, relative: Array) -> None:
+        """Of elements of these magnitudes and relative errors, each float64 [n]."""
+        is_sizable = magnitude >= _SIZABLE
+        self.sizable += int(np.count_nonzero(is_sizable))
+        self.far_off += int(np.count_nonzero(is_sizable & (relative > _FAR_OFF)))
 
     def add(self, other: _Sums) -> None:
         for name in ("abs_error", "sizable", "far_off"):
