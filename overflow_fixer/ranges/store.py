@@ -7,7 +7,8 @@ the batches done; the group `inner`, one row a value inside a node, with `node`,
 (bool), the same statistics, `worst_batch` and `batches/max_abs`; the group `parts`, one row a scan that was merged
 (a scan's own file has one), with `calibration`, `fingerprint`, `file` (utf-8), `synthetic` (bool) and `batch_count`
 (int64); the group `not_observed` with `tensor` and `reason`;
-the dataset `fractional` (utf-8), the float inputs in which numbers were seen that are not whole; what the scan depends on in the file's attributes.
+the dataset `fractional` (utf-8), the float inputs in which numbers were seen that are not whole; what the scan depends on in the file's attributes,
+and there the `checksum` of all of it: see integrity.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError, PlanError
 from overflow_fixer.files import UTF8, open_hdf5, replace_file
+from overflow_fixer.ranges.integrity import check_values, checksum
 from overflow_fixer.ranges.recording import FORMAT_VERSION, Inner, Part, Recording, ScanKey
 from overflow_fixer.ranges.summaries import SUMMARY, SUMMARY_FIELDS
 from overflow_fixer.records import RangeTable
@@ -90,7 +92,7 @@ def check_finished(recording: Recording, path: Path) -> None:
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a scan, finished or not. Raises PlanError for what is not one of this format."""
+    """Read a scan, finished or not. Raises PlanError for what is not one of this format, or not as it was written."""
     return _load(path, _read)
 
 
@@ -124,6 +126,7 @@ def _write(file: Any, recording: Recording) -> None:
     file.attrs["model_stamp"] = recording.model_stamp
     file.attrs["batches_done"] = len(recording.batch_names)
     file.attrs["part_count"] = len(recording.parts)
+    file.attrs["checksum"] = checksum(recording)
     count = len(recording.tensors)
     _write_strings(file, "tensor", recording.tensors)
     _write_rows(file, recording, slice(count))
@@ -184,6 +187,9 @@ def _read(file: Any) -> Recording:
         model_stamp=str(file.attrs.get("model_stamp", "")),
     )
     _check_counts(recording, header)
+    check_values(recording)
+    if _attribute(file, "checksum") != checksum(recording):
+        raise ValueError("its content is not what was written, by the checksum in it")
     return recording
 
 
