@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from overflow_fixer.calibration.options import CalibrationOptions
+from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number, Whole
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_utf8, sha256_of
 from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
@@ -58,7 +58,7 @@ class PlanOptions(BaseModel):
 
     model_config = _FROZEN
 
-    threshold: float = Field(default=10000.0, gt=0, le=65504)
+    threshold: Number = Field(default=10000.0, gt=0, le=65504)
     include_nodes: tuple[str, ...] = ()
     include_ops: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
@@ -78,15 +78,17 @@ class BuildOptions(BaseModel):
     backend: Literal["auto", "tensorrt", "onnx"] = "auto"
     io_types: Literal["keep", "fp16"] = "keep"
     typing: Literal["auto", "weak", "strong"] = "auto"
-    tf32: bool = True
-    workspace_gib: float | None = Field(default=None, gt=0, le=_MOST_GIB)
-    optimization_level: int | None = Field(default=None, ge=0, le=5)
+    tf32: Flag = True
+    workspace_gib: Number | None = Field(default=None, gt=0, le=_MOST_GIB)
+    optimization_level: Whole | None = Field(default=None, ge=0, le=5)
     tactic_sources: tuple[str, ...] | None = None
     timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
-    compare: bool = True
+    compare: Flag = True
     exports: tuple[Export, ...] = ()
-    profile: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = Field(default_factory=dict)
+    profile: dict[str, tuple[tuple[Whole, ...], tuple[Whole, ...], tuple[Whole, ...]]] = Field(
+        default_factory=dict
+    )
 
     def settings(self, folder: Path, shapes: Mapping[str, ShapeRange]) -> BuildSettings:
         """What a backend is told; `folder` holds the timing cache unless another file is named."""
@@ -108,12 +110,12 @@ class VerifyOptions(BaseModel):
 
     model_config = _FROZEN
 
-    min_snr_db: float = Field(default=30.0, allow_inf_nan=False)
-    min_agreement: float = Field(default=0.99, ge=0, le=1)
-    max_abs_error: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    per_output: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
+    min_snr_db: Number = Field(default=30.0, allow_inf_nan=False)
+    min_agreement: Number = Field(default=0.99, ge=0, le=1)
+    max_abs_error: Number = Field(default=0.0, ge=0, allow_inf_nan=False)
+    per_output: dict[str, Annotated[Number, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     parts: tuple[str, ...] = ()
-    jitter: int = Field(default=0, ge=0)
+    jitter: Whole = Field(default=0, ge=0)
     """Changed copies of each batch to verify on as well."""
 
     def tolerance(self) -> Tolerance:
@@ -125,9 +127,9 @@ class RepairOptions(BaseModel):
 
     model_config = _FROZEN
 
-    max_rounds: int = Field(default=6, ge=0)
-    max_builds: int = Field(default=40, ge=1)
-    max_minutes: float = Field(default=120.0, gt=0, le=_MOST_MINUTES)
+    max_rounds: Whole = Field(default=6, ge=0)
+    max_builds: Whole = Field(default=40, ge=1)
+    max_minutes: Number = Field(default=120.0, gt=0, le=_MOST_MINUTES)
 
     def budget(self) -> Budget:
         return Budget(**self.model_dump())
@@ -146,7 +148,7 @@ class FixConfig(BaseModel):
     out: Path | None = None
     custom_ops: tuple[Path, ...] = ()
     """Libraries of custom operators for ONNX Runtime."""
-    refuse_layernorm: bool = False
+    refuse_layernorm: Flag = False
     """Make LayerNorms that are written out LayerNormalization nodes first."""
     calibration: CalibrationOptions = CalibrationOptions()
     scan: ScanOptions = ScanOptions()

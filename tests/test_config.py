@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from overflow_fixer.calibration.options import ImageOptions
 from overflow_fixer.config import FixConfig, make_config, read_config_file
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.records import PlanPolicy, Tolerance
@@ -92,6 +93,48 @@ def test_what_is_wrong_with_the_calibration_is_told(calibration: dict[str, objec
     with pytest.raises(ConfigError) as refusal:
         make_config(None, {**FLAGS, "calibration": calibration})
     assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"plan": {"threshold": True}}, "plan.threshold: input should be a valid number."),
+        ({"plan": {"threshold": "500"}}, "plan.threshold: input should be a valid number."),
+        ({"build": {"compare": "no"}}, "build.compare: input should be a valid boolean."),
+        ({"build": {"tf32": 1}}, "build.tf32: input should be a valid boolean."),
+        ({"build": {"workspace_gib": True}}, "build.workspace_gib: input should be a valid number."),
+        (
+            {"build": {"profile": {"x": [[1], ["8"], [32]]}}},
+            "build.profile.x.1.0: input should be a valid integer.",
+        ),
+        ({"verify": {"per_output": {"y": "40"}}}, "verify.per_output.y: input should be a valid number."),
+        ({"repair": {"max_rounds": True}}, "repair.max_rounds: input should be a valid integer."),
+        ({"repair": {"max_builds": 3.0}}, "repair.max_builds: input should be a valid integer."),
+        ({"calibration": {"batch_size": "2"}}, "calibration.batch_size: input should be a valid integer."),
+        (
+            {"calibration": {"allow_nonfinite": "no"}},
+            "calibration.allow_nonfinite: input should be a valid boolean.",
+        ),
+        (
+            {"calibration": {"images": {"mean": [True]}}},
+            "calibration.images.mean.0: input should be a valid number.",
+        ),
+        ({"refuse_layernorm": "yes"}, "refuse_layernorm: input should be a valid boolean."),
+    ],
+)
+def test_a_value_of_another_type_is_not_converted(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_config(None, {**FLAGS, **settings})
+    assert told in str(refusal.value)
+
+
+def test_a_whole_number_serves_where_a_number_is_asked_for() -> None:
+    given = {"plan": {"threshold": 500}, "calibration": {"images": {"scale": 1, "mean": [0, 0.5, 1]}}}
+    config = make_config(None, {**FLAGS, **given})
+    assert (config.plan.threshold, config.calibration.images) == (
+        500.0,
+        ImageOptions(scale=1.0, mean=(0.0, 0.5, 1.0)),
+    )
 
 
 @pytest.mark.parametrize("threshold", [0, -1, 65505, float("nan"), float("inf")])

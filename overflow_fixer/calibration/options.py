@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
+
+class _Strict:
+    """Tells pydantic to convert nothing to this type."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(source), "strict": True}
+
+
+Flag = Annotated[bool, _Strict()]
+Whole = Annotated[int, _Strict()]
+Number = Annotated[float, _Strict()]
+"""Whole numbers too."""
 Layout = Literal["NCHW", "NHWC"]
 Channels = Literal["RGB", "BGR", "L"]
 
@@ -26,16 +38,16 @@ class ImageOptions:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    size: tuple[int, int] | None = None
+    size: tuple[Whole, Whole] | None = None
     """Height and width in pixels; None takes them from the model's fixed dimensions."""
     layout: Layout = "NCHW"
     """Order of axes; an input of rank 3 has the same without N."""
     channels: Channels = "RGB"
     """Channels in this order; L is one channel, luma as ITU-R 601-2 has it."""
-    scale: float = 1 / 255
-    mean: tuple[float, ...] = (0.0,)
+    scale: Number = 1 / 255
+    mean: tuple[Number, ...] = (0.0,)
     """Subtracted after scaling; one number, or one a channel in the order of `channels`."""
-    std: tuple[float, ...] = (1.0,)
+    std: tuple[Number, ...] = (1.0,)
     """Divided by after `mean`; one number, or one a channel in the order of `channels`."""
     input: str | None = None
     """Name of the input that takes the images; needed where the model has several."""
@@ -78,15 +90,15 @@ class CalibrationOptions:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    allow_nonfinite: bool = False
+    allow_nonfinite: Flag = False
     """Let NaN and infinities in the data pass; otherwise they are an error."""
-    batch_size: int = 1
+    batch_size: Whole = 1
     """Samples a batch, where samples are cut and the model's first dimension is not fixed."""
-    random_batches: int = 4
+    random_batches: Whole = 4
     """Batches of random data, where it was asked for."""
-    seed: int = 0
+    seed: Whole = 0
     """Seed of random data."""
-    max_batches: int | None = None
+    max_batches: Whole | None = None
     """Use the first batches alone; None uses all."""
     images: ImageOptions | None = None
     """How images become inputs; images are refused without it."""

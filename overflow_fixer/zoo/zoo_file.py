@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from overflow_fixer.calibration.options import Flag, Number, Whole
 from overflow_fixer.config import SECTIONS, FixConfig, say_problem
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
@@ -38,13 +39,13 @@ class EntryOptions(BaseModel):
     calib: str
     """Path of the data, or "random". "{stem}" and "{folder}" stand for those of the model's file, "{name}" for its name."""
     name: str | None = Field(default=None, min_length=1)
-    priority: int = 0
-    expected_minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    timeout_minutes: float = Field(default=240.0, gt=0, allow_inf_nan=False)
-    memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    retries: int = Field(default=1, ge=0)
+    priority: Whole = 0
+    expected_minutes: Number | None = Field(default=None, gt=0, allow_inf_nan=False)
+    timeout_minutes: Number = Field(default=240.0, gt=0, allow_inf_nan=False)
+    memory_gib: Number | None = Field(default=None, gt=0, allow_inf_nan=False)
+    retries: Whole = Field(default=1, ge=0)
     custom_ops: tuple[str, ...] = ()
-    refuse_layernorm: bool = False
+    refuse_layernorm: Flag = False
     calibration: dict[str, Any] = Field(default_factory=dict)
     scan: dict[str, Any] = Field(default_factory=dict)
     plan: dict[str, Any] = Field(default_factory=dict)

@@ -176,3 +176,18 @@ def test_the_example_is_read(tmp_path: Path) -> None:
     defaults = EntryOptions(path="-", calib="-")
     for key in ("timeout_minutes", "retries", "priority"):
         assert getattr(zoo.entries[0], key) == getattr(defaults, key)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("retries = true", "retries: input should be a valid integer"),
+        ("timeout_minutes = '5'", "timeout_minutes: input should be a valid number"),
+        ("refuse_layernorm = 1", "refuse_layernorm: input should be a valid boolean"),
+        ("plan.threshold = true", "plan.threshold: input should be a valid number"),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_its_line(models: Path, line: str, told: str) -> None:
+    path = _write(models, f"[[model]]\npath = 'a.onnx'\ncalib = 'a.npz'\n{line}\n")
+    with pytest.raises(ConfigError, match=f"line 4: {told}"):
+        read_zoo_file(path)
