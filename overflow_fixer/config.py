@@ -238,7 +238,7 @@ def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
     try:
         return FixConfig.model_validate(merged)
     except ValidationError as error:
-        if all(item["type"] == "missing" for item in error.errors()):
+        if all(item["type"] == "missing" and len(item["loc"]) == 1 for item in error.errors()):
             raise ConfigError(_NO_CALIB if "model" in merged else _NO_MODEL) from None
         raise ConfigError(_explain(error, path)) from error
 

@@ -81,6 +81,19 @@ def test_a_misspelt_model_is_told_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"calibration": {"images": {"size": [224]}}}, "calibration.images.size.1: field required."),
+        ({"build": {"profile": {"x": [[1], [2]]}}}, "build.profile.x.2: field required."),
+    ],
+)
+def test_what_is_missing_in_a_table_is_told_as_that(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_config(None, {**FLAGS, **settings})
+    assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize(
     ("calibration", "told"),
     [
         ({"batch_size": 0}, "calibration: batch_size must be at least 1, not 0."),
