@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number, Whole
@@ -24,6 +24,7 @@ else:
 
 _MESSAGES = {
     "tuple_type": "input should be a list",
+    "path_type": "input should be a path",
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "input should be a table"),
 }
 """Where pydantic's name Python's types, by its name of what is wrong."""
@@ -41,6 +42,13 @@ _NO_CALIB = (
     "real inputs."
 )
 Export = Literal["trtexec", "polygraphy-npps", "polygraphy-loader"]
+
+
+def _check_data(value: object) -> object:
+    """Before pydantic tries the two types, and tells of both."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError('input should be a path, or "random"')
+    return value
 
 
 class ScanOptions(BaseModel):
@@ -144,7 +152,7 @@ class FixConfig(BaseModel):
     model_config = _FROZEN
 
     model: Path
-    calib: Path | str
+    calib: Annotated[Path | str, BeforeValidator(_check_data)]
     out: Path | None = None
     custom_ops: tuple[Path, ...] = ()
     """Libraries of custom operators for ONNX Runtime."""

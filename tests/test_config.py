@@ -93,6 +93,14 @@ def test_what_is_missing_in_a_table_is_told_as_that(settings: dict[str, Any], to
     assert told in str(refusal.value)
 
 
+@pytest.mark.parametrize("value", [3, ["a", "b"]])
+def test_a_path_of_another_type_is_told_by_its_key_alone(value: object) -> None:
+    for key, told in (("model", "a path"), ("calib", 'a path, or "random"'), ("out", "a path")):
+        with pytest.raises(ConfigError) as refusal:
+            make_config(None, {**FLAGS, key: value})
+        assert f"from a flag: {key}: input should be {told}. Expected" in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("calibration", "told"),
     [
