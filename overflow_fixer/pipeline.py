@@ -42,6 +42,7 @@ from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.repair.rounds import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import (
+    say_changed_data,
     say_fragile,
     say_half_io,
     say_left_out,
@@ -130,7 +131,7 @@ def verify_built(
         check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
         artifact = bench.find_artifact(plan)
-        warnings: list[str] = []
+        warnings = list(say_changed_data(ranges, calibration))
         naive = None
         if config.build.compare:
             with _tolerate("Plain FP16 was not compared", warnings):

@@ -159,6 +159,8 @@ class RangeTable:
     """Of the model's files when they were hashed; see Graph.has_sha256."""
     fractional: frozenset[str] = frozenset()
     """The model's float inputs in which numbers were seen that are not whole."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of each data set that was scanned the path, by its CalibrationSet.fingerprint; of a scan without a store none."""
 
     @cached_property
     def by_tensor(self) -> Mapping[str, Range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.reports import render_text
 from overflow_fixer.reports.document import build_document
+from overflow_fixer.reports.terminal import print_document
+from overflow_fixer.reports.wording import shorten_middle
 from overflow_fixer.trials import bench as bench_module
 from overflow_fixer.trials.bench import Bench
 
@@ -53,6 +56,30 @@ def test_other_data_are_told_as_what_was_verified_on_and_not_as_what_was_scanned
     assert document["verification"]["source"] == str(tmp_path / "other.npz")
     fixed = document["verification"]["fixed"]
     assert (fixed["batch_count"], fixed["outputs"][0]["error"]["worst_batch"]) == (2, "other.npz[1]")
+    said = " ".join(print_document(document).split())
+    assert (
+        f"(plain FP16 was not compared), on 2 batches of {shorten_middle(str(tmp_path / 'other.npz'), 40)}"
+        in said
+    )
+    assert document["warnings"] == []
+
+
+@pytest.mark.parametrize("jitter", [0, 1])
+def test_data_that_changed_since_the_scan_are_told(jitter: int, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE / "data", tmp_path / "data")
+    options = VerifyOptions(jitter=jitter)
+    config = _config(tmp_path, compare=False).model_copy(
+        update={"calib": tmp_path / "data", "verify": options}
+    )
+    fix(config)
+    assert not any("not what was scanned" in warning for warning in verify_built(config).warnings)
+    batch = dict(np.load(tmp_path / "data" / "batch_0.npz"))
+    np.savez(tmp_path / "data" / "batch_0.npz", **{name: array * 3 for name, array in batch.items()})
+    report = verify_built(config)
+    assert report.warnings[0].startswith(f"The calibration data {tmp_path / 'data'} are not what was scanned")
+    assert "are not what was scanned" in (config.folder / "report.html").read_text()
+    assert "Warning: The calibration data" in render_text(report)
+    assert not any("not what was scanned" in warning for warning in fix(config).warnings)
 
 
 def test_plain_fp16_that_cannot_be_run_fails_and_the_plan_is_verified(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ class Recording:
             observe=self.key.observe,
             provider=self.key.provider,
             fractional=self.fractional,
+            fingerprints={part.fingerprint: part.calibration for part in self.parts if part.fingerprint},
             inner=tuple(
                 InnerRange(one.node, one.quantity, one.is_bound, seen, row)
                 for (one, seen), row in zip(inside, self.batch_max_abs[count:], strict=True)

@@ -10,6 +10,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
 from overflow_fixer.records import (
     Budget,
+    CalibrationSet,
     PlanPolicy,
     PrecisionPlan,
     RangeTable,
@@ -29,6 +30,16 @@ from overflow_fixer.verification.half_io import say_over_range
 
 _THIN_DB = 6.0
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+
+
+def say_changed_data(ranges: RangeTable, data: CalibrationSet) -> Iterator[str]:
+    """That the data verified on have the path of data that were scanned, and are others by now."""
+    if data.source in ranges.fingerprints.values() and data.fingerprint not in ranges.fingerprints:
+        yield (
+            f"The calibration data {data.source} are not what was scanned: the files, or the options that make batches of them, "
+            "changed since. The plan was made for the ranges of what was there. Scan and plan again, or run fix-fp16 MODEL, to have "
+            "it made for these."
+        )
 
 
 def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:

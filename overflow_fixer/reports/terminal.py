@@ -224,7 +224,8 @@ def _share(document: Document) -> Iterator[RenderableType]:
 def _errors(document: Document) -> Iterator[RenderableType]:
     before, after = (document["verification"][side] for side in ("naive", "fixed"))
     what = " (plain FP16 was not compared)" if before is None else ", before (naive FP16) and after"
-    yield title(f"Error against FP32{what}, on {say_batches(after['batch_count'], after['changed_count'])}")
+    batches = f"{say_batches(after['batch_count'], after['changed_count'])}{_say_other_data(document)}"
+    yield title(f"Error against FP32{what}, on {batches}")
     outputs = sorted(after["outputs"], key=lambda found: found["passed"])
     if outputs:
         yield _error_table(outputs[:_MOST_ROWS], None if before is None else before["outputs"])
@@ -236,6 +237,14 @@ def _errors(document: Document) -> Iterator[RenderableType]:
     reference = say_fp32_engine(document)
     if reference is not None:
         yield note(reference, "" if document["verification"]["fp32_engine"]["passed"] else "bold red")
+
+
+def _say_other_data(document: Document) -> str:
+    """Which data it was verified on, where these are not the ones that were scanned."""
+    source = document["verification"]["source"]
+    if source == document["calibration"]["source"]:
+        return ""
+    return f" of {shorten_middle(make_visible(source), 40)}"
 
 
 def _error_table(outputs: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]] | None) -> Table:
