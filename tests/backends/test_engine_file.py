@@ -13,7 +13,7 @@ from engine_scripts import small_graph
 from recorded_networks import make_plan
 
 from overflow_fixer.backends.tensorrt.builder import Precision
-from overflow_fixer.backends.tensorrt.engine_file import fingerprint, read_artifact, sidecar_of, write_engine
+from overflow_fixer.backends.tensorrt.engine_file import read_artifact, sidecar_of, write_engine
 from overflow_fixer.errors import BackendError, OutputError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import (
@@ -23,7 +23,6 @@ from overflow_fixer.records import (
     Engine,
     Kept,
     PinOutcome,
-    PrecisionPlan,
     ShapeRange,
 )
 
@@ -188,20 +187,6 @@ def test_what_does_not_decide_the_engines_numbers_is_no_ground_to_refuse(written
     settings = replace(SETTINGS, timing_cache=None, workspace_bytes=None)
     plan = make_plan(written.graph, "softmax", "square", reason="another reason")
     assert written.read(settings=settings, plan=plan) == written.artifact
-
-
-def test_the_fingerprint_is_of_pins_clamps_and_io_types() -> None:
-    plan = PrecisionPlan("model", 1e4, (), (Clamp("a", 2.0, "r"), Clamp("b", 3.0, "r")))
-    turned = replace(plan, threshold=5.0, clamps=plan.clamps[::-1])
-    base = BuildSettings()
-    assert fingerprint(plan, base) == fingerprint(turned, base)
-    assert len(fingerprint(plan, base)) == 64
-    others = [
-        fingerprint(replace(plan, clamps=()), base),
-        fingerprint(replace(plan, clamps=(Clamp("a", 2.5, "r"), plan.clamps[1])), base),
-        fingerprint(plan, replace(base, io_types="fp16")),
-    ]
-    assert len({fingerprint(plan, base), *others}) == 4
 
 
 def test_a_folder_that_cannot_be_written_is_refused_and_the_engine_stays(written: Written) -> None:

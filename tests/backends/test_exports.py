@@ -370,7 +370,7 @@ def test_trtexec_is_told_the_engines_pins(
         ["trtexec"], graph, make_plan(graph, *labels), _engine_artifact(graph), _PLAIN, tmp_path
     )
     arguments = listed.read_text(encoding="utf-8").splitlines()
-    assert shlex.split(line.read_text(encoding="utf-8")) == ["trtexec", *arguments]
+    assert shlex.split(line.read_text(encoding="utf-8"), comments=True) == ["trtexec", *arguments]
     options = read_options(arguments)
     assert Path(options["--onnx"]).samefile(graph.path)
     parsed = parsed_network(trt)
@@ -480,6 +480,24 @@ def test_the_command_exports_beside_a_typed_model(
     assert {"model_npps.py", "model_loader.py"} <= {Path(file["path"]).name for file in listed}
     script = _import_script(tmp_path / "model_npps.py", monkeypatch)
     assert set(script.PINS) >= {pin.node for pin in load_plan(tmp_path / "plan.json").pins} != set()
+
+
+def test_what_was_exported_of_an_older_plan_goes_and_of_the_same_stays(tmp_path: Path) -> None:
+    graph = recorded_graph("needs_constraints")
+    common = [str(graph.path), "--backend", "onnx", "--out", str(tmp_path)]
+    script = tmp_path / "model_npps.py"
+    assert _run(*common, "--calib", str(graph.folder / "data"), "--export", "polygraphy-npps", "-q") == 0
+    (tmp_path / "model_loader.py").write_text("# the user's own")
+    signed = script.read_text().splitlines()[0]
+    for suffix in ("sh", "txt"):
+        (tmp_path / f"model.trtexec.{suffix}").write_text(f"{signed}\n")
+    assert _run("build", *common, "-q") == 0
+    assert script.is_file()
+    assert _run("plan", *common[:1], "--out", str(tmp_path), "--exclude-nodes", ".", "-q") == 0
+    assert _run("build", *common, "-q") == 0
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not left & {"model_npps.py", "model.trtexec.sh", "model.trtexec.txt"}
+    assert (tmp_path / "model_loader.py").read_text() == "# the user's own"
 
 
 def test_the_command_refuses_trtexec_without_tensorrt_before_it_scans(

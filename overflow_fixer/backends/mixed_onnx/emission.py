@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assign
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
+from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import replace_files
 from overflow_fixer.graph.model import Graph, load_graph
@@ -58,7 +57,7 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
             f"{path} was built from a model with the SHA-256 {stamps.get(_SHA256, '(none named)')}. Expected that of "
             f"{graph.path}, {graph.sha256}. Build it again with fix-fp16 build, or compare another tool's model with --artifact."
         )
-    if stamps.get(_PLAN) != _fingerprint(plan, io_types):
+    if stamps.get(_PLAN) != fingerprint(plan, io_types):
         raise BackendError(
             f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
             "Build it again with fix-fp16 build, or compare another tool's model with --artifact."
@@ -111,17 +110,10 @@ def _read(path: Path) -> Graph:
 def _type(graph: Graph, plan: PrecisionPlan, io_types: IoTypes) -> tuple[Assignment, TypedModel]:
     assignment = assign_types(graph, plan.pinned, io_types)
     typed = rewrite(graph, assignment)
-    stamps = {_SHA256: graph.sha256, _VERSION: __version__, _PLAN: _fingerprint(plan, io_types)}
+    stamps = {_SHA256: graph.sha256, _VERSION: __version__, _PLAN: fingerprint(plan, io_types)}
     kept = {entry.key: entry.value for entry in typed.model.metadata_props}
     onnx.helper.set_model_props(typed.model, {**kept, **stamps})
     return assignment, typed
-
-
-def _fingerprint(plan: PrecisionPlan, io_types: IoTypes) -> str:
-    """What of a plan decides the typed model, in 64 hexadecimal digits."""
-    clamps = sorted((clamp.tensor, clamp.magnitude) for clamp in plan.clamps)
-    text = json.dumps([sorted(plan.pinned), clamps, io_types])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _describe(graph: Graph, assignment: Assignment, typed: TypedModel, files: tuple[Path, ...]) -> Artifact:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overflow_fixer import __version__
+from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.backends.tensorrt.builder import Precision
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
@@ -40,7 +41,7 @@ def write_engine(
         "tool_version": __version__,
         "model_sha256": graph.sha256,
         "engine_sha256": hashlib.sha256(plan_bytes).hexdigest(),
-        "plan_sha256": fingerprint(plan, settings),
+        "plan_sha256": fingerprint(plan, settings.io_types),
         "flags": asdict(precision),
         "settings": {
             "typing": settings.typing,
@@ -81,18 +82,12 @@ def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: Build
             f"{path} is not the engine that its sidecar {sidecar_of(path).name} tells of. Expected the two as one build "
             "left them. Build it again with fix-fp16 build --backend tensorrt."
         ) from error
-    if origin != (graph.sha256, fingerprint(plan, settings)):
+    if origin != (graph.sha256, fingerprint(plan, settings.io_types)):
         raise BackendError(
             f"{path} was not built from this model and plan with io_types {settings.io_types!r}. Expected the engine that "
             "this plan gives. Build it again with fix-fp16 build --backend tensorrt."
         )
     return artifact
-
-
-def fingerprint(plan: PrecisionPlan, settings: BuildSettings) -> str:
-    """What of a plan decides the engine, in 64 hexadecimal digits."""
-    clamps = sorted((clamp.tensor, clamp.magnitude) for clamp in plan.clamps)
-    return _sha256(json.dumps([sorted(plan.pinned), clamps, settings.io_types]).encode())
 
 
 def _artifact(document: dict[str, Any], path: Path) -> Artifact:

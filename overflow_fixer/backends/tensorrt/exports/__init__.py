@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.backends.tensorrt.emission import open_tensorrt
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
 from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script, render_loader, render_npps
+from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
 from overflow_fixer.backends.tensorrt.network import parse_model
@@ -35,6 +37,10 @@ class Export:
     settings: BuildSettings
     folder: Path
 
+    @property
+    def plan_sha256(self) -> str:
+        return fingerprint(self.plan, self.settings.io_types)
+
 
 def check_exports(kinds: Sequence[str], backend: str) -> None:
     """Raise BackendError for a kind that the backend's artifact cannot give: asked before anything is built."""
@@ -54,14 +60,16 @@ def write_exports(
     settings: BuildSettings,
     folder: Path,
 ) -> tuple[Path, ...]:
-    """Write each kind's files to `folder`, each file whole or not at all, and name them.
+    """Write each kind's files to `folder`, each file whole or not at all, and name them; those there of another plan go.
 
     Raises BackendError for what trtexec cannot be told (see `trtexec`), OutputError where a file cannot be
     written.
     """
     check_exports(kinds, artifact.backend)
     export = Export(graph, plan, artifact, settings, folder)
-    return tuple(path for kind in dict.fromkeys(kinds) for path in _WRITERS[kind](export))
+    written = tuple(path for kind in dict.fromkeys(kinds) for path in _WRITERS[kind](export))
+    remove_stale(graph.path, folder, export.plan_sha256, written)
+    return written
 
 
 def _write_npps(export: Export) -> tuple[Path, ...]:
@@ -77,7 +85,7 @@ def _write_loader(export: Export) -> tuple[Path, ...]:
 
 def _write_script(export: Export, kind: str, text: str) -> tuple[Path, ...]:
     path = export.folder / name_script(export.graph.path, kind)
-    write_text(path, text)
+    write_text(path, sign(text, export.plan_sha256))
     return (path,)
 
 
@@ -94,7 +102,7 @@ def _write_trtexec(export: Export) -> tuple[Path, ...]:
     command, changed = (_read_weak if engine.typing == "weak" else _read_strong)(export)
     arguments = render_arguments(command, export.settings)
     write_text(listed, "".join(f"{argument}\n" for argument in arguments))
-    write_text(line, render_line(arguments))
+    write_text(line, sign(render_line(arguments), export.plan_sha256))
     return (listed, line, *changed)
 
 

@@ -1,0 +1,44 @@
+"""Exports of an older plan: each file says of which plan it is, and goes when another one is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script
+
+_MARK = "# Plan: "
+_READ_CHARACTERS = 8192
+
+
+def sign(text: str, plan_sha256: str) -> str:
+    """The text of a script with a first line that says of which plan it is; see stamps.fingerprint."""
+    return f"{_MARK}{plan_sha256}\n{text}"
+
+
+def remove_stale(model: Path, folder: Path, plan_sha256: str, written: Collection[Path]) -> None:
+    """Remove what was exported of the model to `folder` for another plan; what is not signed is left alone."""
+    for signed, others in _list_exports(model, folder):
+        found = None if signed in written else _read_signature(signed)
+        if found is not None and found != plan_sha256:
+            for path in (*others, signed):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def _list_exports(model: Path, folder: Path) -> tuple[tuple[Path, tuple[Path, ...]], ...]:
+    """The file that is signed, and those that belong to it, of each kind."""
+    script, listed, changed = (folder / f"{model.stem}.trtexec.{suffix}" for suffix in ("sh", "txt", "onnx"))
+    scripts = tuple((folder / name_script(model, kind), ()) for kind in ("npps", "loader"))
+    return (*scripts, (script, (listed, changed)))
+
+
+def _read_signature(path: Path) -> str | None:
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = re.match(rf"{_MARK}([0-9a-f]{{64}})\n", file.read(_READ_CHARACTERS))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if found is None else found[1]
