@@ -10,6 +10,7 @@ from overflow_fixer.cli.tables import show
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
 from overflow_fixer.files import write_text
 from overflow_fixer.reports import fill_template, lay_out, load_document
+from overflow_fixer.reports.staleness import find_stale
 
 
 @click.command("report")
@@ -17,10 +18,22 @@ from overflow_fixer.reports import fill_template, lay_out, load_document
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def report_command(path: Path, quiet: bool, debug: bool) -> int:
-    """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew."""
-    file = path if path.suffix == ".json" and path.is_file() else path / "report.json"
+    """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew.
+
+    Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, or other
+    than what was built from it.
+    """
+    is_file = path.suffix == ".json" and path.is_file()
+    file = path if is_file else path / "report.json"
     document = load_document(file)
+    stale = None if is_file else find_stale(document, path)
+    if stale is not None:
+        document["warnings"] = [str(stale), *document["warnings"]]
     write_text(file.with_suffix(".html"), fill_template(document))
     if not quiet:
         show(lay_out(document))
+    elif stale is not None:
+        click.echo(f"fix-fp16: {stale}", err=True)
+    if stale is not None:
+        return stale.exit_code
     return EXIT_FIXED if document["verdict"]["passed"] else EXIT_NOT_VERIFIED

@@ -57,6 +57,12 @@ def find_earlier_plan(path: Path, model_sha256: str) -> PrecisionPlan | None:
         return None
 
 
+def read_reported(document: dict[str, Any]) -> PrecisionPlan:
+    """The plan that a report's document tells of."""
+    ranges, model = document["ranges"], document["model"]
+    return _read_plan({**document["plan"], "threshold": ranges["threshold"], "model_sha256": model["sha256"]})
+
+
 def _read_plan(document: dict[str, Any]) -> PrecisionPlan:
     return PrecisionPlan(
         model_sha256=document["model_sha256"],

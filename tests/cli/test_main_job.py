@@ -191,6 +191,48 @@ def test_a_plan_or_ranges_of_another_model_are_refused(
     assert capsys.readouterr().err.count("another model") == 2
 
 
+def test_a_report_of_what_is_no_longer_there_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, out = SAMPLES / "conv_chain", tmp_path / "out"
+    model, data = sample / "model.onnx", sample / "data"
+    assert _run(model, "--calib", data, "--out", out, "-q") == 0
+    capsys.readouterr()
+    shutil.copytree(out, tmp_path / "moved")
+    assert _run("report", tmp_path / "moved") == 0
+    assert "no longer fits" not in capsys.readouterr().out
+    assert _run("plan", model, "--out", out, "--threshold", "100", "-q") == 0
+    assert _run("report", out) == 5
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Warning: The report of " in told
+    assert "plan.json is another plan than the one that was verified. Expected" in told
+    assert "no longer fits what is there" in (out / "report.html").read_text()
+    assert _run("build", model, "--out", out, "-q") == 0
+    assert _run("report", out, "-q") == 6
+    told = capsys.readouterr().err
+    assert "model.fp16.onnx was not built from the plan that was verified; plan.json is another plan" in told
+    assert told.count("\n") == 1
+    (out / "model.fp16.onnx").unlink()
+    assert _run("report", out, "-q") == 6
+    assert "model.fp16.onnx is not there; plan.json" in capsys.readouterr().err
+    assert _run("report", out / "report.json", "-q") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_artifact_that_was_cut_off_does_not_fit_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "conv_chain"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path, "-q") == 0
+    typed = tmp_path / "model.fp16.onnx"
+    typed.write_bytes(typed.read_bytes()[:-100])
+    (tmp_path / "plan.json").unlink()
+    assert _run("report", tmp_path, "-q") == 6
+    told = capsys.readouterr().err
+    assert "model.fp16.onnx has another size; model.fp16.onnx was not built from" in told
+    assert "plan.json" not in told
+
+
 def test_doctor_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("doctor") == 0
     said = capsys.readouterr().out

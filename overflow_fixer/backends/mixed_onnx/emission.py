@@ -16,6 +16,7 @@ from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import replace_files
 from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
 from overflow_fixer.sessions.session import SessionRunner, keep_outputs, open_session
 from overflow_fixer.simulation.typed_model import simulate
@@ -64,6 +65,12 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
         )
     files = (path, path.with_name(path.name + ".data")) if any(built.external_tensors()) else (path,)
     return _describe(graph, *_type(graph, plan, io_types), files)
+
+
+def read_stamps(path: Path) -> tuple[str, str]:
+    """The SHA-256 of the model and the plan's fingerprint that a typed model names; "" for none. Raises ModelError as read_model."""
+    named = {entry.key: entry.value for entry in read_model(path).metadata_props}
+    return named.get(_SHA256, ""), named.get(_PLAN, "")
 
 
 def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
