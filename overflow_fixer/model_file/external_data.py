@@ -17,17 +17,40 @@ from overflow_fixer.model_file.subgraphs import all_tensors, bodies, graph_tenso
 def read_referring(path: Path) -> tuple[onnx.ModelProto, Path]:
     """The model, and the file from whose folder its external data is told.
 
-    External data must not pass a symbolic link. Behind one, weights are left in the file itself; where others lie beside
-    the link, all of the model is read. So it is where the file has a second hard link and bodies hold large weights: ONNX
+    External data must not pass a symbolic link out of that folder. Behind one, weights are left in the file itself, and others
+    whose links lead into the folder of that file too, as caches lay them out, are told by their names there; where others lie
+    beside the link, all of the model is read. So it is where the file has a second hard link and bodies hold large weights: ONNX
     Runtime refuses those there, and takes all others.
     """
     model, home = read_model(path), _follow(path)
-    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
-    if home != path and any(item.key == "location" and item.value != home.name for item in entries):
+    names = _find_names(path, home, model)
+    if names is None:
         return read_model(path, in_place=False), path
     if os.stat(home).st_nlink > 1 and any(_external_in_bodies(model)):
-        return read_model(path, in_place=False), home
+        model = read_model(path, in_place=False)
+    for entry in _locations(model):
+        entry.value = names.get(entry.value, entry.value)
     return model, home
+
+
+def _find_names(path: Path, home: Path, model: onnx.ModelProto) -> dict[str, str] | None:
+    """By location, beside the link `path`, the names in the folder of `home` behind it; None where one has none there."""
+    others = {entry.value for entry in _locations(model)} - {home.name} if home != path else set()
+    files = {location: _resolve(path.parent, location) for location in others}
+    if not all(file and file != home and file.is_relative_to(home.parent) for file in files.values()):
+        return None
+    return {location: file.relative_to(home.parent).as_posix() for location, file in files.items() if file}
+
+
+def _locations(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
+    entries = (entry for tensor in external_tensors(model) for entry in tensor.external_data)
+    return (entry for entry in entries if entry.key == "location")
+
+
+def _resolve(folder: Path, location: str) -> Path | None:
+    """Where a location leads; None for one that no exporter writes."""
+    is_odd = not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts
+    return None if is_odd else (folder / location).resolve()
 
 
 def _external_in_bodies(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -43,18 +66,23 @@ def _follow(path: Path) -> Path:
 def list_data_files(path: Path) -> tuple[Path, ...]:
     """The files below the model's folder that it names for its weights, as far as they are there; nothing is checked.
 
-    None for a file that is no model: `load_graph` says why.
+    Links to files in the folder of what is behind a link count. None for a file that is no model: `load_graph` says why.
     """
     try:
-        model, home = read_referring(path)
+        model = read_model(path)
     except ModelError:
         return ()
-    entries = (item for tensor in external_tensors(model) for item in tensor.external_data)
-    locations = sorted({item.value for item in entries if item.key == "location"})
-    folder = home.parent.resolve()
-    found = (home.parent / location for location in locations if location)
+    home = path.resolve()
+    locations = {entry.value for entry in _locations(model)} - {home.name}
+    folders = (path.parent.resolve(), home.parent)
+    resolved = {path.parent / location: _resolve(path.parent, location) for location in sorted(locations)}
     return tuple(
-        file for file in found if file.is_file() and file.resolve().is_relative_to(folder) and file != home
+        file
+        for file, behind in resolved.items()
+        if behind is not None
+        and behind.is_file()
+        and behind != home
+        and any(map(behind.is_relative_to, folders))
     )
 
 
@@ -102,8 +130,9 @@ def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
     folder = path.parent.resolve()
     file = folder if "\0" in location else (folder / location).resolve()
     if file == folder or Path(location).is_absolute() or not file.is_relative_to(folder):
+        leads = f", which leads to {file}" if (folder / location).is_symlink() else ""
         raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} lies in {location!r}, outside the model's folder. "
+            f"{path}: the data of tensor {tensor.name!r} lies in {location!r}{leads}, outside the model's folder. "
             "Expected a file beside the model. Such a path is refused, since it could read any file of "
             "this machine; save the model again with its data beside it if you trust it."
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from models_with_weights import COUNT, FORMS, VALUES, held, model_of, model_with_bodies
 from onnx import TensorProto, numpy_helper
@@ -56,6 +57,43 @@ def test_a_link_beside_which_other_data_lie_is_read_whole(tmp_path: Path) -> Non
     assert graph.initializers["w"].data_location == TensorProto.DEFAULT
     np.testing.assert_array_equal(graph.read_constant("v"), np.tile(VALUES, 2))
     open_session(copy_model(graph), graph.folder)
+
+
+def lay_out_as_cache(folder: Path) -> tuple[Path, Path]:
+    """A model and its data as links to blobs, as Hugging Face's cache has them; and the blob of the data."""
+    saving = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 5 * COUNT}
+    larger = numpy_helper.from_array(np.tile(VALUES, 2), "v")
+    link = link_to(folder / "blobs" / "aaa", model_of([FORMS["raw"], larger]), **saving)
+    data = (folder / "blobs" / "w.bin").rename(folder / "blobs" / "bbb")
+    (link.parent / "w.bin").symlink_to(data)
+    return link, data
+
+
+def test_links_into_the_folder_of_what_is_behind_the_model_are_followed(tmp_path: Path) -> None:
+    """ONNX Runtime, given the path, follows them too."""
+    link, data = lay_out_as_cache(tmp_path)
+    onnxruntime.InferenceSession(link)
+    graph = load_graph(link)
+    assert (graph.path, graph.folder, graph.data_files) == (link, tmp_path / "blobs", (data,))
+    assert list_data_files(link) == (link.parent / "w.bin",)
+    np.testing.assert_array_equal(graph.read_constant("v"), np.tile(VALUES, 2))
+    np.testing.assert_array_equal(graph.read_constant("w"), VALUES)
+    open_session(copy_model(graph), graph.folder)
+    before = graph.sha256
+    data.write_bytes(bytes(data.stat().st_size))
+    assert load_graph(link).sha256 != before
+
+
+def test_a_link_that_leads_elsewhere_is_refused_and_told(tmp_path: Path) -> None:
+    link, data = lay_out_as_cache(tmp_path)
+    elsewhere = data.rename(tmp_path / "elsewhere.bin")
+    (link.parent / "w.bin").unlink()
+    (link.parent / "w.bin").symlink_to(elsewhere)
+    with pytest.raises(
+        ModelError, match=f"lies in 'w.bin', which leads to {elsewhere}, outside the model's folder"
+    ):
+        load_graph(link)
+    assert list_data_files(link) == ()
 
 
 def test_data_that_lie_in_a_file_of_the_links_name_are_looked_up_beside_it(tmp_path: Path) -> None:
