@@ -13,7 +13,6 @@ import click
 
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.zoo_display import open_display
-from overflow_fixer.config import check_folders
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, ConfigError
 from overflow_fixer.reports.numbers_json import dump_json
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
@@ -21,6 +20,7 @@ from overflow_fixer.zoo.fixing import fix_zoo
 from overflow_fixer.zoo.folder import read_folder
 from overflow_fixer.zoo.machine import describe_machine
 from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
+from overflow_fixer.zoo.places import check_places
 from overflow_fixer.zoo.pool import Host, order
 from overflow_fixer.zoo.ray_connection import open_ray
 from overflow_fixer.zoo.summary import load_summary, summarize
@@ -98,10 +98,9 @@ def zoo_command(
 
 
 def _read(path: Path, out: Path | None) -> Zoo:
-    """The zoo, whose results may not lie among the data of a model."""
+    """The zoo, whose results may not lie among the data of a model, nor over each other."""
     found = read_folder(path, out) if path.is_dir() else read_zoo_file(path, out)
-    for entry in found.entries:
-        check_folders(found.folder, entry.config.calib)
+    check_places(found)
     return found
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from overflow_fixer.config import FixConfig
 
+SUMMARY = "zoo-report"
+"""How the files of a zoo's summary are called, before their endings."""
+
 
 @dataclass(frozen=True)
 class ZooEntry:

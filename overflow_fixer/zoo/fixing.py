@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.machine import describe_machine
 from overflow_fixer.zoo.outcomes import ZooOutcome, find_current
+from overflow_fixer.zoo.places import check_apart
 from overflow_fixer.zoo.pool import Host, Pool, Work
 
 Watch = Callable[[Sequence[Work]], None]
@@ -32,10 +31,10 @@ def fix_zoo(
     First come the outcomes of models that an earlier run finished, if nothing they rest on changed since (`force`: all
     are run again). `host` is what runs them: describe_machine(...), the default, or open_ray(...). A FixConfig goes by its
     model's stem. Results lie in each config's folder, and stay when the iteration is left: the next one goes on. Raises
-    ConfigError for two models of one name or folder.
+    ConfigError where results would not be apart: see places.check_apart.
     """
     entries = [one if isinstance(one, ZooEntry) else ZooEntry(one.model.stem, one) for one in configs]
-    _check_apart(entries)
+    check_apart(entries)
     host = host or describe_machine()
     versions = host.find_versions()
     waiting: list[ZooEntry] = []
@@ -50,15 +49,3 @@ def fix_zoo(
         if outcome is not None:
             yield outcome
         watch(pool.running)
-
-
-def _check_apart(entries: Sequence[ZooEntry]) -> None:
-    for what, keys in (
-        ("name", [e.name for e in entries]),
-        ("output folder", [str(e.folder) for e in entries]),
-    ):
-        twice = next((key for key, count in Counter(keys).items() if count > 1), None)
-        if twice is not None:
-            raise ConfigError(
-                f"Two models of the zoo have the {what} {twice!r}. Expected one of its own for each. Name them apart."
-            )

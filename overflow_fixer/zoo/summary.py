@@ -20,14 +20,13 @@ from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import hold_lock, make_folder, write_text
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
 from overflow_fixer.reports.wording import say_decibels
-from overflow_fixer.zoo.entries import Zoo
+from overflow_fixer.zoo.entries import SUMMARY, Zoo
 from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult, load_outcome
 from overflow_fixer.zoo.running import LOG_FILE
 
 ZOO_SCHEMA = "zoo-report.schema.json"
 SCHEMA_VERSION = "1.0"
 Document = dict[str, Any]
-_NAME = "zoo-report"
 _REPORT = "report.html"
 _COLUMNS = (
     "name outcome pin_count clamp_count naive_snr_db naive_mismatched fixed_snr_db fixed_mismatched fp16_node_share "
@@ -42,7 +41,7 @@ def summarize(
 
     Zoos that run parts of one side by side wait for each other here: whoever comes last has every outcome.
     """
-    with hold_lock(zoo.folder / _NAME):
+    with hold_lock(zoo.folder / SUMMARY):
         others = (load_outcome(entry.folder) for entry in zoo.entries if entry.name not in outcomes)
         everything = [*outcomes.values(), *(outcome for outcome in others if outcome is not None)]
         document = build_document(zoo.source, zoo.folder, everything, earlier)
@@ -86,8 +85,8 @@ def write_summary(document: Document, folder: Path) -> tuple[Path, ...]:
     make_folder(folder)
     texts = {".json": dump_json(document), ".html": render_html(document), ".csv": render_csv(document)}
     for suffix, text in texts.items():
-        write_text(folder / f"{_NAME}{suffix}", text)
-    return tuple(folder / f"{_NAME}{suffix}" for suffix in texts)
+        write_text(folder / f"{SUMMARY}{suffix}", text)
+    return tuple(folder / f"{SUMMARY}{suffix}" for suffix in texts)
 
 
 class _ComparedResult(BaseModel):
@@ -111,7 +110,7 @@ class _Compared(BaseModel):
 
 def load_summary(path: Path) -> Document:
     """A summary that was written before: a file, or the folder that it lies in. Raises ConfigError for anything else."""
-    file = path / f"{_NAME}.json" if path.is_dir() else path
+    file = path / f"{SUMMARY}.json" if path.is_dir() else path
     try:
         found = _Compared.model_validate_json(file.read_bytes())
     except OSError as error:
