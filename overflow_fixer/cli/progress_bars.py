@@ -6,10 +6,19 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from overflow_fixer.cli.progress_lines import count_over, say_over, worst_first
+from overflow_fixer.progress import TIMED, is_timed
 from overflow_fixer.records import Range
 
 _MOST_TENSORS = 8
@@ -22,14 +31,20 @@ class ProgressBars:
 
     def __init__(self, console: Console) -> None:
         self._tasks: dict[str, TaskID] = {}
+        self._done: dict[str, int] = {}
         self._over: dict[str, Range] = {}
         self._bars = _BarsAndLines(console)
         self._bars.start()
 
     def advance(self, stage: str, done: int, total: int) -> None:
         if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(stage, total=total, completed=done)
-        self._bars.update(self._tasks[stage], completed=done, total=total)
+            name = stage.removesuffix(TIMED)
+            self._tasks[stage] = self._bars.add_task(name, total=total, completed=done, stage=stage)
+        task = self._tasks[stage]
+        if done < self._done.get(stage, 0):
+            self._bars.reset(task)
+        self._done[stage] = done
+        self._bars.update(task, completed=done, total=total)
         if stage != "scan":
             self._bars.lines = ()
 
@@ -46,6 +61,21 @@ class ProgressBars:
         self._bars.stop()
 
 
+class _Steps(MofNCompleteColumn):
+    """How far a stage is; seconds of a limit as that."""
+
+    def render(self, task: Task) -> Text:
+        steps = super().render(task)
+        return steps + Text(" s") if is_timed(task.fields["stage"]) else steps
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """What is left of a stage; of one with a limit of seconds nobody knows."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if is_timed(task.fields["stage"]) else super().render(task)
+
+
 class _BarsAndLines(Progress):
     """rich's bars with lines of text under them."""
 
@@ -54,8 +84,8 @@ class _BarsAndLines(Progress):
         columns = (
             TextColumn("{task.description:>14}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            _Steps(),
+            _TimeLeft(),
         )
         super().__init__(*columns, console=console, transient=True, speed_estimate_period=_SPEED_SECONDS)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from overflow_fixer.progress import TIMED, is_timed, say_steps
 from overflow_fixer.records import Range
 from overflow_fixer.reports.wording import make_visible, say_plural
 
@@ -34,27 +35,30 @@ class ProgressLines:
     """A line each tenth of a stage or half minute, and each tensor over the limit once.
 
     Nothing is said in a stage's first seconds, so that a short one says nothing; of many tensors the
-    first twenty are named.
+    first twenty are named. A stage that begins again is a new one.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say = say
         self._clock = clock
         self._stage = ""
+        self._done = 0
         self._new: list[Range] = []
         self._over: set[str] = set()
 
     def advance(self, stage: str, done: int, total: int) -> None:
         now = self._clock()
-        if stage != self._stage:
+        if stage != self._stage or done < self._done:
             self._stage, self._began = stage, (now, done)
             self._said = self._began
+        self._done = done
         waited, gained = now - self._said[0], done - self._said[1]
         if waited >= _LATEST_SECONDS or (
             waited >= _SOONEST_SECONDS and (self._new or gained >= _SHARE * total)
         ):
             self._say_new()
-            self.say(f"{stage}: {done} of {total}{self._time_left(now, done, total)}{self._count_over()}")
+            steps = f"{say_steps(done, total, stage)}{self._time_left(now, done, total)}"
+            self.say(f"{stage.removesuffix(TIMED)}: {steps}{self._count_over()}")
             self._said = (now, done)
 
     def over(self, ranges: Sequence[Range]) -> None:
@@ -72,7 +76,7 @@ class ProgressLines:
 
     def _time_left(self, now: float, done: int, total: int) -> str:
         start, first = self._began
-        if not first < done < total:
+        if is_timed(self._stage) or not first < done < total:
             return ""
         seconds = (now - start) / (done - first) * (total - done)
         return f", {timedelta(seconds=round(seconds))} left"

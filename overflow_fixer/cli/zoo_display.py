@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from overflow_fixer.progress import TIMED, is_timed, say_steps
 from overflow_fixer.reports.wording import say_count, say_decibels
 from overflow_fixer.zoo.outcomes import ZooOutcome
 from overflow_fixer.zoo.pool import Work
@@ -97,7 +98,14 @@ def describe(outcome: ZooOutcome) -> str:
 
 def say_stage(running: Work) -> str:
     progress = running.read_progress()
-    return "start" if progress is None else "{} {}/{}".format(*progress)
+    if progress is None:
+        return "start"
+    stage, done, total = progress
+    return (
+        f"{stage.removesuffix(TIMED)} {say_steps(done, total, stage)}"
+        if is_timed(stage)
+        else f"{stage} {done}/{total}"
+    )
 
 
 @contextmanager

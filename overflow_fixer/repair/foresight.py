@@ -11,7 +11,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
 from overflow_fixer.metrics.parts import find_parts
 from overflow_fixer.planning.plan import add_pins
-from overflow_fixer.progress import Progress, silent
+from overflow_fixer.progress import TIMED, Progress, silent
 from overflow_fixer.records import Batch, Finding, PlanPolicy, PrecisionPlan, TensorError, Tolerance
 from overflow_fixer.repair.attempts import Attempt, is_hopeless
 from overflow_fixer.repair.culprits import BEARABLE, CulpritSearch, IsLate, excess
@@ -20,7 +20,7 @@ from overflow_fixer.verification.comparison import find_worst_batch
 
 _MOST_CASES = 4
 _LONGEST_SECONDS = 1e9
-_STAGE = "repair: seconds of search"
+_STAGE = f"repair: search{TIMED}"
 _SHARE_OF_TIME = 0.1
 """Of what is left until the deadline, that foreseeing may take."""
 

@@ -56,6 +56,20 @@ def test_the_time_left_is_reckoned_from_where_a_scan_went_on() -> None:
     assert told.at(140, 90) == ["scan: 90 of 100, 0:00:40 left"]
 
 
+def test_a_stage_that_begins_again_is_a_new_one() -> None:
+    told = Told()
+    assert told.at(0, 0, 10, "repair") == []
+    assert told.at(100, 10, 10, "repair") == ["repair: 10 of 10"]
+    assert told.at(1000, 0, 10, "repair") == []
+    assert told.at(1002, 1, 10, "repair") == ["repair: 1 of 10, 0:00:18 left"]
+
+
+def test_a_limit_of_seconds_is_no_total() -> None:
+    told = Told()
+    assert told.at(0, 0, 717, "repair: search, seconds") == []
+    assert told.at(31, 31, 717, "repair: search, seconds") == ["repair: search: 31 of at most 717 seconds"]
+
+
 def test_each_tensor_over_the_limit_is_named_once() -> None:
     told = Told()
     told.at(0, 0)
@@ -135,3 +149,17 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         progress.over([replace(found("a", 7e4))])
         progress("scan", 2, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_bars_tell_a_limit_of_seconds_as_that_and_begin_again(terminal: Console) -> None:
+    bars = ProgressBars(terminal)
+    bars.advance("repair: search, seconds", 0, 717)
+    bars.advance("repair: search, seconds", 3, 717)
+    bars.advance("verify", 9, 10)
+    bars.advance("verify", 10, 10)
+    bars.advance("verify", 1, 10)
+    first, second = (" ".join(line.split()) for line in drawn(bars))
+    assert first.startswith("repair: search")
+    assert first.endswith("3/717 s")
+    assert second.endswith("1/10 -:--:--")
+    bars.close()

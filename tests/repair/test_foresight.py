@@ -179,7 +179,7 @@ def test_foreseeing_may_take_a_tenth_of_the_time_that_is_left(
         assert foresight.is_late() == is_late
     clock[0] = 1004.0
     assert not foresight.is_bearable(())
-    assert told == [("repair: seconds of search", 4, 10)]
+    assert told == [("repair: search, seconds", 4, 10)]
 
 
 def test_nothing_is_foreseen_of_a_model_that_draws_random_numbers(tmp_path: Path) -> None:
