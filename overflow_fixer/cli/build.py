@@ -12,6 +12,7 @@ from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
+from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
@@ -39,7 +40,8 @@ def build_command(
     check_exports(config.build.exports, name)
     graph = load_graph(config.model)
     plan = load_plan(plan_path or config.folder / "plan.json")
-    check_plan(graph, plan)
+    with name_fused(config, quiet):
+        check_plan(graph, plan)
     make_folder(config.folder)
     path = config.folder / f"{config.model.stem}{BACKENDS[name].suffix}"
     calibration = open_calibration(config.calib, graph.inputs, config.calibration) if has_data else None

@@ -9,6 +9,7 @@ import click
 
 from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
+from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import load_graph
@@ -39,7 +40,8 @@ def plan_command(
     backend, _ = choose_backend(config.build.backend)
     policy = config.plan.policy(find_protected(backend, config.build.typing))
     table = load_ranges(ranges or config.folder / "ranges.h5")
-    plan = plan_precision(graph, table, policy)
+    with name_fused(config, quiet):
+        plan = plan_precision(graph, table, policy)
     path = config.folder / "plan.json"
     before = find_earlier_plan(path, plan.model_sha256)
     save_plan(plan, path)

@@ -11,6 +11,7 @@ import click
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
+from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
 from overflow_fixer.config import check_folders
 from overflow_fixer.files import begin_folder
@@ -63,7 +64,7 @@ def _scan(
     check_folders(config.folder, config.calib)
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-    with begin_folder(config.folder), show_progress(quiet) as progress:
+    with name_fused(config, quiet), begin_folder(config.folder), show_progress(quiet) as progress:
         ranges = scan(config, graph, calibration, progress, progress.over, existing)
     if ranges.provider_lack is not None and not quiet:
         click.echo(ranges.provider_lack, err=True)

@@ -13,6 +13,7 @@ from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.calibration import jitter, open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
+from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
 from overflow_fixer.config import FixConfig
@@ -70,7 +71,7 @@ def verify_command(
             "--artifact was given with --ranges. Expected one of them: an artifact has no plan."
         )
     config = options.settings(**flags)
-    with show_progress(quiet or as_json) as progress:
+    with name_fused(config, quiet), show_progress(quiet or as_json) as progress:
         if artifact is not None:
             found, warnings = _verify_foreign(config, artifact, progress)
         else:

@@ -233,6 +233,28 @@ def test_an_artifact_that_was_cut_off_does_not_fit_its_report(
     assert "plan.json" not in told
 
 
+def test_the_stages_name_the_model_that_was_fused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample, out = SAMPLES / "layernorm_transformer", tmp_path / "out"
+    model, data, fused = sample / "model.onnx", ("--calib", sample / "data"), out / "fused" / "model.onnx"
+    assert _run(model, *data, "--out", out, "--refuse-layernorm", "-q") == 0
+    config = tmp_path / "fix.toml"
+    config.write_text("refuse_layernorm = true\n")
+    for verb in (["scan", model, *data], ["plan", model], ["build", model], ["verify", model, *data]):
+        assert _run(*verb, "--out", out, "-q") == 5
+        said = capsys.readouterr().err
+        assert f"The files in {out} are of {fused}, which --refuse-layernorm made" in said
+        assert said.count("\n") == 1
+    assert _run("plan", model, "--out", out, "--config", config) == 5
+    assert f"{model} is taken as it is. What it became is {fused}: name that" in capsys.readouterr().err
+    assert _run("plan", fused, "--out", out, "--config", config) == 0
+    assert capsys.readouterr().err == ""
+    assert _run("scan", model, *data, "--out", tmp_path / "new", "--config", config) == 0
+    assert f"of the main job alone: {model} is taken as it is.\n" in capsys.readouterr().err
+    (out / "fused" / "model.onnx").unlink()
+    assert _run("plan", model, "--out", out, "-q") == 5
+    assert "--refuse-layernorm" not in capsys.readouterr().err
+
+
 def test_doctor_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("doctor") == 0
     said = capsys.readouterr().out
