@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
 import traceback
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 
 import click
 
@@ -37,8 +40,21 @@ class _MainJobByDefault(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*VERBS, "--help", "-h", "--version"):
+            _refuse_mistyped(*args[:2])
             args = ["fix", *args]
         return super().parse_args(context, args)
+
+
+def _refuse_mistyped(word: str, following: str = "-") -> None:
+    """Raise UsageError for a word that was meant as a verb: alike one, or before what can be its model."""
+    if Path(word).suffix or os.path.exists(word) or word.startswith("-"):
+        return
+    alike = difflib.get_close_matches(word, VERBS, 1)
+    if alike or not following.startswith("-"):
+        meant = f" Did you mean {alike[0]}?" if alike else ""
+        raise click.UsageError(
+            f"{word!r} is neither a verb ({', '.join(VERBS)}) nor the path of a model.{meant}"
+        )
 
 
 @click.group(cls=_MainJobByDefault, context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,10 +95,9 @@ def run(args: list[str] | None) -> int:
         error.show()
         code = error.exit_code
     except click.ClickException as error:
-        click.echo(
-            f"fix-fp16: {error.format_message().rstrip('.')}. See fix-fp16 --help for what is expected.",
-            err=True,
-        )
+        message = error.format_message()
+        end = "" if message.endswith(("?", ".")) else "."
+        click.echo(f"fix-fp16: {message}{end} See fix-fp16 --help for what is expected.", err=True)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(f"fix-fp16: {str(error.__cause__ or error) or STOPPED}", err=True)

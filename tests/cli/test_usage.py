@@ -1,0 +1,54 @@
+"""Command lines that cannot be used: one paragraph, exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from overflow_fixer.cli import main
+
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
+    def run(*args: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(list(args))
+        assert stop.value.code == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        return told
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (
+            ("skan", "m.onnx"),
+            "'skan' is neither a verb (fix, scan, plan, build, verify, report, zoo, doctor) nor",
+        ),
+        (("skan", "m.onnx"), "nor the path of a model. Did you mean scan? See fix-fp16 --help"),
+        (("docter",), "Did you mean doctor? See"),
+        (
+            ("run", "m.onnx"),
+            "'run' is neither a verb (fix, scan, plan, build, verify, report, zoo, doctor) nor the path of",
+        ),
+    ],
+)
+def test_a_word_that_was_meant_as_a_verb_is_named(refuse: Refuse, args: tuple[str, ...], told: str) -> None:
+    assert told in refuse(*args)
+
+
+def test_a_file_is_never_taken_for_a_mistyped_verb(
+    refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("skan.onnx", "./nowhere"):
+        assert "No calibration data was named" in refuse(name)
+    Path("skan").touch()
+    assert "No calibration data was named" in refuse("skan")
