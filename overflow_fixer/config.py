@@ -28,7 +28,7 @@ _MESSAGES = {
     **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "input should be a table"),
 }
 """Where pydantic's name Python's types, by its name of what is wrong."""
-_FROZEN = ConfigDict(extra="forbid", frozen=True)
+_FROZEN = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 _MOST_MINUTES = 1e6
 """Two years."""
 _MOST_GIB = 2.0**20
@@ -118,10 +118,10 @@ class VerifyOptions(BaseModel):
 
     model_config = _FROZEN
 
-    min_snr_db: Number = Field(default=30.0, allow_inf_nan=False)
+    min_snr_db: Number = 30.0
     min_agreement: Number = Field(default=0.99, ge=0, le=1)
-    max_abs_error: Number = Field(default=0.0, ge=0, allow_inf_nan=False)
-    per_output: dict[str, Annotated[Number, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
+    max_abs_error: Number = Field(default=0.0, ge=0)
+    per_output: dict[str, Number] = Field(default_factory=dict)
     parts: tuple[str, ...] = ()
     jitter: Whole = Field(default=0, ge=0)
     """Changed copies of each batch to verify on as well."""

@@ -52,6 +52,7 @@ def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
     Those of Constant nodes and of bodies too, but not of local functions. They bear the name of the file itself where
     `path` is a symbolic link. Raises ModelError for a file that cannot be read or is no ONNX model.
     """
+    _refuse_special(path)
     try:
         with path.open("rb") as file:
             data = _read_without_weights(file.fileno(), path.resolve().name) if in_place else None
@@ -71,6 +72,15 @@ def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
             "It is probably another kind of file, or empty."
         )
     return model
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise ModelError for a pipe, a socket or a device: to open a pipe that nobody writes to waits for ever."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ModelError(
+            f"{path} is not a regular file but a pipe, a socket or a device. Expected an ONNX model file, which is read several "
+            "times. Write the model to a file first."
+        )
 
 
 def _read_without_weights(descriptor: int, location: str) -> bytes | None:

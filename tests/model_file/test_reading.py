@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,12 @@ def test_a_number_without_an_end_is_none(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\x3a" + b"\xff" * 200_000 + b"\x01")
     with pytest.raises(ModelError, match="not a whole ONNX model"):
         read_model(tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX has pipes with names")
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
+    for name in ("m.onnx", "link.onnx"):
+        with pytest.raises(ModelError, match="is not a regular file"):
+            load_graph(tmp_path / name)
