@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from onnx import TensorProto
 
 from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.calibration import jitter, open_calibration
@@ -36,6 +37,7 @@ from overflow_fixer.verification.comparison import (
 )
 from overflow_fixer.verification.filled_outputs import find_fills
 
+_HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ENGINES = frozenset({".engine", ".plan", ".trt"})
 
 
@@ -94,8 +96,10 @@ def _verify_foreign(
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     name = "tensorrt" if path.suffix in _ENGINES else "onnx"
     choose_backend(name)
+    warnings: list[str] = []
     if name == "onnx":
         typed = _read(path)
+        warnings += _say_fp32(typed)
         _check_inputs(graph, typed)
         _refuse_unsimulated(typed)
     settings = config.build.settings(config.folder, {})
@@ -110,7 +114,7 @@ def _verify_foreign(
         lambda done: progress("verify", done, len(calibration)),
     )
     check_parts(found)
-    return found, (*say_left_out(found, jitter_count), *say_unseen(found, graph, tolerance))
+    return found, (*warnings, *say_left_out(found, jitter_count), *say_unseen(found, graph, tolerance))
 
 
 def _read(path: Path) -> Graph:
@@ -129,6 +133,12 @@ def _check_inputs(graph: Graph, typed: Graph) -> None:
             f"{typed.path} has the inputs {', '.join(sorted(found)) or '(none)'}. Expected those of {graph.path}: "
             f"{', '.join(sorted(wanted)) or '(none)'}. It was made from another model, or inputs were renamed or dropped."
         )
+
+
+def _say_fp32(typed: Graph) -> Iterator[str]:
+    """That nothing of the artifact is in 16 bits, so that it could not but pass."""
+    if _HALVES.isdisjoint(typed.dtypes.values()):
+        yield f"Nothing in {typed.path} is FP16: FP32 was compared with FP32, which proves nothing of FP16."
 
 
 def _refuse_unsimulated(typed: Graph) -> None:

@@ -151,6 +151,18 @@ def test_verify_fails_a_model_of_another_tool_that_overflows(
     assert "WRONG logits" in capsys.readouterr().out
 
 
+def test_an_artifact_without_fp16_is_told_to_prove_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = SAMPLES / "conv_chain"
+    model, arguments = sample / "model.onnx", ("--calib", sample / "data", "--out", tmp_path)
+    assert _run("verify", model, *arguments, "--artifact", model) == 0
+    assert f"Warning: Nothing in {model} is FP16: FP32 was compared" in capsys.readouterr().out
+    assert _run(model, *arguments, "-q") == 0
+    assert _run("verify", model, *arguments, "--artifact", tmp_path / "model.fp16.onnx") == 0
+    assert "Nothing in" not in capsys.readouterr().out
+
+
 def test_what_the_user_excludes_stays_excluded_even_where_it_fails(tmp_path: Path) -> None:
     sample = SAMPLES / "needs_constraints"
     arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)
