@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,11 +52,13 @@ def list_data(root: Path) -> Listing:
     """The data files at `root`: the file itself, or those of the folder.
 
     Hidden files and documents (README, LICENSE, notes, scripts, tables) are left out. Raises
-    CalibrationError when nothing is there, files lie both in the folder and in its subfolders, or a name is not UTF-8.
+    CalibrationError when nothing is there, files lie both in the folder and in its subfolders, a name is not UTF-8, or a
+    file is a pipe.
     """
     try:
         if not root.is_dir():
-            return Listing(root, (_existing(root),))
+            _refuse_special([_existing(root)])
+            return Listing(root, (root,))
         direct, nested = (
             _data_files(root),
             [file for folder in _subfolders(root) for file in _data_files(folder)],
@@ -68,7 +70,18 @@ def list_data(root: Path) -> Listing:
         ) from error
     _check_one_place(root, direct, nested)
     _check_names([*direct, *nested])
+    _refuse_special([*direct, *nested])
     return Listing(root, tuple(direct or nested))
+
+
+def _refuse_special(files: Iterable[Path]) -> None:
+    """Raise CalibrationError for a pipe, a socket or a device: to open a pipe that nobody writes to waits for ever."""
+    for file in files:
+        if file.exists() and not file.is_file():
+            raise CalibrationError(
+                f"{file} is not a regular file but a pipe, a socket or a device. Expected calibration data, which are read several "
+                "times. Write the data to a file first."
+            )
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:

@@ -91,3 +91,11 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         pytest.skip("this file system takes no such names")
     with pytest.raises(CalibrationError, match=r"The name of the file '.*b\\udcff.npz' is not UTF-8"):
         list_data(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX has pipes with names")
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "b.npz")
+    for place in (tmp_path, tmp_path / "b.npz"):
+        with pytest.raises(CalibrationError, match=r"b\.npz is not a regular file"):
+            list_data(place)
