@@ -2,7 +2,7 @@
 
 Whatever the data showed: a padding mask of -3.4e38 may not have been used by any calibration sample,
 and turns into -inf, or NaN, with the first one that does. An infinity is one in FP16 as well, and what FP32 makes
-of it, FP16 makes too, but for a product with what FP16 rounds to zero. Where nothing depends on the data (a weight,
+of it, FP16 makes too, but for a product with what FP16 rounds to zero, and behind a finite bound that FP16 cannot hold. Where nothing depends on the data (a weight,
 a bias), every sample shows what the constant does, and the measured ranges say where its value ends.
 Nodes inside the bodies of control flow are judged body by body: see control_flow. What comes into a body, or out
 of it, is followed through it, whether it ran or not.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -52,8 +53,8 @@ RULE = "constant_range"
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_MULTIPLY = frozenset("Mul MatMul Gemm Einsum Conv ConvTranspose".split())
-"""Operators that make NaN of an infinity where the other factor is zero."""
+_MULTIPLY = frozenset("Mul MatMul Gemm Einsum Conv ConvTranspose BatchNormalization PRelu".split())
+"""Operators that make NaN of an infinity where another factor is zero."""
 _PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
 """Operators that show a value or not where the other factor is a mask."""
 
@@ -94,17 +95,35 @@ def _meet(node: Node, graph: Graph, ranges: RangeTable, reached: Traces) -> Iter
             is_itself = name == origin.tensor
             if is_itself and _is_only_bound(node, slot, trace, reached, graph):
                 yield origin, name, ", but it is only a bound that no FP16 value passes"
-            elif origin.is_infinite and not _meets_vanishing(node, slot, ranges):
+            elif origin.is_infinite and not (
+                _makes_a_number(node, slot, graph, reached) or _meets_vanishing(node, slot, ranges)
+            ):
                 yield from [(origin, name, " as FP32 does")] * is_itself
             elif not is_like_others(node, slot, trace, reached):
                 yield origin, name, ""
 
 
+def _makes_a_number(node: Node, slot: int, graph: Graph, reached: Traces) -> bool:
+    """Whether the node may make of an infinity what is none, and what FP16 cannot hold: a bound, an integer, who knows what."""
+    is_cast = node.standard_op in ("Cast", "CastLike") and not graph.is_float(node.outputs[0])
+    return is_cast or node.standard_op in ("", "Pow") or _meets_bound(node, slot, reached)
+
+
 def _meets_vanishing(node: Node, slot: int, ranges: RangeTable) -> bool:
-    """Whether the node multiplies what comes in at `slot` by numbers of which FP16 makes zero."""
-    factors = [name for other, name in enumerate(node.inputs[:2]) if other != slot]
-    seen = [ranges.get(name) for name in factors if node.standard_op in _MULTIPLY]
-    return any(one is None or 0 < one.min_nonzero_abs <= FP16_UNDERFLOW for one in seen)
+    """Whether the node multiplies what comes in there by numbers of which FP16 makes zero, or may: their smallest was not taken."""
+    factors = node.inputs if node.standard_op == "Einsum" else node.inputs[:2]
+    others = [name for other, name in enumerate(factors) if other != slot and node.standard_op in _MULTIPLY]
+    seen = [ranges.get(name) for name in others]
+    return any(one is None or (one.max_abs and not one.min_nonzero_abs > FP16_UNDERFLOW) for one in seen)
+
+
+def _meets_bound(node: Node, slot: int, reached: Traces) -> bool:
+    """Whether a finite constant that FP16 cannot hold may take the place of the infinity that comes in at `slot`."""
+    others = [name for other, name in enumerate(node.inputs) if other != slot]
+    rivals = (trace for name in others for trace in reached.get(name, ()))
+    return node.standard_op in ("Max", "Min", "Clip") and any(
+        not rival.origin.is_infinite for rival in rivals
+    )
 
 
 @lru_cache(maxsize=1)
@@ -197,7 +216,9 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
             by_data = trace.by_data or may_hide
             if signs and (by_data or not _fits(ranges.get(output))):
                 sizes = resize(node, slot, trace, reached, graph, ranges)
-                yield Trace(trace.origin, signs, by_data, *sizes)
+                is_number = trace.origin.is_infinite and _makes_a_number(node, slot, graph, reached)
+                origin = replace(trace.origin, is_infinite=False) if is_number else trace.origin
+                yield Trace(origin, signs, by_data, *sizes)
 
 
 def _is_only_bound(node: Node, slot: int, trace: Trace, reached: Traces, graph: Graph) -> bool:
@@ -274,5 +295,5 @@ def _finding(node: Node, origin: Origin, reason: str, action: Action = "pin") ->
 def _describe(origin: Origin) -> str:
     why = "which FP16 holds" if origin.is_infinite else "which FP16 cannot"
     if math.isinf(origin.value) and not origin.is_infinite:
-        why = "and finite numbers that FP16 cannot"
+        why = "beside or behind which are finite numbers that FP16 cannot hold"
     return f"the constant {origin.tensor} holds {origin.value:.6g}, {why}"

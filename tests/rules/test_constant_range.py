@@ -66,6 +66,63 @@ def test_an_infinity_is_one_in_fp16_too(tmp_path: Path) -> None:
     assert _pins(tmp_path, nodes, constants) == ["Mul_r"]
 
 
+BOUNDED = {
+    "Max": [node("Max", "a least", "b")],
+    "Max, the other way round": [node("Max", "least a", "b")],
+    "Clip": [node("Clip", "a least", "b")],
+    "behind a sum": [node("Add", "a x", "s"), node("Max", "s least", "b")],
+}
+
+
+@pytest.mark.parametrize("form", BOUNDED)
+def test_an_infinity_behind_a_finite_bound_is_that_number(form: str, tmp_path: Path) -> None:
+    """torch.max(scores, finfo.min): a row that is masked as a whole is uniform in FP32, and NaN in FP16."""
+    nodes = [node("Where", "c mask x", "a"), *BOUNDED[form], node("Softmax", "b", "y")]
+    pins = _pins(tmp_path, nodes, {"mask": scalar(-math.inf), "least": scalar(MIN)})
+    assert pins[-2:] == [nodes[-2].name, "Softmax_y"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_pinned"), [(2.0**-25, True), (2.0**-24, False), (0, False), (-(2.0**-26), True)]
+)
+@pytest.mark.parametrize(
+    "product",
+    [
+        node("Mul", "a k", "y"),
+        node("Mul", "k a", "y"),
+        node("PRelu", "a k", "y"),
+        node("Einsum", "a one k", "y", equation="ij,ij,ij->ij"),
+        node("BatchNormalization", "a k zero zero one1", "y"),
+    ],
+)
+def test_a_product_with_what_fp16_rounds_to_zero_is_no_infinity(
+    product: onnx.NodeProto, factor: float, is_pinned: bool, tmp_path: Path
+) -> None:
+    shape = (3,) if product.op_type == "BatchNormalization" else (2, 3)
+    k = np.full(shape, factor, np.float32)
+    constants = {"mask": scalar(-math.inf), "k": k, "one": np.ones((2, 3), np.float32)}
+    constants |= {"zero": np.zeros(3, np.float32), "one1": np.ones(3, np.float32)}
+    nodes = [node("Where", "c mask x", "a"), product, node("Sigmoid", "y", "z")]
+    pins = _pins(tmp_path, nodes, {name: constants[name] for name in ("mask", *{*product.input} - {"a"})})
+    assert pins == [f"{product.op_type}_y"] * is_pinned
+
+
+def test_of_a_factor_whose_smallest_was_not_taken_the_worst_is_assumed(tmp_path: Path) -> None:
+    nodes = [node("Where", "c mask x", "a"), node("Tanh", "x", "t"), node("Mul", "a t", "y")]
+    assert _pins(tmp_path, nodes, {"mask": scalar(-math.inf)}) == ["Mul_y"]
+
+
+def test_an_infinity_that_is_cast_to_integers_is_some_number(tmp_path: Path) -> None:
+    nodes = [
+        node("Where", "c mask x", "a"),
+        node("Cast", "a", "n", to=TensorProto.INT64),
+        node("Cast", "n", "f", to=TensorProto.FLOAT),
+        node("Pow", "x a", "p"),
+        node("Add", "f p", "y"),
+    ]
+    assert _pins(tmp_path, nodes, {"mask": scalar(-math.inf)}) == ["Cast_n", "Cast_f", "Pow_p", "Add_y"]
+
+
 def test_an_infinity_beside_a_number_out_of_range_is_pinned(tmp_path: Path) -> None:
     nodes = [node("Where", "c low x", "a"), node("Tanh", "a", "y")]
     assert _pins(tmp_path, nodes, {"low": floats(-math.inf, 1, MIN)}) == ["Where_a", "Tanh_y"]
