@@ -21,6 +21,8 @@ _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
+_FP32_NOISE = 2.0**-20
+"""Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
 _FEWEST_STEPS = 64
 """Of less, rounding noise nears 30 dB."""
 
@@ -28,16 +30,24 @@ _FEWEST_STEPS = 64
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
     """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst."""
     for node in graph.nodes:
-        for end in (
-            _find_choices(graph, node)
-            if node.standard_op in DIFFERENCES and _is_distance(graph, node)
-            else ()
-        ):
+        ends = list(_find_choices(graph, node)) if node.standard_op in DIFFERENCES else []
+        for end in ends if ends and _is_distance(graph, node) else ():
             small = next(find_small(graph, ranges, node, _FEWEST_STEPS, end.outputs[0]), None)
-            if small is not None:
+            if small is not None and small.value > _FP32_NOISE * small.largest:
                 made = f"{end.op_type} {end.label} chooses among it"
                 yield Divided(small, tuple(find_sources(graph, ranges, small)), made)
                 break
+
+
+def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
+    """Whether it is taken from what it was chosen of, and nothing else: a Softmax that is written out gives the same of any number."""
+    behind = [reader for reader, _ in readers(graph, choice.outputs[0])]
+    is_told = choice.outputs[0] in graph.outputs
+    return (
+        bool(behind)
+        and not is_told
+        and all(reader.standard_op == "Sub" and choice.inputs[0] in reader.inputs for reader in behind)
+    )
 
 
 def _is_distance(graph: Graph, node: Node) -> bool:
@@ -64,7 +74,7 @@ def _find_choices(graph: Graph, node: Node) -> Iterator[Node]:
     while pending:
         for reader, slot in readers(graph, pending.pop().outputs[0]):
             if slot == 0 and reader.standard_op in _CHOOSES:
-                yield reader
+                yield from [reader] * (not _is_only_subtracted(graph, reader))
             elif reader.label not in seen and (moves(reader, slot) or reader.standard_op in _KEEPS_SIZE):
                 seen.add(reader.label)
                 pending.append(reader)

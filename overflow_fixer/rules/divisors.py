@@ -220,7 +220,8 @@ def read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tupl
     if node.standard_op == "Clip" and slot == 0:
         bound = node.attribute("min")  # below opset 11
         least = 0.0 if bound is None else bound.f
-        return (max(0.0, least, *(_read_largest(graph, ranges, name) for name in node.inputs[1:2] if name)),)
+        bounds = (ranges.get(name) if name in graph.constants else None for name in node.inputs[1:2] if name)
+        return (max(0.0, least, *(math.inf if one is None or one.nan_count else one.max for one in bounds)),)
     if node.standard_op not in ("Add", "Sum", "Max"):
         return None
     others = (*node.inputs[:slot], *node.inputs[slot + 1 :])

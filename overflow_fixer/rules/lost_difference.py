@@ -70,8 +70,8 @@ def _find_standardised(node: Node, graph: Graph, ranges: RangeTable) -> Iterator
     for made in _evidence_of_standardised(graph, ranges).get(node.label, ()):
         seen = ranges.by_tensor[made.made]
         reason = (
-            f"{made.made} is {seen.max_abs:.6g} at most, and is {made.source} less {made.mean:.6g}, times {made.factor:.6g}, in a "
-            f"feature of it: {_tell_steps(made.mean)}, and {made.step * made.factor:.6g} behind the factor"
+            f"{made.made} is {seen.max_abs:.6g} at most, and is what {made.source} has beside {made.mean:.6g}, times {made.factor:.6g}, in "
+            f"a feature of it: {_tell_steps(made.mean)}, and {made.step * made.factor:.6g} behind the factor"
         )
         batch = ranges.worst_batch_of(seen)
         yield Finding("lost_difference", node.label, made.made, seen.max_abs, made.limit, reason, batch)

@@ -34,7 +34,7 @@ def find_lost_phases(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
     for angle, periodic in _evidence(graph, ranges).get(node.label, {}).items():
         seen, limit = ranges.by_tensor[angle.tensor], LARGEST_ANGLE / angle.radians
         radians = tell_over(seen.max_abs * angle.radians, LARGEST_ANGLE)
-        times = "" if angle.radians == 1 else f", {angle.radians:.6g} times as many,"
+        times = "" if angle.radians == 1 else f" ({angle.radians:.6g} to each 1 of it)"
         reason = (
             f"{periodic} takes angles of up to {radians} radians from {angle.tensor}{times}; over {LARGEST_ANGLE:g}, FP16's "
             "steps are 0.125 radians and more"
@@ -48,8 +48,8 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Angle, str]]:
     """For each node concerned, the angles, and in words the node that each goes into."""
     found: dict[str, dict[Angle, str]] = {}
     for node in (node for node in graph.nodes if node.standard_op in _PERIODIC):
-        angle = unwrap(graph, node)
-        if _is_lost(graph, ranges, angle):
+        angles = dict.fromkeys((unwrap(graph, node), Angle(node.inputs[0], 1.0, ())))
+        for angle in (one for one in angles if _is_lost(graph, ranges, one)):
             origins = find_origins(graph, ranges, angle.tensor, LARGEST_ANGLE / angle.radians)
             for concerned in (node, *angle.way, *origins):
                 found.setdefault(concerned.label, {}).setdefault(angle, f"{node.op_type} {node.label}")

@@ -29,8 +29,13 @@ def find_ways(graph: Graph, tensor: str, goes_on: Step, is_end: Step) -> tuple[N
                 ends.append(reader)
             elif reader.label not in passed and goes_on(reader, slot):
                 passed.add(reader.label)
-                pending.extend((output, reader) for output in reader.writes)
+                pending.extend((output, reader) for output in _values(reader))
     return lead_back(behind, ends)
+
+
+def _values(node: Node) -> list[str]:
+    """What it writes; of TopK the values alone, and not their places."""
+    return [name for name in (node.outputs[:1] if node.standard_op == "TopK" else node.outputs) if name]
 
 
 def lead_back(behind: Mapping[str, Sequence[Node]], ends: Iterable[Node]) -> tuple[Node, ...]:

@@ -6,6 +6,7 @@ difference does not show that: the constants do, feature by feature.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,12 +21,18 @@ from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves, readers
 
+_MOST_FEATURES = 1 << 22
+_LONGEST = 32
+"""More is no input that is made ready."""
 FEWEST_STEPS = 64
 """Of a largest value of less, rounding noise nears 30 dB."""
 
 
 class Standardised(NamedTuple):
-    """What `made` holds is `source` less `mean`, one element of a constant, times `factor`; `step` is FP16's at the mean."""
+    """What `made` holds is `source` less `mean`, one element of a constant, times `factor`; `step` is FP16's at the mean.
+
+    All without their signs.
+    """
 
     made: str
     source: str
@@ -69,10 +76,11 @@ def _is_rounded(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
 
 
 def _find_worst(mean: Array, factor: Array) -> tuple[float, float, float] | None:
-    """Mean, factor and step of the element whose steps are the largest behind the factor; None where there is none."""
+    """Mean, factor and step, without signs, of the element whose steps are the largest behind the factor; None where there is none."""
     means, factors = (np.abs(one).ravel() for one in np.broadcast_arrays(mean, factor))
+    is_lost = (means > 0) & (means < FP16_OVERFLOW) & np.isfinite(factors)
     steps = np.ldexp(1 / EXACT_STEPS, np.frexp(means)[1])
-    lost = np.where((means > 0) & (means < FP16_OVERFLOW) & np.isfinite(factors), steps * factors, 0.0)
+    lost = np.where(is_lost, steps, 0.0) * np.where(is_lost, factors, 0.0)
     if not lost.size or not lost.max() > 0:
         return None
     index = int(lost.argmax())
@@ -82,7 +90,7 @@ def _find_worst(mean: Array, factor: Array) -> tuple[float, float, float] | None
 def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Array]]:
     """What the node takes a constant from, what is made of that, and the constant and the factor, float64, which broadcast.
 
-    What is fed is a feature as it is, where no factor follows.
+    The first is fed: what a layer gives out may be added to others, and its own rounding is that layer's.
     """
     if node.standard_op == "BatchNormalization" and _is_fed(graph, node.inputs[0]):
         yield from _read_batch_norm(graph, node)
@@ -90,10 +98,9 @@ def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Arr
     if node.standard_op not in ("Sub", "Add") or len(node.inputs) != 2 or len(constants) != 1:
         return
     source = next(name for name in node.inputs if name not in graph.constants)
-    scaled = list(_find_scaled(graph, node))
-    mean = _read(graph, constants[0]) if scaled or _is_fed(graph, source) else None
+    mean = _read(graph, constants[0]) if _is_fed(graph, source) else None
     if mean is not None:
-        made = scaled or [(node.outputs[0], np.ones(()))]
+        made = list(_find_scaled(graph, node)) or [(node.outputs[0], np.ones(()))]
         yield from ((source, name, mean, factor) for name, factor in made if _fit(mean, factor))
 
 
@@ -117,12 +124,15 @@ def _read_factor(graph: Graph, node: Node, slot: int) -> Array | None:
 
 
 def _read_batch_norm(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Array]]:
+    """None of one that trains, which reads no mean; a feature whose variance is under epsilon never varied."""
     scale, _, mean, variance = (_read(graph, name) for name in node.inputs[1:5])
-    attribute = node.attribute("epsilon")
-    if scale is not None and mean is not None and variance is not None:
-        epsilon = 1e-5 if attribute is None else attribute.f
+    attributes = {name: node.attribute(name) for name in ("epsilon", "training_mode")}
+    trains = attributes["training_mode"] is not None and attributes["training_mode"].i
+    if scale is not None and mean is not None and variance is not None and not trains:
+        epsilon = 1e-5 if attributes["epsilon"] is None else attributes["epsilon"].f
         with np.errstate(divide="ignore", invalid="ignore"):
-            yield node.inputs[0], node.outputs[0], mean, scale / np.sqrt(variance + epsilon)
+            factor = np.where(variance > epsilon, scale / np.sqrt(variance + epsilon), 0.0)
+        yield node.inputs[0], node.outputs[0], mean, factor
 
 
 def _read(graph: Graph, tensor: str) -> Array | None:
@@ -131,19 +141,25 @@ def _read(graph: Graph, tensor: str) -> Array | None:
 
 
 def _fit(mean: Array, factor: Array) -> bool:
+    """Whether they broadcast, to no more elements than features are."""
     try:
-        np.broadcast_shapes(mean.shape, factor.shape)
+        return math.prod(np.broadcast_shapes(mean.shape, factor.shape)) <= _MOST_FEATURES
     except ValueError:
         return False
-    return True
 
 
 def _is_fed(graph: Graph, tensor: str) -> bool:
-    """Whether it is an input of the model, moved and scaled by constants at most: a feature, and nothing that is added to others."""
-    while (writer := graph.producers.get(tensor)) is not None:
-        scaled = [name for name in writer.inputs if name not in graph.constants]
-        is_scaled = writer.standard_op in ("Mul", "Div") and len(scaled) == 1
-        if not is_scaled and not moves(writer, 0):
+    """Whether it is made of inputs of the model alone, moved and scaled by constants at most: of features."""
+    pending, passed = [tensor], 0
+    while pending and passed < _LONGEST:
+        name, passed = pending.pop(), passed + 1
+        writer = graph.producers.get(name)
+        if writer is None and name in graph.constants:
             return False
-        tensor = scaled[0] if is_scaled else writer.inputs[0]
-    return tensor not in graph.constants
+        if writer is not None:
+            computed = [one for one in writer.inputs if one not in graph.constants and graph.is_float(one)]
+            is_scaled = writer.standard_op in ("Mul", "Div") and len(computed) == 1
+            if not computed or not (is_scaled or moves(writer, 0)):
+                return False
+            pending += computed
+    return not pending

@@ -10,6 +10,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.tracing import read_number
 from overflow_fixer.rules.semantics import moves
 
+_LONGEST = 32
+"""A chain of more steps is no angle that is made ready."""
 _ROUNDS = frozenset("Floor Ceil Round".split())
 
 
@@ -46,7 +48,7 @@ def unwrap(graph: Graph, node: Node) -> Angle:
 def _walk_back(graph: Graph, tensor: str) -> tuple[list[_Step], str]:
     """The steps before the tensor, the last first, and the tensor before these."""
     steps: list[_Step] = []
-    while (step := _find_step(graph, tensor)) is not None:
+    while len(steps) < _LONGEST and (step := _find_step(graph, tensor)) is not None:
         steps.append(step)
         tensor = step.read
     return steps, tensor

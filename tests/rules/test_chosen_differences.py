@@ -42,6 +42,12 @@ CHOICES = {
 OTHERS = {
     "the farthest": [node("ReduceMax", "d", "y", axes=[2], keepdims=0)],
     "their mean": [node("ReduceMean", "d", "y", axes=[2], keepdims=0)],
+    "what a Softmax subtracts": [
+        node("Neg", "d", "n"),
+        node("ReduceMax", "n", "m", axes=[2]),
+        node("Sub", "n m", "e"),
+        node("Exp", "e", "y"),
+    ],
     "behind a function": [node("Sqrt", "d", "r"), node("ReduceMin", "r", "y", axes=[2], keepdims=0)],
 }
 
@@ -91,6 +97,10 @@ def test_the_evidence(tmp_path: Path) -> None:
         in found.reason
     )
     assert found.reason.endswith("and ReduceMin ReduceMin_y chooses among it")
+
+
+def test_the_distance_of_a_point_to_itself_is_what_fp32_rounds(tmp_path: Path) -> None:
+    assert list(find_chosen(*_scan(tmp_path, CHOICES["the nearest"], CLOUD))) == []
 
 
 def test_what_is_chosen_is_large_enough(tmp_path: Path) -> None:

@@ -33,20 +33,24 @@ FORMS = {
     "added": ([node("Add", "minus x", "d"), node("Div", "d s", "z")], ["Add_d"]),
     "normalised": ([node("BatchNormalization", "x one zero mean v", "z")], ["BatchNormalization_z"]),
     "scaled first": ([node("Mul", "x k", "a"), node("Add", "a shift", "z")], ["Mul_a", "Add_z"]),
-    "of a layer": ([node("Add", "x x", "b"), node("Mul", "b two", "c"), node("Div", "c two", "e"),
-        node("Sub", "e mean", "d"), node("Div", "d s", "z")], ["Add_b", "Mul_c", "Div_e", "Sub_d"]),
+    "beside another input": ([node("Concat", "x w", "b", axis=0), node("Sub", "b mean", "d"), node("Div", "d s", "z")],
+        ["Concat_b", "Sub_d"]),
+    "less it": ([node("Sub", "mean x", "d"), node("Div", "d s", "z")], ["Sub_d"]),
 }  # fmt: skip
 
 
 def _scan(folder: Path, nodes: list[onnx.NodeProto], x: Any, **constants: Any) -> tuple[Any, Any]:
-    model = make_model([*nodes, node("Neg", "z", "y")], {"x": [2, 2]}, "y", CONSTANTS | constants)
-    return scan(model, folder, {"x": np.asarray(x, np.float32)})
+    fed = {"x": np.asarray(x, np.float32), "w": FEATURES}
+    model = make_model(
+        [*nodes, node("Neg", "z", "y")], {"x": [2, 2], "w": [2, 2]}, "y", CONSTANTS | constants
+    )
+    return scan(model, folder, fed)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, tmp_path: Path) -> None:
     nodes, pinned = FORMS[form]
-    graph, ranges = _scan(tmp_path, nodes, FEATURES / 2 if form == "of a layer" else FEATURES)
+    graph, ranges = _scan(tmp_path, nodes, FEATURES)
     assert pinned_by(find_lost_differences, graph, ranges) == pinned
 
 
@@ -58,7 +62,7 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert found.limit == pytest.approx(64 * 0.5 / 1.25)
     assert "z is 1.07998 at most" in found.reason
     assert (
-        "is x less 1013.25, times 0.8, in a feature of it: FP16's steps are 0.5 there, and 0.4 behind"
+        "is what x has beside 1013.25, times 0.8, in a feature of it: FP16's steps are 0.5 there, and 0.4 behind"
         in found.reason
     )
 
@@ -87,14 +91,32 @@ def test_nothing_is_concluded(x: Any, constants: dict[str, Any], tmp_path: Path)
     assert ask(find_lost_differences, graph, ranges) == []
 
 
-def test_what_a_layer_gives_out_is_no_feature_without_a_factor(tmp_path: Path) -> None:
-    """Of what is added on to others nobody knows whether it matters; nor of a norm behind a layer."""
+@pytest.mark.parametrize("first", ["x b", "b x"])
+def test_what_a_layer_gives_out_is_no_feature(first: str, tmp_path: Path) -> None:
+    """Nor is what it is put beside."""
     nodes = [
-        node("Add", "x x", "b"),
+        node("Add", "x w", "b"),
         node("Sub", "b mean", "d"),
+        node("Div", "d s", "e"),
         node("BatchNormalization", "b one zero mean v", "n"),
+        node("Concat", first, "c", axis=0),
+        node("Sub", "c mean", "f"),
+        node("Concat", "e n f", "z", axis=0),
     ]
-    graph, ranges = _scan(tmp_path, [*nodes, node("Add", "d n", "z")], FEATURES / 2)
+    graph, ranges = _scan(tmp_path, nodes, FEATURES)
+    assert ask(find_lost_differences, graph, ranges) == []
+
+
+def test_features_that_never_varied_are_left_out_of_a_norm(tmp_path: Path) -> None:
+    """Of a variance of zero it makes a factor of 316."""
+    x = np.concatenate([300 * np.ones((2, 1)) + 0.1, np.float32([[40.1], [3.3]])], axis=1)
+    graph, ranges = _scan(tmp_path, FORMS["normalised"][0], x, mean=floats(300.1, 20), v=floats(0, 400))
+    assert ask(find_lost_differences, graph, ranges) == []
+
+
+def test_a_norm_that_trains_reads_no_mean(tmp_path: Path) -> None:
+    nodes = [node("BatchNormalization", "x one zero mean v", "z m n", training_mode=1)]
+    graph, ranges = _scan(tmp_path, nodes, FEATURES)
     assert ask(find_lost_differences, graph, ranges) == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.rules.lost_phase import find_lost_phases
@@ -86,4 +87,20 @@ def test_the_limit_is_128_radians_in_turns(most: float, is_found: bool, tmp_path
     assert [one.node for one in found] == ["Mul_p", "Floor_n", "Sub_f", "Mul_a", "Sin_y"] * is_found
     for one in found:
         assert (one.tensor, one.value, one.limit) == ("p", 20.5, pytest.approx(128 / TAU, rel=1e-6))
-        assert "angles of up to 128.805 radians from p, 6.28319 times as many," in one.reason
+        assert "angles of up to 128.805 radians from p (6.28319 to each 1 of it);" in one.reason
+
+
+def test_what_is_left_of_integers_is_an_angle_by_itself(tmp_path: Path) -> None:
+    """(p % 1000) * 0.75: FP16 holds p, and not 700.25 radians."""
+    nodes = [
+        node("Cast", "p", "f", to=TensorProto.FLOAT),
+        node("Mod", "f thousand", "m", fmod=1),
+        node("Mul", "m rate", "a"),
+        node("Sin", "a", "y"),
+    ]
+    kinds = {"p": (TensorProto.INT64, [2])}
+    model = make_model(nodes, kinds, "y", {"thousand": scalar(1000), "rate": scalar(0.75)})
+    graph, ranges = scan(model, tmp_path, {"p": ints(7, 1999)})
+    found = ask(find_lost_phases, graph, ranges)
+    assert {(one.tensor, one.value) for one in found} == {("a", 749.25)}
+    assert {"Mul_a", "Sin_y"} <= {one.node for one in found}
