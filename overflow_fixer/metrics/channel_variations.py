@@ -36,6 +36,8 @@ class _Means:
 class ChannelVariationMeter:
     """Accumulates how an output in FP32 varies within each sample at an index of its second or its last axis, over batches.
 
+    Of an axis whose size differs between batches nothing is told: it is time or space, and no list of channels.
+
     Nothing is taken of what `slices`, the meter of the same output's slices, has nothing of. NaN, infinities and squares over
     float64's range make what varies of their channel unknown.
     """
@@ -60,7 +62,7 @@ class ChannelVariationMeter:
 
         Under it by 10 dB where the error is not one that rounding beside the mean explains.
         """
-        found = (self._find_in(*key, min_snr_db) for key in self.means)
+        found = (self._find_in(*key, min_snr_db) for key in self.means if self.slices.has_one_size(key[0]))
         return min((one for one in found if one is not None), key=lambda one: one.snr_db, default=None)
 
     def _find_in(self, axis: int, size: int, min_snr_db: float) -> HiddenVariation | None:

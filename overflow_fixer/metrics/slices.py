@@ -97,6 +97,10 @@ class SliceMeter:
         found = (self._find_in(*key, min_snr_db) for key in self.sums)
         return min((one for one in found if one is not None), key=lambda one: one.snr_db, default=None)
 
+    def has_one_size(self, axis: int) -> bool:
+        """Whether the axis is of one size in all batches of which something was taken."""
+        return sum(one == axis for one, _ in self.sums) == 1
+
     def _find_in(self, axis: int, size: int, min_snr_db: float) -> HiddenSlice | None:
         sums = self.sums[axis, size]
         mean = sums.reference.mean()

@@ -99,9 +99,13 @@ def say_far_off(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iter
             )
 
 
+_EXACT_DB = 6000.0
+"""More is no number in float64."""
+
+
 def _errs_widely(error: TensorError, min_snr_db: float) -> bool:
     """Whether a quarter is far off, and no smaller share than of Gaussian values and errors at this SNR: 19.5 % at 30 dB, half at 20."""
-    allowed = 1 - 2 / math.pi * math.atan(0.1 * 10 ** (min_snr_db / 20))
+    allowed = 1 - 2 / math.pi * math.atan(0.1 * 10 ** (min(min_snr_db, _EXACT_DB) / 20))
     is_list = error.sizable_count >= _LEAST_ELEMENTS
     return is_list and error.far_off_count >= max(_MANY, allowed) * error.sizable_count
 

@@ -22,8 +22,8 @@ from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves, readers
 
 _MOST_FEATURES = 1 << 22
-_LONGEST = 32
-"""More is no input that is made ready."""
+_MOST_MADE = 1024
+"""Of more tensors no input is made ready."""
 FEWEST_STEPS = 64
 """Of a largest value of less, rounding noise nears 30 dB."""
 
@@ -150,9 +150,9 @@ def _fit(mean: Array, factor: Array) -> bool:
 
 def _is_fed(graph: Graph, tensor: str) -> bool:
     """Whether it is made of inputs of the model alone, moved and scaled by constants at most: of features."""
-    pending, passed = [tensor], 0
-    while pending and passed < _LONGEST:
-        name, passed = pending.pop(), passed + 1
+    pending, seen = [tensor], {tensor}
+    while pending and len(seen) < _MOST_MADE:
+        name = pending.pop()
         writer = graph.producers.get(name)
         if writer is None and name in graph.constants:
             return False
@@ -161,5 +161,6 @@ def _is_fed(graph: Graph, tensor: str) -> bool:
             is_scaled = writer.standard_op in ("Mul", "Div") and len(computed) == 1
             if not computed or not (is_scaled or moves(writer, 0)):
                 return False
-            pending += computed
+            pending += [one for one in computed if one not in seen]
+            seen.update(computed)
     return not pending

@@ -42,11 +42,18 @@ def check_apart(entries: Sequence[ZooEntry], *others: Path) -> None:
     _check_data([*others, *(entry.folder for entry in entries)], entries)
 
 
+def _may_be_a_result(name: str) -> bool:
+    """Whether a run may write a file or folder of that name: those of models have suffixes, or begin with a dot."""
+    return "." in name or name == "fused"
+
+
 def _check_not_nested(entries: Sequence[ZooEntry]) -> None:
+    """A model's folder may lie in another's (`a/c` beside `a`), but not in the place of one of its results."""
     owners = {Path(os.path.abspath(entry.folder)): entry.name for entry in entries}
     for folder, name in owners.items():
-        outer = next((owners[above] for above in folder.parents if above in owners), None)
-        if outer is not None:
+        above = next((one for one in folder.parents if one in owners), None)
+        if above is not None and _may_be_a_result(folder.relative_to(above).parts[0]):
+            outer = owners[above]
             raise ConfigError(
                 f"The folder of the zoo's model {name!r} would lie in that of its model {outer!r}, among its results. Expected "
                 f"folders apart. Name one of them otherwise (in a zoo file: name), such as {outer + '_'!r}. Nothing was run."

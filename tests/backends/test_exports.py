@@ -24,6 +24,7 @@ from typed_models import write_model
 from overflow_fixer.backends.tensorrt import exports, network
 from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
+from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
 from overflow_fixer.backends.tensorrt.pins import choose_layers, set_pins
 from overflow_fixer.backends.tensorrt.source import find_source
@@ -488,9 +489,9 @@ def test_what_was_exported_of_an_older_plan_goes_and_of_the_same_stays(tmp_path:
     script = tmp_path / "model_npps.py"
     assert _run(*common, "--calib", str(graph.folder / "data"), "--export", "polygraphy-npps", "-q") == 0
     (tmp_path / "model_loader.py").write_text("# the user's own")
-    signed = script.read_text().splitlines()[0]
+    plan = script.read_text().splitlines()[0].removeprefix("# Plan: ").partition(",")[0]
     for suffix in ("sh", "txt"):
-        (tmp_path / f"model.trtexec.{suffix}").write_text(f"{signed}\n")
+        (tmp_path / f"model.trtexec.{suffix}").write_text(sign("trtexec\n", plan))
     assert _run("build", *common, "-q") == 0
     assert script.is_file()
     assert _run("plan", *common[:1], "--out", str(tmp_path), "--exclude-nodes", ".", "-q") == 0
@@ -498,6 +499,17 @@ def test_what_was_exported_of_an_older_plan_goes_and_of_the_same_stays(tmp_path:
     left = {path.name for path in tmp_path.iterdir()}
     assert not left & {"model_npps.py", "model.trtexec.sh", "model.trtexec.txt"}
     assert (tmp_path / "model_loader.py").read_text() == "# the user's own"
+
+
+def test_what_was_exported_and_changed_since_is_left(tmp_path: Path) -> None:
+    graph = recorded_graph("needs_constraints")
+    script = tmp_path / "model_npps.py"
+    for text, is_left in (("print(1)\n", False), ("print(1)\nprint(2)\n", True)):
+        script.write_text(sign("print(1)\n", "0" * 64).replace("print(1)\n", text))
+        remove_stale(graph.path, tmp_path, "0" * 64, ())
+        assert script.is_file()
+        remove_stale(graph.path, tmp_path, "1" * 64, ())
+        assert script.is_file() == is_left
 
 
 def test_the_command_refuses_trtexec_without_tensorrt_before_it_scans(

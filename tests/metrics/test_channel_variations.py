@@ -131,3 +131,11 @@ def test_the_limit_is_exact(samples: int, width: int, mean: float, share: float)
     assert _find((right, wrong), limit=found.snr_db) is None
     again = _find((right, wrong), limit=np.nextafter(found.snr_db, math.inf))
     assert again == replace(found, count=1)
+
+
+def test_of_time_that_differs_between_batches_nothing_is_told() -> None:
+    """An index of it would be no part of every batch's output."""
+    batches = (np.moveaxis(_weather(2, time // 2, means=(288.0,) * time), -1, 1) for time in (30, 18))
+    pairs = [(batch, _half(batch)) for batch in batches]
+    assert _find(pairs[0]) is not None
+    assert _find(*pairs) is None

@@ -385,6 +385,7 @@ def test_rows_that_are_wrong_beside_larger_ones_are_told(tmp_path: Path) -> None
         (1000, 499, 20, False),
         (1000, 500, 20, True),
         (1000, 250, 60, True),
+        (1000, 250, 9999, True),
         (8, 2, 30, True),
         (7, 7, 30, False),
         (0, 0, 30, False),

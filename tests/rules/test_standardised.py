@@ -129,3 +129,16 @@ def test_other_readers_are_no_factor(nodes: list[onnx.NodeProto], tmp_path: Path
     """The difference is fed, and told of by itself."""
     graph, ranges = _scan(tmp_path, nodes, FEATURES)
     assert {found.tensor for found in ask(find_lost_differences, graph, ranges)} == {"d"}
+
+
+def test_a_table_of_many_columns_is_fed(tmp_path: Path) -> None:
+    names = [f"c{index}" for index in range(40)]
+    nodes = [
+        node("Concat", " ".join(names), "b", axis=1),
+        node("Sub", "b mean", "d"),
+        node("Div", "d s", "y"),
+    ]
+    constants = {"mean": np.float32([1013.25] * 40), "s": np.float32([1.25] * 40)}
+    model = make_model(nodes, {name: [2, 1] for name in names}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {name: floats([1012.1], [1014.6]) for name in names})
+    assert pinned_by(find_lost_differences, graph, ranges) == ["Concat_b", "Sub_d"]

@@ -28,13 +28,13 @@ def test_a_name_of_the_zoos_own_files_is_refused(tmp_path: Path, name: str) -> N
     check_places(_zoo(tmp_path, "zoo-report", "my-zoo-report.json", "report.json"))
 
 
-@pytest.mark.parametrize("names", [("g", "g/plan.json"), ("g/a/b", "g"), ("g", "./g/x")])
+@pytest.mark.parametrize("names", [("g", "g/plan.json"), ("g/fused/b", "g"), ("g", "./g/.trials-x")])
 def test_a_folder_in_anothers_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="would lie in that of its model 'g'"):
         check_places(_zoo(tmp_path, *names))
     with pytest.raises(ConfigError, match="would lie in that of its model 'g'"):
         next(fix_zoo(_zoo(tmp_path, *names).entries))
-    check_places(_zoo(tmp_path, "g", "g2/plan.json", "g.x"))
+    check_places(_zoo(tmp_path, "g", "g2/plan.json", "g.x", "g/x", "g/y/plan.json"))
 
 
 @pytest.mark.parametrize("out", ["calib", "calib/m", "calib/m/deep"])
