@@ -14,7 +14,7 @@ from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divided_differences import Divided, find_sources
 from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves, readers
-from overflow_fixer.rules.small_differences import DIFFERENCES, find_small
+from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, find_small
 from overflow_fixer.rules.small_sources import is_square
 
 _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
@@ -23,8 +23,6 @@ _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
 _FP32_NOISE = 2.0**-20
 """Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
-_FEWEST_STEPS = 64
-"""Of less, rounding noise nears 30 dB."""
 
 
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
@@ -32,7 +30,7 @@ def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
     for node in graph.nodes:
         ends = list(_find_choices(graph, node)) if node.standard_op in DIFFERENCES else []
         for end in ends if ends and _is_distance(graph, node) else ():
-            small = next(find_small(graph, ranges, node, _FEWEST_STEPS, end.outputs[0]), None)
+            small = next(find_small(graph, ranges, node, FEWEST_STEPS, end.outputs[0]), None)
             if small is not None and small.value > _FP32_NOISE * small.largest:
                 made = f"{end.op_type} {end.label} chooses among it"
                 yield Divided(small, tuple(find_sources(graph, ranges, small)), made)

@@ -20,13 +20,17 @@ from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
-from overflow_fixer.rules.small_differences import SmallDifference, find_lost_terms, find_small, read_maxima
+from overflow_fixer.rules.small_differences import (
+    FEWEST_STEPS,
+    SmallDifference,
+    find_lost_terms,
+    find_small,
+    read_maxima,
+)
 from overflow_fixer.rules.small_sources import read_exponent
 
 _STEPS_OF_A_DIVISOR = 16.0
 """Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""
-_STEPS_OF_A_DIVIDEND = 64.0
-"""Of less, rounding noise nears 30 dB."""
 _MOST_ROUNDED = 32.0
 """FP16 rounds what is so many times the difference by up to a 64th of it."""
 _MOST_BATCHES = 8
@@ -140,7 +144,7 @@ def _find_dividends(
         is_end = any(name in small and divides(graph, end, slot) for slot, name in enumerate(end.inputs))
         for tensor in _find_divided_by(graph, end) if is_end else ():
             for node in walk_back(graph, tensor, partial(_scales, graph)):
-                found = find_small(graph, ranges, node, _STEPS_OF_A_DIVIDEND)
+                found = find_small(graph, ranges, node, FEWEST_STEPS)
                 yield from ((end, one) for one in found if one.batch == divisor.batch)
 
 

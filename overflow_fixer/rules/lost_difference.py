@@ -18,11 +18,8 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.places import is_far, step_at, trace_back
-from overflow_fixer.rules.small_differences import DIFFERENCES, SmallDifference
+from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference
 from overflow_fixer.rules.standardised import Standardised, find_standardised
-
-_FEWEST_STEPS = 64
-"""A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
 
 
 def find_lost_differences(
@@ -51,7 +48,7 @@ def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]
             f"{_tell_steps(most)}"
         )
         batch = ranges.worst_batch_of(seen)
-        limit = _FEWEST_STEPS * step_at(most)
+        limit = FEWEST_STEPS * step_at(most)
         yield Finding("lost_difference", node.label, difference, seen.max_abs, limit, reason, batch)
 
 
@@ -124,4 +121,4 @@ def _find_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]
         return ()
     terms = tuple(dict.fromkeys(name for name in node.inputs if is_far(graph, ranges, name)))
     step = max((step_at(ranges.by_tensor[name].max_abs) for name in terms), default=0.0)
-    return terms if left.max_abs < _FEWEST_STEPS * step else ()
+    return terms if left.max_abs < FEWEST_STEPS * step else ()

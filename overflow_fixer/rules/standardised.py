@@ -20,12 +20,11 @@ from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves, readers
+from overflow_fixer.rules.small_differences import FEWEST_STEPS
 
 _MOST_FEATURES = 1 << 22
 _MOST_MADE = 1024
 """Of more tensors no input is made ready."""
-FEWEST_STEPS = 64
-"""Of a largest value of less, rounding noise nears 30 dB."""
 
 
 class Standardised(NamedTuple):
