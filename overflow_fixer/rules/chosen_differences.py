@@ -72,7 +72,8 @@ def _find_choices(graph: Graph, node: Node) -> Iterator[Node]:
     while pending:
         for reader, slot in readers(graph, pending.pop().outputs[0]):
             if slot == 0 and reader.standard_op in _CHOOSES:
-                yield from [reader] * (not _is_only_subtracted(graph, reader))
+                if not _is_only_subtracted(graph, reader):
+                    yield reader
             elif reader.label not in seen and (moves(reader, slot) or reader.standard_op in _KEEPS_SIZE):
                 seen.add(reader.label)
                 pending.append(reader)

@@ -98,7 +98,8 @@ def _meet(node: Node, graph: Graph, ranges: RangeTable, reached: Traces) -> Iter
             elif origin.is_infinite and not (
                 _makes_a_number(node, slot, graph, reached) or _meets_vanishing(node, slot, ranges)
             ):
-                yield from [(origin, name, " as FP32 does")] * is_itself
+                if is_itself:
+                    yield origin, name, " as FP32 does"
             elif not is_like_others(node, slot, trace, reached):
                 yield origin, name, ""
 

@@ -31,7 +31,7 @@ from overflow_fixer.rules.small_sources import read_exponent
 
 _STEPS_OF_A_DIVISOR = 16.0
 """Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""
-_MOST_ROUNDED = 32.0
+MOST_ROUNDED = 32.0
 """FP16 rounds what is so many times the difference by up to a 64th of it."""
 _MOST_BATCHES = 8
 """Of those in which a difference is small, the worst that are followed to what divides by it."""
@@ -96,7 +96,7 @@ def find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> It
     """The node that computes the difference, and those whose rounding moves its terms by more than a 64th of it."""
     yield small.node
     for name in find_lost_terms(graph, ranges, small.node):
-        yield from find_origins(graph, ranges, name, _MOST_ROUNDED * small.value)
+        yield from find_origins(graph, ranges, name, MOST_ROUNDED * small.value)
 
 
 def _keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:

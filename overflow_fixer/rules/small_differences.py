@@ -65,7 +65,7 @@ def find_small(
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it adds or subtracts finite floats that were measured."""
     touched = (*node.inputs, *node.writes) if node.standard_op in DIFFERENCES else ()
-    return bool(touched) and all(_is_finite(graph, ranges, name) for name in touched)
+    return bool(touched) and all(is_finite(graph, ranges, name) for name in touched)
 
 
 def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
@@ -75,7 +75,8 @@ def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, 
     return tuple(name for name in terms if not multiples.is_lost(name) and not multiples.is_held(name))
 
 
-def _is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+def is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is of FP32, was measured, and had no NaN and no infinity."""
     seen = ranges.get(tensor)
     if seen is None or graph.dtypes.get(tensor) != TensorProto.FLOAT:
         return False

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
-from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
+from overflow_fixer.rules.divided_differences import MOST_ROUNDED
+from overflow_fixer.rules.multiples import EXACT_STEPS
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves, readers
-from overflow_fixer.rules.small_differences import FEWEST_STEPS
+from overflow_fixer.rules.small_differences import FEWEST_STEPS, find_lost_terms, is_finite
 
 _MOST_FEATURES = 1 << 22
 _MOST_MADE = 1024
@@ -53,25 +53,17 @@ def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[Standardised
     """
     for node in graph.nodes:
         for source, made, mean, factor in _find_forms(graph, node):
-            seen = ranges.get(made)
-            if (
-                seen is None
-                or seen.nan_count
-                or not 0 < seen.max_abs < np.inf
-                or not _is_rounded(graph, ranges, source)
-            ):
-                continue
-            worst = _find_worst(mean, factor)
-            if worst is not None and seen.max_abs < FEWEST_STEPS * worst[2] * worst[1]:
-                largest = 32 * seen.max_abs / worst[1]
-                nodes = (node, *find_origins(graph, ranges, source, largest))
+            worst = _find_worst(mean, factor) if _is_rounded(graph, ranges, node, source, made) else None
+            most = ranges.by_tensor[made].max_abs if worst is not None else 0.0
+            if worst is not None and 0 < most < FEWEST_STEPS * worst[2] * worst[1]:
+                nodes = (node, *find_origins(graph, ranges, source, MOST_ROUNDED * most / worst[1]))
                 yield Standardised(made, source, *worst, nodes)
 
 
-def _is_rounded(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
-    multiples = find_multiples(graph, ranges)
-    is_float = graph.dtypes.get(tensor) == TensorProto.FLOAT and tensor not in graph.constants
-    return is_float and not multiples.is_held(tensor) and not multiples.is_lost(tensor)
+def _is_rounded(graph: Graph, ranges: RangeTable, node: Node, source: str, made: str) -> bool:
+    """Whether both are finite, and FP16 is not known to hold the first, of what the node reads."""
+    are_finite = all(is_finite(graph, ranges, name) for name in (source, made))
+    return are_finite and source in find_lost_terms(graph, ranges, node)
 
 
 def _find_worst(mean: Array, factor: Array) -> tuple[float, float, float] | None:
