@@ -65,6 +65,12 @@ def test_a_batch_that_passes_for_being_quiet_is_told_as_it_is(tmp_path: Path, ma
         assert "where its SNR is 0.0 dB (2 batches have as little, this is the worst): it" in warning
 
 
+def _fix_in_fp16(folder: Path) -> FixReport:
+    """Of the model and the data there, with every node in FP16."""
+    plan = PlanOptions.model_validate({"exclude_nodes": [".*"]})
+    return fix(FixConfig(model=folder / "model.onnx", calib=folder / "a.npz", out=folder / "out", plan=plan))
+
+
 def test_a_mask_in_an_output_is_no_signal(tmp_path: Path) -> None:
     """x / 10000 is 0 in FP16 where x is about 1e-5, which beside -10000 is nothing."""
     nodes = [
@@ -120,10 +126,7 @@ def test_a_class_that_is_lost_beside_others_is_told(tmp_path: Path) -> None:
     above = np.full((1, 2000), 1 + 2**-11, np.float32)
     save(make_model(nodes, {"x": [1, 2000]}, "y", {"above": above}, output_types={"y": 7}), tmp_path)
     np.savez(tmp_path / "a.npz", x=x[0])
-    plan = PlanOptions.model_validate({"exclude_nodes": [".*"]})
-    report = fix(
-        FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "a.npz", out=tmp_path / "out", plan=plan)
-    )
+    report = _fix_in_fp16(tmp_path)
     assert report.passed
     told = "of the 10 elements that are 1 in FP32, over all batches, 0 are. If it holds classes"
     assert [text for text in report.warnings if told in text]
@@ -139,10 +142,7 @@ def test_alarms_that_fp32_does_not_raise_are_told(tmp_path: Path) -> None:
     x = np.zeros((1, 2000), np.float32)
     x[:, :12] = 1 - 2**-13
     np.savez(tmp_path / "a.npz", x=x)
-    plan = PlanOptions.model_validate({"exclude_nodes": [".*"]})
-    report = fix(
-        FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "a.npz", out=tmp_path / "out", plan=plan)
-    )
+    report = _fix_in_fp16(tmp_path)
     assert report.passed
     told = "over all batches 12 elements are 1, against 0 in FP32. If it holds classes or alarms"
     assert [text for text in report.warnings if told in text]
