@@ -93,13 +93,22 @@ def test_external_weights_end_up_beside_the_model_and_move_with_it(
         assert_same(expected, plain)
 
 
-def test_weights_that_all_become_fp16_are_embedded(tmp_path: Path) -> None:
-    path = write_model(tmp_path, "g (float[1,32] x) => (float[1,32] y) { a = MatMul(x, w) y = MatMul(a, v) }")
+@pytest.mark.parametrize(("size", "count"), [(32, 2), (16, 1)])
+def test_weights_that_all_become_fp16_go_beside_the_model_but_for_small_ones(
+    size: int, count: int, tmp_path: Path
+) -> None:
+    """Those of 32 are of 2048 bytes in FP16; those of 16 of 512, and no file is left for them."""
+    text = f"g (float[1,{size}] x) => (float[1,{size}] y) {{ a = MatMul(x, w) y = MatMul(a, v) }}"
+    path = write_model(tmp_path, text)
     model = onnx.load(path)
-    model.graph.initializer.extend([_weight("w", 1), _weight("v", 2)])
-    typed = make_typed(_make_external(save(tmp_path, model)))
-    assert typed.artifact.files == (typed.artifact.path,)
-    expected = numpy_helper.to_array(_weight("w", 1)).astype(np.float16)
+    model.graph.initializer.extend([_weight("w", 1, size), _weight("v", 2, size)])
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    typed = make_typed(path)
+    assert [file.name for file in typed.artifact.files] == ["model.fp16.onnx", "model.fp16.onnx.data"][:count]
+    assert [file.name for file in typed.artifact.path.parent.iterdir() if file.suffix == ".data"] == [
+        file.name for file in typed.artifact.files[1:]
+    ]
+    expected = numpy_helper.to_array(_weight("w", 1, size)).astype(np.float16)
     moved = _moved(typed, tmp_path / "elsewhere")
     assert_same(numpy_helper.to_array(onnx.load(moved.path).graph.initializer[0]), expected)
     open_plain(moved.path)

@@ -28,8 +28,8 @@ _SMALL_BYTES = 1024
 def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: Path) -> tuple[Path, ...]:
     """Write the typed model with its weights; returns the files, the model first.
 
-    Weights go beside it, into `<name>.data`, when any that stay as they are lie in external files, or
-    the whole would not fit one protobuf message. Each is read, rounded and written before the next.
+    Weights go beside it, into `<name>.data`, when any of the original's do, or the whole would not fit one
+    protobuf message. Each is read, rounded and written before the next.
     Raises ModelError when a file of the original's was written since it was loaded, OutputError when one cannot be written.
     """
     graph.check_unchanged()
@@ -39,28 +39,34 @@ def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], pa
 
 
 def _write(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: Path) -> tuple[Path, ...]:
-    model = typed.model
-    external = list(external_tensors(model))
-    if all(map(graph.holds, external)) and _size_bytes(typed, external) <= _EMBED_LIMIT_BYTES:
-        embed_weights(model, graph)
-        for tensor in _fp16_initializers(typed):
-            tensor.raw_data = _rounded_bytes(graph, typed.sources[tensor.name], clamps)
-        _write_message(model, path)
+    external = list(external_tensors(typed.model))
+    if not graph.data_files and _size_bytes(typed, external) <= _EMBED_LIMIT_BYTES:
+        _embed(graph, typed, clamps)
+        _write_message(typed.model, path)
         return (path,)
     data_path = path.with_name(path.name + ".data")
     with replace_file(data_path) as temporary, temporary.open("wb") as file:
         for tensor in external:
             bring_in(tensor, graph.folder)
             _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
-        for tensor in model.graph.initializer:
+        for tensor in typed.model.graph.initializer:
             if tensor.name in typed.sources:
                 _move_out(
                     tensor, _rounded_bytes(graph, typed.sources[tensor.name], clamps), file, data_path.name
                 )
             elif tensor.HasField("raw_data"):
                 _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
-    _write_message(model, path)
+    _write_message(typed.model, path)
+    if not data_path.stat().st_size:
+        data_path.unlink()
+        return (path,)
     return (path, data_path)
+
+
+def _embed(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp]) -> None:
+    embed_weights(typed.model, graph)
+    for tensor in _fp16_initializers(typed):
+        tensor.raw_data = _rounded_bytes(graph, typed.sources[tensor.name], clamps)
 
 
 def _write_message(model: onnx.ModelProto, path: Path) -> None:
