@@ -297,6 +297,15 @@ class Expression:
         is_last = reduced[-1] == of_many[-1]
         return list(range(reduced[0], len(dims) if is_last else reduced[-1] + 1))
 
+    def find_best(self, count: int, rows: Rows, *, is_largest: bool) -> str:
+        """The largest, or the least, of each of the `rows`, which have one axis and so many elements at least."""
+        best, places = (f"{self._prefix}{len(self.nodes)}_{word}" for word in ("best", "places"))
+        (axis,) = rows.axes
+        inputs = [rows.tensor, self.integers(count)]
+        node = onnx.helper.make_node("TopK", inputs, [best, places], axis=axis, largest=int(is_largest))
+        self.nodes.append(node)
+        return best
+
     def count(self, rows: Rows) -> str:
         """The number of elements of one of the `rows`, as a float."""
         dims = [dim for dim in self.lengths(rows) if isinstance(dim, int)]

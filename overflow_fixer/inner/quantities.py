@@ -19,6 +19,7 @@ Quantity = Literal[
     "hidden state",
     "cell state",
     "products",
+    "mean margin",
 ]
 
 Found = tuple[Quantity, str]

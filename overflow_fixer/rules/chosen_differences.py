@@ -1,6 +1,7 @@
 """Squared distances, written out as |a|² + |b|² − 2ab, of which the nearest are chosen.
 
 The range of all distances does not show that the nearest are less than FP16's steps at |a|²: what was chosen does.
+Of an ArgMin, which gives out the place alone, it matters by how much the nearest is nearer than the next.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divided_differences import Divided, find_sources
-from overflow_fixer.rules.paths import walk_back
+from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, find_small
 from overflow_fixer.rules.small_sources import is_square
 
 _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
+_TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})
+"""Operators that give out the place of what they choose; by how much is measured inside them."""
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
@@ -26,15 +29,38 @@ _FP32_NOISE = 2.0**-20
 
 
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
-    """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst."""
+    """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst.
+
+    Or in the mean margin, where a place is chosen: then what is between it and the choice counts, too.
+    """
     for node in graph.nodes:
         ends = list(_find_choices(graph, node)) if node.standard_op in DIFFERENCES else []
         for end in ends if ends and _is_distance(graph, node) else ():
-            small = next(find_small(graph, ranges, node, FEWEST_STEPS, end.outputs[0]), None)
+            small = next(find_small(graph, ranges, node, FEWEST_STEPS, _name_chosen(ranges, end)), None)
             if small is not None and small.value > _FP32_NOISE * small.largest:
                 made = f"{end.op_type} {end.label} chooses among it"
-                yield Divided(small, tuple(find_sources(graph, ranges, small)), made)
+                way = _find_way(graph, node, end) if end.standard_op in _TELLS_WHERE else ()
+                yield Divided(small, (*find_sources(graph, ranges, small), *way), made)
                 break
+
+
+def _name_chosen(ranges: RangeTable, choice: Node) -> str:
+    """The tensor that was chosen; of a place the margin inside the node, as a scan names it."""
+    inner = ranges.inner_of.get(choice.label, {}).get("mean margin")
+    return choice.outputs[0] if inner is None else inner.seen.tensor
+
+
+def _find_way(graph: Graph, node: Node, choice: Node) -> tuple[Node, ...]:
+    """The nodes between what the node writes and the choice, which reads what type it is given."""
+
+    def is_choice(reader: Node, slot: int) -> bool:
+        return reader is choice and slot == 0
+
+    return find_ways(graph, node.outputs[0], _keeps_size, is_choice)[:-1]
+
+
+def _keeps_size(reader: Node, slot: int) -> bool:
+    return moves(reader, slot) or reader.standard_op in _KEEPS_SIZE
 
 
 def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
@@ -71,9 +97,11 @@ def _find_choices(graph: Graph, node: Node) -> Iterator[Node]:
     pending, seen = [node], {node.label}
     while pending:
         for reader, slot in readers(graph, pending.pop().outputs[0]):
-            if slot == 0 and reader.standard_op in _CHOOSES:
+            if slot == 0 and reader.standard_op in _TELLS_WHERE:
+                yield reader
+            elif slot == 0 and reader.standard_op in _CHOOSES:
                 if not _is_only_subtracted(graph, reader):
                     yield reader
-            elif reader.label not in seen and (moves(reader, slot) or reader.standard_op in _KEEPS_SIZE):
+            elif reader.label not in seen and _keeps_size(reader, slot):
                 seen.add(reader.label)
                 pending.append(reader)

@@ -28,7 +28,7 @@ FEWEST_STEPS = 64
 class SmallDifference:
     """What `node` writes: in the batch of that index `value`, its max |x|, is under `limit`: so many steps at `largest`.
 
-    Or the max |x| of what is chosen of that, the tensor `shown`.
+    Or the max |x| of what is chosen of that, or by how much on average, as `shown` names it.
     `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost, unless
     they are equal there (rows of one number, which leave zero).
     """
@@ -46,7 +46,7 @@ def find_small(
 ) -> Iterator[SmallDifference]:
     """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
 
-    Or of the tensor `chosen` of it, where that is given.
+    Or of what `chosen` names, where that is given: what is chosen of it, or by how much, inside a node.
     None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds.
     """
     if not _is_difference(graph, ranges, node) or not find_lost_terms(graph, ranges, node):
@@ -84,14 +84,18 @@ def is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
 
 
 def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
-    """The tensor's max |x| by batch; NaN where a batch has no element of it, or none but NaN, or it was not measured."""
+    """The tensor's max |x| by batch, or that of a value inside a node, as InnerRange names it.
+
+    NaN where a batch has no element of it, or none but NaN, or it was not measured.
+    """
     row = _rows(ranges).get(tensor)
     if row is None:
         return np.full(len(ranges.batch_names), math.nan)
-    maxima: npt.NDArray[np.float64] = ranges.batch_max_abs[row].astype(np.float64)
+    maxima: npt.NDArray[np.float64] = row.astype(np.float64)
     return maxima
 
 
 @lru_cache(maxsize=1)
-def _rows(ranges: RangeTable) -> Mapping[str, int]:
-    return {seen.tensor: row for row, seen in enumerate(ranges.ranges)}
+def _rows(ranges: RangeTable) -> Mapping[str, npt.NDArray[np.float32]]:
+    inner = {one.seen.tensor: one.batch_max_abs for one in ranges.inner}
+    return inner | {seen.tensor: row for seen, row in zip(ranges.ranges, ranges.batch_max_abs, strict=True)}

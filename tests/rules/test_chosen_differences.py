@@ -11,6 +11,7 @@ import onnx
 import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.lost_difference import find_lost_differences
@@ -69,6 +70,71 @@ def test_the_nearest_are_not_told_apart(form: str, tmp_path: Path) -> None:
     }
     assert _snr_db(tmp_path, set()) < 20
     assert _snr_db(tmp_path, fp32) > 40
+
+
+PLACES = {
+    "the nearest": [node("ArgMin", "d", "i", axis=2, keepdims=0)],
+    "the nearest, as in a quantizer": [node("Neg", "d", "n"), node("ArgMax", "n", "i", axis=-1)],
+    "the nearest, moved and bounded": [
+        node("Max", "d zero", "r"), node("Reshape", "r square", "m"), node("ArgMin", "m", "i", axis=1)
+    ],
+}  # fmt: skip
+TWINS = np.concatenate([CLOUD, CLOUD + np.float32(0.01)], 1)[:, ::2]
+"""Of two points that are next to each other one or the other is nearest."""
+
+
+def _scan_places(folder: Path, form: str, *clouds: Any) -> tuple[Any, Any]:
+    return _scan(folder, [*PLACES[form], node("Cast", "i", "y", to=TensorProto.FLOAT)], *clouds)
+
+
+@pytest.mark.parametrize("form", PLACES)
+def test_places_are_judged_by_how_much_nearer_the_nearest_is(form: str, tmp_path: Path) -> None:
+    graph, ranges = _scan_places(tmp_path, form, CLOUD[:, ::-1] * 4, TWINS)
+    found = {one.node: one for one in ask(find_lost_differences, graph, ranges)}
+    rows = {seen.tensor: row for row, seen in enumerate(ranges.ranges)}
+    place = PLACES[form][-1]
+    one = found["Sub_d"]
+    assert (one.tensor, one.batch) == (f"{place.name}: mean margin", "batch_1")
+    distances = np.sort(np.square(CLOUD[:, :, None].astype(np.float64) - TWINS[:, None]).sum(-1), -1)
+    assert one.value == pytest.approx((distances[..., 1] - distances[..., 0]).mean(), rel=1e-3)
+    assert one.reason.endswith(f"and {place.op_type} {place.name} chooses among it")
+    assert found.keys() >= {node.name for node in PLACES[form][:-1]}
+    assert place.name not in found
+    steps = np.spacing(np.float16(max(ranges.batch_max_abs[rows[name], 1] for name in ("sum", "xp2"))))
+    assert one.limit == 64 * steps
+
+
+def test_places_are_lost_in_fp16_and_right_with_the_pins(tmp_path: Path) -> None:
+    graph, ranges = _scan_places(tmp_path, "the nearest", TWINS)
+    pinned = pinned_by(find_lost_differences, graph, ranges)
+    fp32 = {name for node in graph.nodes if node.label in pinned for name in node.writes} | {"i"}
+    feeds = {"x": CLOUD, "p": TWINS}
+    right = run_fp32(tmp_path / "model.onnx", feeds)["y"]
+    for names, least, most in ((set[str](), 0.0, 0.9), (fp32, 1.0, 1.0)):
+        found = run_fp16(tmp_path / "model.onnx", feeds, names)["y"]
+        assert least <= float(np.mean(found == right)) <= most
+
+
+def test_where_the_nearest_is_much_nearer_than_the_next_nothing_is_told(tmp_path: Path) -> None:
+    """However near it is: FP16 finds it."""
+    corners = np.stack(np.meshgrid(*[[-5, -2, 2, 5]] * 3), -1).reshape(1, 64, 3).astype(np.float32)
+    near = corners + np.float32(0.02)
+    model = make_model(
+        [*DISTANCES, *PLACES["the nearest"]],
+        {"x": [1, 64, 3], "p": [1, 64, 3]},
+        "i",
+        CONSTANTS,
+        output_types={"i": TensorProto.INT64},
+    )
+    graph, ranges = scan(model, tmp_path, {"x": corners, "p": near})
+    assert list(find_chosen(graph, ranges)) == []
+    found = run_fp16(tmp_path / "model.onnx", {"x": corners, "p": near}, set())["i"]
+    assert found.tolist() == [list(range(64))]
+
+
+def test_a_margin_that_fp32_rounds_is_not_told(tmp_path: Path) -> None:
+    alike = np.repeat(CLOUD[:, ::2], 2, axis=1)
+    assert list(find_chosen(*_scan_places(tmp_path, "the nearest", alike))) == []
 
 
 def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:

@@ -1,0 +1,39 @@
+"""By how much an ArgMin or ArgMax chooses, of which it gives out the place alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.quantities import Found
+
+_SUMS = frozenset("Add Sub Sum".split())
+_HANDS_ON = frozenset(
+    "Neg Abs Relu Clip Max Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast".split()
+)
+_TOPK_CHOOSES_LEAST_SINCE = 11
+
+
+def find_in_choice(expression: Expression) -> Iterator[Found]:
+    """The mean over rows of what is between the element that is chosen and the next: of two alike it is 0.
+
+    Of a sum alone, which may be a difference of nearly equal numbers, and of rows that are sure to have two elements.
+    """
+    rows = expression.rows([expression.attribute("axis", 0)])
+    (length,) = expression.lengths(rows)
+    is_told = expression.graph.opset >= _TOPK_CHOOSES_LEAST_SINCE and isinstance(length, int) and length > 1
+    if is_told and _is_of_a_sum(expression.graph, expression.node):
+        best = expression.find_best(2, rows, is_largest=expression.node.op_type == "ArgMax")
+        largest, least = (expression.reduce(op, best, rows.axes) for op in ("ReduceMax", "ReduceMin"))
+        margins = expression.apply("Flatten", expression.apply("Sub", largest, least), axis=0)
+        yield "mean margin", expression.add_up("ReduceMean", Rows(margins, (1,), (None,)))
+
+
+def _is_of_a_sum(graph: Graph, node: Node) -> bool:
+    """Whether it reads what a sum writes, behind moves and bounds."""
+    writer = graph.producers.get(node.inputs[0])
+    while writer is not None and writer.standard_op in _HANDS_ON:
+        writer = graph.producers.get(writer.inputs[0])
+    return writer is not None and writer.standard_op in _SUMS

@@ -1,0 +1,106 @@
+"""By how much an ArgMin chooses is measured where that may be a difference; the place alone tells nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import floats, make_model, node, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.records import InnerRange
+
+B = floats(5, 6, 7, 8)
+X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+
+
+def _measure(
+    folder: Path, nodes: list[onnx.NodeProto], *batches: np.ndarray, opset: int = 17, length: int | None = 2
+) -> list[InnerRange]:
+    model = make_model(
+        nodes,
+        {"x": [length, 3, 4]},
+        "i",
+        {"b": B, "zero": scalar(0)},
+        opset,
+        {"i": TensorProto.INT64},
+    )
+    _, ranges = scan(model, folder, *({"x": batch} for batch in batches))
+    return [one for one in ranges.inner if one.seen.element_count]
+
+
+def _margin(op: str, x: np.ndarray, axis: int) -> float:
+    sign = 1 if op == "ArgMax" else -1
+    ordered = np.sort(sign * x.astype(np.float64), axis)
+    return float((np.take(ordered, -1, axis) - np.take(ordered, -2, axis)).mean())
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17, 18, 21])
+@pytest.mark.parametrize("op", ["ArgMin", "ArgMax"])
+@pytest.mark.parametrize("axis", [None, 1, -1])
+def test_the_mean_of_what_is_between_the_first_and_the_next(
+    op: str, axis: int | None, opset: int, tmp_path: Path
+) -> None:
+    given = {} if axis is None else {"axis": axis}
+    nodes = [node("Add", "x b", "s"), node(op, "s", "i", **given)]
+    (found,) = _measure(tmp_path, nodes, X, 2 * X, opset=opset)
+    margins = [_margin(op, batch + B, axis or 0) for batch in (X, 2 * X)]
+    assert (found.node, found.quantity, found.is_bound) == (f"{op}_i", "mean margin", False)
+    assert found.batch_max_abs.tolist() == pytest.approx(margins, rel=1e-5)
+    assert found.seen.max_abs == pytest.approx(max(margins), rel=1e-5)
+
+
+def test_behind_moves_and_bounds_too(tmp_path: Path) -> None:
+    nodes = [
+        node("Sub", "x b", "s"),
+        node("Max", "s zero", "r"),
+        node("Neg", "r", "n"),
+        node("ArgMax", "n", "i", axis=2),
+    ]
+    (found,) = _measure(tmp_path, nodes, 9 * X)
+    assert found.seen.max_abs == pytest.approx(_margin("ArgMin", np.maximum(9 * X - B, 0), 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("op", ["ArgMin", "ArgMax"])
+def test_of_two_that_are_alike_it_is_zero(op: str, tmp_path: Path) -> None:
+    x = np.zeros((2, 3, 4), np.float32)
+    nodes = [node("Sub", "x zero", "s"), node(op, "s", "i", axis=2)]
+    (found,) = _measure(tmp_path, nodes, x)
+    assert found.seen.max_abs == 0
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ArgMin", "x", "i")],
+        [node("Relu", "x", "r"), node("ArgMin", "r", "i")],
+        [node("Add", "x b", "s"), node("ReduceMax", "s", "m", axes=[2]), node("ArgMin", "m", "i", axis=2)],
+    ],
+    ids=["no sum", "behind a function", "one element"],
+)
+def test_of_others_nothing_is_measured(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    assert _measure(tmp_path, nodes, X) == []
+
+
+def test_of_rows_of_any_length_nothing_is_measured(tmp_path: Path) -> None:
+    """They may have one element, and the model would not run."""
+    nodes = [node("Add", "x b", "s"), node("ArgMin", "s", "i", axis=0)]
+    assert _measure(tmp_path, nodes, X, length=None) == []
+
+
+def test_nan_and_infinities_are_counted(tmp_path: Path) -> None:
+    x = X.copy()
+    x[0, 0, 0] = math.inf
+    nodes = [node("Add", "x b", "s"), node("ArgMax", "s", "i", axis=2)]
+    (found,) = _measure(tmp_path, nodes, x, np.full_like(x, math.nan))
+    assert (found.seen.nan_count, found.seen.inf_count, found.seen.max_abs) == (1, 1, math.inf)
+
+
+def test_an_empty_batch(tmp_path: Path) -> None:
+    nodes = [node("Add", "x b", "s"), node("ArgMin", "s", "i", axis=2)]
+    (found,) = _measure(tmp_path, nodes, X[:0], X, length=None)
+    assert found.batch_max_abs[1] == pytest.approx(_margin("ArgMin", X + B, 2), rel=1e-5)
+    assert np.isnan(found.batch_max_abs[0])
