@@ -6,16 +6,18 @@ Of an ArgMin, which gives out the place alone, it matters by how much the neares
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.divided_differences import Divided, find_sources
+from overflow_fixer.rules.divided_differences import MOST_ROUNDED, Divided, find_sources
+from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
-from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, find_small
+from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference, find_small
 from overflow_fixer.rules.small_sources import is_square
 
 _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
@@ -31,7 +33,8 @@ _FP32_NOISE = 2.0**-20
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
     """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst.
 
-    Or in the mean margin, where a place is chosen: then what is between it and the choice counts, too.
+    Or in the mean margin, where a place is chosen: what the points themselves lose moves a distance and the next nearly alike
+    then, and counts where it is much.
     """
     for node in graph.nodes:
         ends = list(_find_choices(graph, node)) if node.standard_op in DIFFERENCES else []
@@ -39,8 +42,11 @@ def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
             small = next(find_small(graph, ranges, node, FEWEST_STEPS, _name_chosen(ranges, end)), None)
             if small is not None and small.value > _FP32_NOISE * small.largest:
                 made = f"{end.op_type} {end.label} chooses among it"
-                way = _find_way(graph, node, end) if end.standard_op in _TELLS_WHERE else ()
-                yield Divided(small, (*find_sources(graph, ranges, small), *way), made)
+                is_place = end.standard_op in _TELLS_WHERE
+                nodes = (
+                    _find_sums(graph, ranges, small, end) if is_place else find_sources(graph, ranges, small)
+                )
+                yield Divided(small, tuple(nodes), made)
                 break
 
 
@@ -50,13 +56,31 @@ def _name_chosen(ranges: RangeTable, choice: Node) -> str:
     return choice.outputs[0] if inner is None else inner.seen.tensor
 
 
-def _find_way(graph: Graph, node: Node, choice: Node) -> tuple[Node, ...]:
-    """The nodes between what the node writes and the choice, which reads what type it is given."""
+def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference, choice: Node) -> Iterator[Node]:
+    """The nodes that add up the distance, and those between it and the choice, which reads what type it is given.
+
+    What computes the points is among them where FP16 moves these by more than a 64th of the margin's root.
+    """
 
     def is_choice(reader: Node, slot: int) -> bool:
         return reader is choice and slot == 0
 
-    return find_ways(graph, node.outputs[0], _keeps_size, is_choice)[:-1]
+    distance, most = small.node.outputs[0], MOST_ROUNDED * math.sqrt(small.value)
+    for writer in _find_terms(graph, distance):
+        yield writer
+        for name in writer.inputs if writer.standard_op in _PRODUCTS or is_square(graph, writer) else ():
+            seen = ranges.get(name)
+            if seen is not None and seen.max_abs > most and name not in graph.constants:
+                yield from find_origins(graph, ranges, name, most)
+    yield from find_ways(graph, distance, _keeps_size, is_choice)[:-1]
+
+
+def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:
+    """The nodes that add it up, and the squares in it."""
+    for writer in walk_back(graph, distance, partial(_adds_up, graph)):
+        yield writer
+        if _sums_squares(graph, writer) and writer.standard_op != "ReduceSumSquare":
+            yield graph.producers[writer.inputs[0]]
 
 
 def _keeps_size(reader: Node, slot: int) -> bool:

@@ -115,6 +115,18 @@ def test_places_are_lost_in_fp16_and_right_with_the_pins(tmp_path: Path) -> None
         assert least <= float(np.mean(found == right)) <= most
 
 
+@pytest.mark.parametrize(("shift", "are_pinned"), [(0.01, True), (0.5, False)])
+def test_what_moves_the_points_counts_where_they_are_near_one_another(
+    shift: float, are_pinned: bool, tmp_path: Path
+) -> None:
+    """Of twins that are 0.5 apart FP16's steps of 1/256 are no matter, but at the squares, up to 75, they are."""
+    twins = np.concatenate([CLOUD, CLOUD + np.float32(shift)], 1)[:, ::2]
+    graph, ranges = _scan_places(tmp_path, "the nearest", twins)
+    pinned = pinned_by(find_lost_differences, graph, ranges)
+    assert set(pinned) >= {"Sub_d", "Add_sum", "MatMul_xp", "Mul_xx", "Mul_pp", "ReduceSum_s"}
+    assert ("Transpose_pt" in pinned) == are_pinned
+
+
 def test_where_the_nearest_is_much_nearer_than_the_next_nothing_is_told(tmp_path: Path) -> None:
     """However near it is: FP16 finds it."""
     corners = np.stack(np.meshgrid(*[[-5, -2, 2, 5]] * 3), -1).reshape(1, 64, 3).astype(np.float32)
