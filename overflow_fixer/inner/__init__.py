@@ -18,6 +18,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.choices import find_in_choice
+from overflow_fixer.inner.differences import find_in_difference
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.norms import (
     find_in_group_normalization,
@@ -84,6 +85,7 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "LSTM": find_in_lstm,
     "GRU": find_in_hidden_states,
     "RNN": find_in_hidden_states,
+    "Sub": find_in_difference,
     "ArgMin": find_in_choice,
     "ArgMax": find_in_choice,
 }

@@ -20,6 +20,7 @@ Quantity = Literal[
     "cell state",
     "products",
     "mean margin",
+    "cancellation",
 ]
 
 Found = tuple[Quantity, str]

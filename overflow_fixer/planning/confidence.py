@@ -113,9 +113,14 @@ def _find_tensors(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Iter
 def _find_measured(
     graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
 ) -> Iterator[_Candidate]:
-    """Values that the scan measured inside nodes, sums of products in every batch; neither a masked row nor a margin is a magnitude."""
+    """Values that the scan measured inside nodes, sums of products in every batch; a masked row, a margin and a ratio are no magnitudes."""
     owners = {node.label: (node, node) for node in _list_moved(graph)} | dict(_list_nodes_inside(graph))
-    ignored = {"row maximum", "mean margin", *(("products",) if policy.accumulators != "pin" else ())}
+    ignored = {
+        "row maximum",
+        "mean margin",
+        "cancellation",
+        *(("products",) if policy.accumulators != "pin" else ()),
+    }
     for inner in ranges.inner:
         node, owner = owners.get(inner.node, (None, None))
         if node is None or owner is None or inner.quantity in ignored:

@@ -26,7 +26,7 @@ _TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
-_FP32_NOISE = 2.0**-20
+FP32_NOISE = 2.0**-20
 """Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
 
 
@@ -38,9 +38,9 @@ def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
     """
     for node in graph.nodes:
         ends = list(_find_choices(graph, node)) if node.standard_op in DIFFERENCES else []
-        for end in ends if ends and _is_distance(graph, node) else ():
+        for end in ends if ends and is_distance(graph, node) else ():
             small = next(find_small(graph, ranges, node, FEWEST_STEPS, _name_chosen(ranges, end)), None)
-            if small is not None and small.value > _FP32_NOISE * small.largest:
+            if small is not None and small.value > FP32_NOISE * small.largest:
                 made = f"{end.op_type} {end.label} chooses among it"
                 is_place = end.standard_op in _TELLS_WHERE
                 nodes = (
@@ -72,7 +72,7 @@ def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference, choice:
             seen = ranges.get(name)
             if seen is not None and seen.max_abs > most and name not in graph.constants:
                 yield from find_origins(graph, ranges, name, most)
-    yield from find_ways(graph, distance, _keeps_size, is_choice)[:-1]
+    yield from find_ways(graph, distance, keeps_size, is_choice)[:-1]
 
 
 def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:
@@ -83,7 +83,7 @@ def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:
             yield graph.producers[writer.inputs[0]]
 
 
-def _keeps_size(reader: Node, slot: int) -> bool:
+def keeps_size(reader: Node, slot: int) -> bool:
     return moves(reader, slot) or reader.standard_op in _KEEPS_SIZE
 
 
@@ -98,7 +98,7 @@ def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
     )
 
 
-def _is_distance(graph: Graph, node: Node) -> bool:
+def is_distance(graph: Graph, node: Node) -> bool:
     """Whether it adds up products of vectors and sums of squares."""
     writers = list(walk_back(graph, node.outputs[0], partial(_adds_up, graph)))
     has_product = any(writer.standard_op in _PRODUCTS for writer in writers)
@@ -126,6 +126,6 @@ def _find_choices(graph: Graph, node: Node) -> Iterator[Node]:
             elif slot == 0 and reader.standard_op in _CHOOSES:
                 if not _is_only_subtracted(graph, reader):
                     yield reader
-            elif reader.label not in seen and _keeps_size(reader, slot):
+            elif reader.label not in seen and keeps_size(reader, slot):
                 seen.add(reader.label)
                 pending.append(reader)

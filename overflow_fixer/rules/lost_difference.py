@@ -7,19 +7,24 @@ that is divided by: see divided_differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
 from itertools import chain
+from typing import TypeVar
 
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
 from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.divided_differences import find_divided
+from overflow_fixer.rules.given_distances import Given, find_given_distances
 from overflow_fixer.rules.places import is_far, step_at, trace_back
 from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference
 from overflow_fixer.rules.standardised import Standardised, find_standardised
+
+_Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given)
 
 
 def find_lost_differences(
@@ -32,12 +37,19 @@ def find_lost_differences(
     None of terms with NaN or infinities, that FP16 is known to hold, or of integers, which the rule lost_integer looks
     after; none of a difference of zeros.
 
+    Of a difference from a square that is never negative `tensor` is it, `value` how many times an element of it the term is
+    at most, and `limit` 32, or 128 where it is divided by.
+
+    Of squared distances that are given out, `value` is the least, of whatever batch.
+
     Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
     `limit` 64 steps of the feature that loses most.
     """
     yield from _find_far(node, graph, ranges)
     yield from _find_divided(node, graph, ranges)
     yield from _find_standardised(node, graph, ranges)
+    yield from _find_cancelled(node, graph, ranges)
+    yield from _find_given(node, graph, ranges)
 
 
 def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
@@ -74,6 +86,27 @@ def _find_standardised(node: Node, graph: Graph, ranges: RangeTable) -> Iterator
         yield Finding("lost_difference", node.label, made.made, seen.max_abs, made.limit, reason, batch)
 
 
+def _find_cancelled(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for made in _evidence_of_cancelled(graph, ranges).get(node.label, ()):
+        name, value = made.nodes[0].outputs[0], made.seen.seen.max_abs
+        reason = (
+            f"of {name} an element is left of terms {value:.6g} times as large, which FP16 rounds by up to a 2048th, "
+            f"over the limit of {made.limit:g}, and {made.made}"
+        )
+        batch = ranges.worst_batch_of(made.seen.seen)
+        yield Finding("lost_difference", node.label, name, value, made.limit, reason, batch)
+
+
+def _find_given(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for given in _evidence_of_given(graph, ranges).get(node.label, ()):
+        name = given.nodes[0].outputs[0]
+        reason = (
+            f"{name} is as small as {given.least:.6g}, and its terms, up to {given.largest:.6g}, lose much: "
+            f"{_tell_steps(given.largest)}, and the output {given.output} tells it"
+        )
+        yield Finding("lost_difference", node.label, name, given.least, given.limit, reason)
+
+
 def _tell_steps(most: float) -> str:
     return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
 
@@ -92,14 +125,38 @@ def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tup
 
 
 @lru_cache(maxsize=1)
+def _evidence_of_cancelled(graph: Graph, ranges: RangeTable) -> dict[str, list[Cancelled]]:
+    """For each node concerned, the differences from squares; none that are told."""
+    return _list_by_node(graph, ranges, find_cancelled(graph, ranges), _find_told(graph, ranges))
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_given(graph: Graph, ranges: RangeTable) -> dict[str, list[Given]]:
+    """For each node concerned, the distances that are given out; none that are told."""
+    return _list_by_node(graph, ranges, find_given_distances(graph, ranges), _find_told(graph, ranges))
+
+
+@lru_cache(maxsize=1)
 def _evidence_of_standardised(graph: Graph, ranges: RangeTable) -> dict[str, list[Standardised]]:
     """For each node concerned, what constants make of a difference; none of those over 1024 that are small themselves."""
-    found: dict[str, list[Standardised]] = {}
-    for made in find_standardised(graph, ranges):
-        is_told = bool(_find_terms(graph, ranges, made.nodes[0]))
-        for label in dict.fromkeys(node.label for node in made.nodes if not is_told):
-            found.setdefault(label, []).append(made)
-    return found
+    return _list_by_node(graph, ranges, find_standardised(graph, ranges), frozenset())
+
+
+def _find_told(graph: Graph, ranges: RangeTable) -> Set[str]:
+    found = _evidence_of_divided(graph, ranges).values()
+    return {small.node.label for told in found for small, _ in told}
+
+
+def _list_by_node(
+    graph: Graph, ranges: RangeTable, found: Iterable[_Evidence], told: Set[str]
+) -> dict[str, list[_Evidence]]:
+    """By the label of each of the nodes, of which the difference is the first; none that are told, or over 1024 and small."""
+    by_label: dict[str, list[_Evidence]] = {}
+    for one in found:
+        is_told = one.nodes[0].label in told or bool(_find_terms(graph, ranges, one.nodes[0]))
+        for label in dict.fromkeys(node.label for node in one.nodes if not is_told):
+            by_label.setdefault(label, []).append(one)
+    return by_label
 
 
 @lru_cache(maxsize=1)

@@ -61,3 +61,17 @@ def walk_back(graph: Graph, tensor: str, goes_on: Callable[[Node, str], bool]) -
         fresh = [name for name in dict.fromkeys(node.inputs) if name not in seen and goes_on(node, name)]
         seen.update(fresh)
         pending += fresh
+
+
+def find_given(graph: Graph, tensor: str, goes_on: Step) -> str | None:
+    """The output of the model that the tensor is, or that ways lead to on which every node goes on; None without one."""
+    pending, seen = [tensor], {tensor}
+    while pending:
+        name = pending.pop()
+        if name in graph.outputs:
+            return name
+        for reader, slot in readers(graph, name):
+            fresh = [one for one in _values(reader) if one not in seen] if goes_on(reader, slot) else []
+            seen.update(fresh)
+            pending += fresh
+    return None

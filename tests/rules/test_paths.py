@@ -6,7 +6,7 @@ from in_memory_calibration import make_model, node, save
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.rules.paths import find_ways
+from overflow_fixer.rules.paths import find_given, find_ways
 
 
 def _ways(graph: Graph, tensor: str) -> list[str]:
@@ -52,3 +52,15 @@ def test_a_node_that_stops_a_way_at_one_slot_may_let_another_through(tmp_path: P
 
         found = find_ways(graph, "x", goes_on, lambda at, slot: at.op_type == "Log")
         assert {at.label for at in found} >= {"Neg_a", "Add_c", "Log_y"}
+
+
+def test_the_output_that_a_way_leads_to(tmp_path: Path) -> None:
+    nodes = [node("Neg", "x", "a"), node("Neg", "a", "y"), node("Abs", "x", "b"), node("Neg", "b", "z")]
+    graph = save(make_model(nodes, {"x": [2]}, "y z"), tmp_path)
+
+    def is_neg(at: Node, slot: int) -> bool:
+        return at.op_type == "Neg"
+
+    found = [find_given(graph, name, is_neg) for name in ("x", "a", "y", "b")]
+    assert found == ["y", "y", "y", "z"]
+    assert find_given(graph, "x", lambda at, slot: at.op_type == "Abs") is None

@@ -1,0 +1,95 @@
+"""A difference from a square of which some element is little beside its terms: E[x²] − E[x]² of a quiet row.
+
+How little was measured element by element, so that one row counts though the others are larger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import InnerRange, RangeTable
+from overflow_fixer.rules.divisors import divides
+from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.paths import find_given, find_ways
+from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.small_differences import find_lost_terms, is_finite
+from overflow_fixer.rules.small_sources import read_exponent
+
+_MOST_WHERE_GIVEN_OUT = 32.0
+"""FP16 rounds terms so many times what is left of them by up to a 64th of it."""
+_MOST_WHERE_DIVIDED_BY = 128.0
+"""By up to a 16th: see docs/numerics.md."""
+_FP32_NOISE = 2.0**-16
+"""Of the terms: below zero by less is what FP32 rounds of what is never below."""
+_KEEPS = frozenset("Abs Relu Clip Max Sqrt".split())
+
+
+class Cancelled(NamedTuple):
+    """The nodes that are to stay in FP32, that of the difference first, by how much its terms are larger, and what is told.
+
+    That is so over `limit`; `made` says in words what becomes of it.
+    """
+
+    nodes: tuple[Node, ...]
+    seen: InnerRange
+    limit: float
+    made: str
+
+
+def find_cancelled(graph: Graph, ranges: RangeTable) -> Iterator[Cancelled]:
+    """Each such difference that is never negative, and is given out or divided by.
+
+    None of terms or results with NaN or infinities, and of terms that FP16 is known to hold.
+    """
+    for node in graph.nodes:
+        inner = ranges.inner_of.get(node.label, {}).get("cancellation")
+        if inner is None or not _is_variance(graph, ranges, node):
+            continue
+        limit, made = _find_use(graph, ranges, node, inner)
+        if inner.seen.max_abs > limit:
+            yield Cancelled(tuple(_find_sources(graph, ranges, node, inner)), inner, limit, made)
+
+
+def _is_variance(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    if not all(is_finite(graph, ranges, name) for name in (*node.inputs, node.outputs[0])):
+        return False
+    largest = max(ranges.by_tensor[name].max_abs for name in node.inputs)
+    is_negative = ranges.by_tensor[node.outputs[0]].min < -_FP32_NOISE * largest
+    return not is_negative and bool(find_lost_terms(graph, ranges, node))
+
+
+def _find_use(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange) -> tuple[float, str]:
+    """The limit, and what is made of the difference; none holds where nothing is."""
+    least = max(ranges.by_tensor[name].max_abs for name in node.inputs) / max(inner.seen.max_abs, 1.0)
+    keeps = partial(_keeps, graph, ranges, least)
+    given = find_given(graph, node.outputs[0], keeps)
+    if given is not None:
+        return _MOST_WHERE_GIVEN_OUT, f"the output {given} tells it"
+    ways = find_ways(graph, node.outputs[0], keeps, partial(divides, graph))
+    return (
+        (_MOST_WHERE_DIVIDED_BY, f"{ways[-1].op_type} {ways[-1].label} divides by it")
+        if ways
+        else (math.inf, "")
+    )
+
+
+def _keeps(graph: Graph, ranges: RangeTable, least: float, node: Node, slot: int) -> bool:
+    """Whether an element as small shows in what the node writes."""
+    if node.standard_op == "Add" and node.inputs[1 - slot] in graph.constants:
+        return ranges.by_tensor[node.inputs[1 - slot]].max_abs < least
+    is_scaled = node.standard_op in ("Mul", "Div") and slot == 0 and node.inputs[1] in graph.constants
+    is_power = slot == 0 and read_exponent(graph, node) > 0
+    return is_scaled or is_power or node.standard_op in _KEEPS or moves(node, slot)
+
+
+def _find_sources(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange) -> Iterator[Node]:
+    """The node, and those whose rounding moves what is left by more than a 64th of it."""
+    yield node
+    for name in find_lost_terms(graph, ranges, node):
+        most = _MOST_WHERE_GIVEN_OUT * ranges.by_tensor[name].max_abs / inner.seen.max_abs
+        yield from find_origins(graph, ranges, name, most)
