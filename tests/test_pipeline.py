@@ -11,6 +11,7 @@ import onnx
 import pytest
 from in_memory_calibration import ints, make_model, node, save, scalar
 from onnx import TensorProto
+from sparse_tensors import make_sparse
 
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
 from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, PlanError
@@ -382,3 +383,32 @@ def test_copies_that_fp32_cannot_run_are_left_out(tmp_path: Path) -> None:
     assert 0 < report.fixed.changed_count < 8
     (warning,) = report.warnings
     assert warning.startswith(f"{8 - report.fixed.changed_count} of 8 changed copies (jitter) were left out")
+
+
+def _with_sparse(place: str) -> onnx.ModelProto:
+    """x * s through a Softmax, and s added or taken away behind it."""
+    sparse = make_sparse("s", [3, 9e4], [1, 2], [4])
+    scale = [node("Mul", "x s", "a"), node("Softmax", "a", "b")]
+    if place == "initializer":
+        model = make_model([*scale, node("Add", "b s", "y")], {"x": [1, 4]}, "y")
+        model.graph.sparse_initializer.append(sparse)
+    elif place == "constant":
+        held = node("Constant", "", "s", sparse_value=sparse)
+        model = make_model([held, *scale, node("Sub", "b s", "y")], {"x": [1, 4]}, "y")
+    else:
+        written = [onnx.ValueInfoProto(name="b")]
+        body = onnx.helper.make_graph(scale, "body", [], written, sparse_initializer=[sparse])
+        branch = node("If", "c", "y", then_branch=body, else_branch=body)
+        model = make_model([branch], {"x": [1, 4], "c": (TensorProto.BOOL, [])}, "y")
+    return model
+
+
+@pytest.mark.parametrize("place", ["initializer", "constant", "body"])
+def test_a_sparse_constant_is_fixed_like_a_dense_one(place: str, tmp_path: Path) -> None:
+    graph = save(_with_sparse(place), tmp_path)
+    feeds = {"x": np.array([[1, -2, 1, 3]], np.float32), "c": np.array(True)}
+    np.savez(tmp_path / "data.npz", **{spec.name: feeds[spec.name] for spec in graph.inputs})
+    config = FixConfig(model=graph.path, calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert report.passed
+    assert report.ranges.by_tensor["If_y/then_branch/s" if place == "body" else "s"].max == 9e4

@@ -143,14 +143,8 @@ def _judge_casts(typed: Typed) -> None:
     used |= {output.name for output in typed.model.graph.output}
     assert written <= used
     constants = {tensor.name for tensor in typed.model.graph.initializer}
-    constants |= {
-        n.output[0] for n in typed.model.graph.node if n.op_type == "Constant" and not _is_sparse(n)
-    }
+    constants |= {n.output[0] for n in typed.model.graph.node if n.op_type == "Constant"}
     assert not [cast.name for cast in casts if cast.input[0] in constants]
-
-
-def _is_sparse(node: NodeProto) -> bool:
-    return node.attribute[0].name == "sparse_value"
 
 
 def _judge_names(typed: Typed) -> None:
@@ -165,13 +159,12 @@ def _judge_names(typed: Typed) -> None:
 
 
 def _judge_lists(typed: Typed) -> None:
-    """Every node with an FP32 output in the original, dense Constants aside, is in one list, in order."""
+    """Every node with an FP32 output in the original, Constants aside, is in one list, in order."""
     before = read_types(typed.graph.model, typed.graph.folder)
     floats = [
         node.label
         for node in typed.graph.nodes
-        if any(before[name] == FLOAT for name in node.writes)
-        and not (node.op_type == "Constant" and not _is_sparse(node.proto))
+        if any(before[name] == FLOAT for name in node.writes) and node.op_type != "Constant"
     ]
     fp16, fp32 = typed.artifact.fp16_nodes, typed.artifact.fp32_nodes
     assert sorted((*fp16, *fp32)) == sorted(floats)
@@ -217,7 +210,6 @@ def read_types(model: onnx.ModelProto, folder: Path) -> dict[str, str]:
         node.name = ""
     del marked.graph.output[:]
     names = [info.name for info in model.graph.input] + [tensor.name for tensor in model.graph.initializer]
-    names += [sparse.values.name for sparse in model.graph.sparse_initializer]
     names += [name for node in model.graph.node for name in node.output if name]
     marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
     session = open_plain(marked, folder, optimize=True)

@@ -132,7 +132,6 @@ def _make_model(graph: Graph, node: Node, proto: GraphProto, captured: tuple[str
     model.graph.initializer.extend(
         _copy_constant(graph, name) for name in captured if name in graph.constants
     )
-    model.graph.sparse_initializer.extend(proto.sparse_initializer)
     model.graph.node.extend(proto.node)
     model.graph.value_info.extend(map(_without_shape, proto.value_info))
     model.graph.output.extend({info.name: _without_shape(info) for info in proto.output}.values())

@@ -12,7 +12,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.external_data import external_tensors
 from overflow_fixer.model_file.weights import bring_in
 
-_COPIED_FIELDS = ("input", "sparse_initializer", "quantization_annotation", "initializer")
+_COPIED_FIELDS = ("input", "quantization_annotation", "initializer")
 
 
 def copy_model(graph: Graph) -> onnx.ModelProto:

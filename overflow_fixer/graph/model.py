@@ -27,6 +27,7 @@ from overflow_fixer.graph.tensor_types import (
 )
 from overflow_fixer.host.garbage import no_search_for_garbage
 from overflow_fixer.model_file.external_data import check_external_data, external_tensors, read_referring
+from overflow_fixer.model_file.sparse import write_dense
 from overflow_fixer.model_file.subgraphs import (
     STANDARD_DOMAINS,
     all_names,
@@ -39,13 +40,12 @@ from overflow_fixer.records import Array, Dim, InputSpec
 
 MIN_OPSET = 9
 _UNUSED_OPSET = 17
-_SPARSE_CONSTANTS_SINCE = 11
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """An ONNX model, read once: functions inlined, sparse initializers made Constants, large weights left on disk.
+    """An ONNX model, read once: functions inlined, sparse constants made dense, large weights left on disk.
 
     In `model`, a large initializer or Constant, of bodies too, is external data, in the model's own file where it lies there.
     `dtypes` maps a tensor to its onnx.TensorProto.DataType; what is not a tensor (sequences,
@@ -172,7 +172,7 @@ class Graph:
 
     @cached_property
     def constants(self) -> Mapping[str, TensorProto]:
-        """Initializers and the outputs of Constant nodes that hold a dense tensor."""
+        """Initializers and the outputs of Constant nodes that hold a tensor."""
         return find_constants(self.model.graph, self.nodes)
 
     @cached_property
@@ -228,8 +228,7 @@ def load_graph(path: Path | str) -> Graph:
     has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
-    if opset >= _SPARSE_CONSTANTS_SINCE:
-        _write_sparse(model.graph)
+    write_dense(home, model.graph)
     nodes = sort_nodes(path, model.graph, number_nodes(model.graph))
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, has_functions))
 
@@ -312,25 +311,6 @@ def _drop_repeated_names(graph: onnx.GraphProto) -> None:
             node.ClearField("name")
     for body in chain.from_iterable(map(bodies, graph.node)):
         _drop_repeated_names(body)
-
-
-def _write_sparse(graph: onnx.GraphProto) -> None:
-    """Make each sparse initializer, of bodies too, the output of a Constant that holds it: a dense tensor like any other.
-
-    One that is an input too stays, since a batch may feed another.
-    """
-    given = {info.name for info in graph.input}
-    left = []
-    for sparse in graph.sparse_initializer:
-        name = sparse.values.name
-        if name in given:
-            left.append(sparse)
-        else:
-            graph.node.insert(0, onnx.helper.make_node("Constant", [], [name], sparse_value=sparse))
-    del graph.sparse_initializer[:]
-    graph.sparse_initializer.extend(left)
-    for body in chain.from_iterable(map(bodies, graph.node)):
-        _write_sparse(body)
 
 
 def free_prefix(graph: Graph, wanted: str) -> str:

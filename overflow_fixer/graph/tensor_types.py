@@ -132,7 +132,7 @@ def dims_of(info: onnx.TypeProto) -> tuple[Dim, ...] | None:
 
 
 def constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
-    """The dense tensor of a Constant node, whichever attribute holds it; None for sparse and strings."""
+    """The tensor of a Constant node, whichever attribute holds it; None for value_string and value_strings."""
     for attribute in proto.attribute:
         if attribute.name == "value":
             tensor: TensorProto = attribute.t
@@ -147,7 +147,7 @@ def constant_tensor(proto: onnx.NodeProto) -> TensorProto | None:
 
 
 def find_constants(graph: onnx.GraphProto, nodes: Iterable[Node]) -> dict[str, TensorProto]:
-    """Initializers, and the outputs of Constant nodes that hold a dense tensor."""
+    """Initializers, and the outputs of Constant nodes that hold a tensor."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in nodes:
         if node.standard_op == "Constant" and node.outputs:
@@ -250,7 +250,6 @@ def _skeleton(model: onnx.ModelProto, defaults: Collection[str] = ()) -> onnx.Mo
     _declare_vectors(skeleton.graph, defaults, graph.initializer)
     skeleton.graph.output.extend(graph.output)
     skeleton.graph.value_info.extend(graph.value_info)
-    skeleton.graph.sparse_initializer.extend(graph.sparse_initializer)
     given = {info.name for info in graph.input}
     for tensor in graph.initializer:
         if _is_small(tensor) and tensor.name not in defaults:

@@ -47,7 +47,6 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def own_names(graph: onnx.GraphProto) -> set[str]:
     """The tensors of a graph itself, of its bodies none; "" where a node leaves an output out."""
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-    own |= {tensor.values.name for tensor in graph.sparse_initializer}
     return own | {name for node in graph.node for name in node.output}
 
 
@@ -71,7 +70,7 @@ def separate_names(
         node.output[:] = [renamed.get(name, name) for name in node.output]
     for info in (*graph.input, *graph.output, *graph.value_info):
         info.name = renamed.get(info.name, info.name)
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+    for tensor in graph.initializer:
         tensor.name = renamed.get(tensor.name, tensor.name)
 
 
@@ -93,7 +92,6 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Every name in use in a graph and its bodies: tensors and nodes, repeats and "" kept."""
     yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
     yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
         yield from (node.name, *node.input, *node.output)
         for body in bodies(node):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import SparseTensorProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.records import Array
@@ -32,17 +32,6 @@ def read_values(tensor: TensorProto, folder: Path) -> Array:
     packed.CopyFrom(tensor)
     bring_in(packed, folder)
     return numpy_helper.to_array(packed)
-
-
-def read_sparse(tensor: SparseTensorProto, folder: Path) -> Array:
-    """A sparse constant as the dense one that it stands for."""
-    values, places = read_values(tensor.values, folder), read_values(tensor.indices, folder)
-    dense = np.zeros(tuple(tensor.dims), values.dtype)
-    if places.ndim == 1:
-        dense.reshape(-1)[places] = values
-    else:
-        dense[tuple(places.T)] = values
-    return dense
 
 
 def bring_in(tensor: TensorProto, folder: Path) -> None:

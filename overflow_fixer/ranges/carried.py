@@ -9,7 +9,6 @@ import onnx
 from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.model_file.weights import read_sparse
 from overflow_fixer.records import Batch
 
 Values = Mapping[str, Any]
@@ -22,10 +21,6 @@ class Carried:
     def __init__(self, graph: Graph, tensors: Iterable[str]) -> None:
         wanted = list(dict.fromkeys(tensors))
         self._constants = {name: graph.read_constant(name) for name in wanted if name in graph.constants}
-        sparse = {tensor.values.name: tensor for tensor in graph.model.graph.sparse_initializer}
-        self._constants |= {
-            name: read_sparse(sparse[name], graph.folder) for name in wanted if name in sparse
-        }
         self._given = [name for name in wanted if name not in graph.producers]
         self.computed = tuple(
             name for name in wanted if name in graph.producers and name not in graph.constants

@@ -36,11 +36,10 @@ def not_observed(graph: Graph) -> dict[str, str]:
 
 
 def _not_observed_here(graph: Graph) -> dict[str, str]:
-    sparse = [tensor.values.name for tensor in graph.model.graph.sparse_initializer]
     left = [name for name in graph.tensors if not graph.is_float(name)]
     known = {name for name in left if graph.dtypes.get(name) in _WITHOUT_RANGE}
     recorded = _recorded_kinds(graph.model.graph)
-    return {name: _reason(graph, name, recorded) for name in (*left, *sparse) if name not in known}
+    return {name: _reason(graph, name, recorded) for name in left if name not in known}
 
 
 def _reason(graph: Graph, tensor: str, recorded: dict[str, str]) -> str:
@@ -60,5 +59,4 @@ def _recorded_kinds(graph: onnx.GraphProto) -> dict[str, str]:
     """What the model says is not a dense tensor, with its kind of type."""
     infos = (*graph.input, *graph.value_info, *graph.output)
     kinds = {info.name: info.type.WhichOneof("value") for info in infos}
-    kinds |= {sparse.values.name: "sparse_tensor_type" for sparse in graph.sparse_initializer}
     return {name: kind for name, kind in kinds.items() if kind in _NOT_DENSE}

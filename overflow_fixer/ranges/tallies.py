@@ -109,7 +109,6 @@ def _build_body(body: Body, probed: Probed, address: int) -> GraphProto:
         input=proto.input,
         output=proto.output,
         initializer=proto.initializer,
-        sparse_initializer=proto.sparse_initializer,
         value_info=proto.value_info,
     )
     made.node.extend(probed.nodes())

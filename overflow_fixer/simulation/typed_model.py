@@ -126,11 +126,7 @@ class _Simulation:
         self.stored -= set(self.graph.initializers)
 
     def add(self, node: Node) -> None:
-        if (
-            node.op_type == "Constant"
-            and self._is_half(node.outputs[0])
-            and self._is_constant(node.outputs[0])
-        ):
+        if node.op_type == "Constant" and self._is_half(node.outputs[0]):
             return  # it is added where it is read
         if self._is_widening(node):
             self._add_widening(node)
@@ -152,7 +148,6 @@ class _Simulation:
         model.graph.output.extend(source.graph.output)
         model.graph.output.extend(map(self._describe_output, self._added(extra_outputs)))
         model.graph.initializer.extend(self._initializers())
-        model.graph.sparse_initializer.extend(source.graph.sparse_initializer)
         return model
 
     def _inputs(self) -> Iterator[onnx.ValueInfoProto]:

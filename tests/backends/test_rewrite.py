@@ -9,6 +9,7 @@ import onnx
 import pytest
 from fp16_emulation import run_typed
 from onnx import TensorProto, helper
+from sparse_tensors import make_sparse
 from typed_models import (
     FLOAT,
     FLOAT16,
@@ -298,25 +299,17 @@ def test_constant_of_shape_of_integers_is_left_alone(tmp_path: Path) -> None:
     _check_run(typed, {"x": np.zeros(2, np.float32)})
 
 
-def _sparse(name: str) -> onnx.SparseTensorProto:
-    values = helper.make_tensor(name, TensorProto.FLOAT, [2], [1.0001, 5])
-    indices = helper.make_tensor(f"{name}_indices", TensorProto.INT64, [2], [1, 2])
-    return helper.make_sparse_tensor(values, indices, [4])
-
-
-def test_sparse_constants_stay_in_fp32(tmp_path: Path) -> None:
-    """An initializer is made a Constant; what reads either is rounded like any other."""
+def test_sparse_constants_are_typed_by_their_readers(tmp_path: Path) -> None:
     path = write_model(
         tmp_path, "g (float[N,4] x) => (float[N,4] y) { a = Relu(x) b = Mul(a, s) d = Mul(b, c) y = Neg(d) }"
     )
     model = onnx.load(path)
-    model.graph.sparse_initializer.append(_sparse("s"))
-    constant = helper.make_node("Constant", [], ["c"], sparse_value=_sparse("c"))
-    model.graph.node.insert(0, constant)
+    model.graph.sparse_initializer.append(make_sparse("s", [1.0001, 5], [1, 2], [4]))
+    sparse = make_sparse("c", [1.0001, 5], [[1], [2]], [4])
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], sparse_value=sparse))
     typed = make_typed(save(tmp_path, model))
-    assert not typed.model.graph.sparse_initializer
-    assert len(typed.artifact.fp32_nodes) == 2
-    assert {kept.reason for kept in typed.artifact.kept} == {"a sparse constant stays in FP32"}
+    assert {typed.types[name] for name in "sc"} == {"tensor(float16)"}
+    assert (typed.artifact.fp32_nodes, typed.artifact.kept) == ((), ())
     found = typed.run({"x": X})["y"]
     dense = np.asarray([0, 1.0001, 5, 0], np.float32).astype(np.float16)
     half = np.maximum(X, 0).astype(np.float16)

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from sparse_tensors import make_sparse
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph import model as graph_module
@@ -282,13 +283,7 @@ def test_functions_bring_the_opset_of_a_model_that_uses_no_other_operator(
     assert (graph.opset, [node.op_type for node in graph.nodes]) == (13, ["Relu"])
 
 
-def _sparse(name: str) -> onnx.SparseTensorProto:
-    values = numpy_helper.from_array(np.array([3, 2e5], np.float32), name)
-    places = numpy_helper.from_array(np.array([1, 2], np.int64))
-    return helper.make_sparse_tensor(values, places, [4])
-
-
-def test_sparse_initializers_are_constants_in_bodies_too(tmp_path: Path) -> None:
+def test_sparse_constants_are_dense_in_bodies_too(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[4] x, bool c) => (float[4] y) {
         a = Add (x, s)
@@ -298,35 +293,30 @@ def test_sparse_initializers_are_constants_in_bodies_too(tmp_path: Path) -> None
         >
     }"""
     model = onnx.parser.parse_model(text)
-    model.graph.sparse_initializer.append(_sparse("s"))
-    model.graph.node[1].attribute[0].g.sparse_initializer.append(_sparse("r"))
+    model.graph.sparse_initializer.append(make_sparse("s", [3, 2e5], [1, 2], [4]))
+    branch = model.graph.node[1].attribute[0].g
+    held = helper.make_node("Constant", [], ["r"], sparse_value=make_sparse("r", [3, 2e5], [1, 2], [4]))
+    branch.node.insert(0, held)
     onnx.save(model, tmp_path / "m.onnx")
     graph = load_graph(tmp_path / "m.onnx")
-    assert [(node.op_type, node.outputs) for node in graph.nodes] == [
-        ("Constant", ("s",)),
-        ("Add", ("a",)),
-        ("If", ("y",)),
-    ]
+    dense = np.array([0, 3, 2e5, 0], np.float32)
+    np.testing.assert_array_equal(graph.read_constant("s"), dense)
     assert graph.dtypes["s"] == TensorProto.FLOAT
-    branch = graph.model.graph.node[-1].attribute[0].g
-    assert [node.op_type for node in branch.node] == ["Constant", "Mul"]
-    assert not graph.model.graph.sparse_initializer
-    assert not branch.sparse_initializer
+    assert [node.op_type for node in graph.nodes] == ["Add", "If"]
     feeds = {"x": np.arange(4, dtype=np.float32), "c": np.array(True)}
     (found,) = open_session(graph.model, graph.folder).run(None, feeds)
-    dense = np.array([0, 3, 2e5, 0], np.float32)
     np.testing.assert_array_equal(found, (feeds["x"] + dense) * dense)
 
 
-def test_a_sparse_initializer_in_whose_place_a_batch_may_feed_stays(tmp_path: Path) -> None:
+def test_a_sparse_initializer_that_is_an_input_too_is_a_default(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[4] x, float[4] s) => (float[4] y) { y = Add (x, s) }"""
     model = onnx.parser.parse_model(text)
-    model.graph.sparse_initializer.append(_sparse("s"))
+    model.graph.sparse_initializer.append(make_sparse("s", [3, 2e5], [1, 2], [4]))
     onnx.save(model, tmp_path / "m.onnx")
     graph = load_graph(tmp_path / "m.onnx")
-    assert [one.values.name for one in graph.model.graph.sparse_initializer] == ["s"]
-    assert [node.op_type for node in graph.nodes] == ["Add"]
+    assert graph.defaults == {"s"}
+    assert [spec.name for spec in graph.inputs] == ["x"]
 
 
 @pytest.mark.parametrize("place", ["input", "initializer", "output", "value_info", "node", "in a body"])

@@ -19,6 +19,7 @@ from scan_cases import (
     stop_before,
     value_info,
 )
+from sparse_tensors import make_sparse
 from ways_to_observe import PROBES, Probes, assert_same_table, use_probes
 
 from overflow_fixer.graph.body_graphs import find_bodies
@@ -314,10 +315,7 @@ def test_scan_over_numbers_with_a_sparse_state(places: list[Any], tmp_path: Path
         tmp_path / "m.onnx", [node], [value_info("x", dims=[4])], [value_info("y", dims=[1, 3])]
     )
     model = onnx.load(graph.path)
-    values = numpy_helper.from_array(floats(5, 7), "sparse")
-    model.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(places)), [1, 3])
-    )
+    model.graph.sparse_initializer.append(make_sparse("sparse", [5, 7], places, [1, 3]))
     onnx.save(model, graph.path)
     table = collect_ranges(load_graph(graph.path), MemoryBatches([{"x": floats(1, 2, 3, 4)}]))
     seen = table.by_tensor["sweep/body/t"]

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import onnx
-from in_memory_calibration import InMemoryCalibration
+import pytest
+from in_memory_calibration import make_model, node, scan
 from onnx import TensorProto, helper, numpy_helper
 from scan_cases import save_model, value_info
+from sparse_tensors import make_sparse
 
-from overflow_fixer.graph.model import Graph, load_graph
-from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.coverage import not_observed, observed_tensors
 
 
@@ -53,28 +52,12 @@ def test_the_rest_is_listed_with_its_reason(tmp_path: Path) -> None:
     assert reasons["f8"] == "its element type FLOAT8E4M3FN is not handled"
 
 
-def _with_sparse(folder: Path, opset: int) -> Graph:
-    values = numpy_helper.from_array(np.array([2e5], np.float32), "sparse")
-    indices = numpy_helper.from_array(np.array([2], np.int64), "where")
-    graph_proto = helper.make_graph(
-        [helper.make_node("Add", ["x", "sparse"], ["y"])],
-        "g",
-        [value_info("x", dims=[4])],
-        [value_info("y")],
-        sparse_initializer=[helper.make_sparse_tensor(values, indices, [4])],
-    )
-    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    onnx.save(model, folder / "m.onnx")
-    return load_graph(folder / "m.onnx")
-
-
-def test_sparse_initializers_are_observed(tmp_path: Path) -> None:
-    graph = _with_sparse(tmp_path, 17)
-    assert not_observed(graph) == {}
-    seen = collect_ranges(graph, InMemoryCalibration(({"x": np.ones(4, np.float32)},))).by_tensor["sparse"]
-    assert (seen.min, seen.max, seen.element_count, seen.over_fp16_count) == (0, 2e5, 4, 1)
-
-
-def test_sparse_initializers_before_sparse_constants_are_listed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", [10, 17])
+def test_sparse_initializers_are_observed(opset: int, tmp_path: Path) -> None:
     """Constant has sparse_value from opset 11 on."""
-    assert not_observed(_with_sparse(tmp_path, 10)) == {"sparse": "it is a sparse tensor"}
+    model = make_model([node("Add", "x sparse", "y")], {"x": [4]}, "y", opset=opset)
+    model.graph.sparse_initializer.append(make_sparse("sparse", [2e5], [2], [4]))
+    graph, table = scan(model, tmp_path, {"x": np.ones(4, np.float32)})
+    assert not_observed(graph) == {}
+    seen = table.by_tensor["sparse"]
+    assert (seen.min, seen.max, seen.element_count, seen.over_fp16_count) == (0, 2e5, 4, 1)

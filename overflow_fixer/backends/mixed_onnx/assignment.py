@@ -66,7 +66,7 @@ def assign_types(graph: Graph, pinned: Collection[str], io_types: IoTypes = "kee
 
 
 def is_constant(graph: Graph, node: Node) -> bool:
-    """Whether the node is a Constant that holds a dense tensor, which is typed by its readers."""
+    """Whether the node is a Constant that holds a tensor, which is typed by its readers."""
     return node.op_type == "Constant" and node.outputs[0] in graph.constants
 
 
@@ -103,8 +103,6 @@ def _reasons_to_keep(graph: Graph, pinned: Collection[str]) -> dict[str, str]:
 def _reason_to_keep(graph: Graph, node: Node) -> str | None:
     if any(name not in graph.dtypes for name in (*node.reads, *node.writes)):
         return "it reads or writes something that is not a plain tensor"
-    if node.op_type == "Constant":
-        return "a sparse constant stays in FP32"
     reason = operators.reason_to_keep(node, graph.opset)
     if reason:
         return reason

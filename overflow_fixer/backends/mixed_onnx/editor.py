@@ -81,7 +81,6 @@ def _wiring(graph: Graph) -> onnx.ModelProto:
     wiring.graph.name = "wiring"
     wiring.graph.node.extend(_wires(node) for node in graph.nodes)
     given = dict.fromkeys((*(spec.name for spec in graph.inputs), *graph.initializers))
-    given.update(dict.fromkeys(sparse.values.name for sparse in source.graph.sparse_initializer))
     wiring.graph.input.extend(onnx.ValueInfoProto(name=name) for name in given)
     wiring.graph.output.extend(onnx.ValueInfoProto(name=name) for name in graph.outputs)
     return wiring
@@ -97,7 +96,6 @@ def _rename_captured(body: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     """Give the outer tensors that a body reads, at any depth, their new names."""
     own = {name for node in body.node for name in node.output} | {info.name for info in body.input}
     own |= {tensor.name for tensor in body.initializer}
-    own |= {tensor.values.name for tensor in body.sparse_initializer}
     visible = {name: new for name, new in renamed.items() if name not in own and name != new}
     if not visible:
         return
