@@ -498,12 +498,15 @@ class TensorError:
     `snr_db` is 10 log10(sum ref^2 / sum (ref - cand)^2): inf when equal. `worst_batch_snr_db` is the
     least of a batch, where sum ref^2 is taken as at least a hundredth of what the mean batch would have
     for its elements: a batch that is wrong shows beside louder ones, and silence is not judged by its
-    noise. `quiet_batch` is the worst of the `quiet_count` for which that was done, `quiet_batch_snr_db` its SNR without it; None and
-    NaN where there are none. `worst_batch_agreement` is the least share of equal elements in a batch, of what is not of floats; else NaN. `log_energy` is log10 of the mean of ref^2 over the compared elements, -inf for 0 or of none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the largest share of
-    mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that batch; None where it
-    could on all. `other_shape` tells both shapes, and the first batch where they differ; None where they do not. `part` is of an
-    output that part of it which is compared, as NumPy indexes it ("[:, 4:]"); "" for the whole. Of floats, `sizable_count` elements are
-    finite and at least 2^-14 (FP16's least normal number) in FP32, and of these `far_off_count` off by more than a tenth of themselves, or not finite.
+    noise. `quiet_batch` is the worst of the `quiet_count` for which that was done, `quiet_batch_snr_db` its SNR
+    without it; None and NaN where there are none. `worst_batch_agreement` is the least share of equal elements in a
+    batch, of what is not of floats; else NaN. `log_energy` is log10 of the mean of ref^2 over the compared elements,
+    -inf for 0 or of none. `cosine` is in [-1, 1]. `worst_batch` names a batch that failed, else the one with the
+    largest share of mismatches, then the lowest SNR. `failure` is why the candidate could not compute it on that
+    batch; None where it could on all. `other_shape` tells both shapes, and the first batch where they differ; None
+    where they do not. `part` is of an output that part of it which is compared, as NumPy indexes it ("[:, 4:]"); ""
+    for the whole. Of floats, `sizable_count` elements are finite and at least 2^-14 (FP16's least normal number) in
+    FP32, and of these `far_off_count` off by more than a tenth of themselves, or not finite.
     """
 
     tensor: str

@@ -35,7 +35,7 @@ def check_feeds(place: str, feeds: Feeds, inputs: Sequence[InputSpec], *, allow_
 
 
 def check_names(place: str, names: Iterable[str], inputs: Sequence[InputSpec]) -> None:
-    """Check that `names` are the inputs' names, none missing and none besides."""
+    """Check that `names` are the inputs' names, none missing and none besides; raises as check_feeds does."""
     found, expected = set(names), {spec.name for spec in inputs}
     if found == expected:
         return
@@ -54,7 +54,7 @@ def check_names(place: str, names: Iterable[str], inputs: Sequence[InputSpec]) -
 
 
 def check_feedable(inputs: Sequence[InputSpec]) -> None:
-    """Refuse inputs that are no tensors (sequences, optionals, maps): no format holds them; and types that cannot be fed."""
+    """Raise CalibrationError for inputs that no format holds (sequences, optionals, maps), and types that cannot be fed."""
     for spec in inputs:
         name = onnx.TensorProto.DataType.Name(spec.elem_type)
         if name.startswith(_NOT_FED):
@@ -100,7 +100,7 @@ def describe_dims(dims: Sequence[Dim] | None) -> str:
 
 
 def check_rank(place: str, spec: InputSpec, shape: tuple[int, ...]) -> None:
-    """Check the number of dimensions; an input of unknown rank takes any."""
+    """Check the number of dimensions; an input of unknown rank takes any. Raises as check_feeds does."""
     if spec.dims is None or len(shape) == len(spec.dims):
         return
     raise CalibrationError(

@@ -16,7 +16,10 @@ from overflow_fixer.ranges.store import load_header
 
 @contextmanager
 def name_fused(config: FixConfig, quiet: bool) -> Iterator[None]:
-    """Around a stage: say that it fuses nothing where that is asked for; a refusal names the fused model that the folder is of."""
+    """Around a stage: say that it fuses nothing where that is asked for.
+
+    Raises the PlanError that the stage raises, with the name of the fused model where the folder is of one.
+    """
     fused = _find_fused(config)
     if config.refuse_layernorm and not quiet and not _is_fused(config):
         made = "" if fused is None else f" What it became is {fused}: name that to go on with it."

@@ -115,7 +115,7 @@ def calibration_options(function: F) -> F:
         click.option(
             "--observe",
             type=click.Choice(["reductions", "outputs", "optimized"]),
-            help="How tensors are observed.",
+            help="How tensors are observed [reductions].",
         ),
         click.option(
             "--fast",
@@ -138,7 +138,9 @@ def plan_options(function: F) -> F:
     options = [
         click.option("--threshold", type=float, help="Magnitude not trusted to FP16 [10000]."),
         click.option(
-            "--masks", type=click.Choice(["auto", "pin", "clamp"]), help="What to do with masks of scores."
+            "--masks",
+            type=click.Choice(["auto", "pin", "clamp"]),
+            help="What to do with masks of scores [auto].",
         ),
         click.option(
             "--accumulators",
@@ -155,9 +157,13 @@ def plan_options(function: F) -> F:
 
 def build_options(function: F) -> F:
     options = [
-        click.option("--backend", type=click.Choice(["auto", "tensorrt", "onnx"]), help="What to build."),
         click.option(
-            "--io-types", type=click.Choice(["keep", "fp16"]), help="Types of float inputs and outputs."
+            "--backend", type=click.Choice(["auto", "tensorrt", "onnx"]), help="What to build [auto]."
+        ),
+        click.option(
+            "--io-types",
+            type=click.Choice(["keep", "fp16"]),
+            help="Types of float inputs and outputs [keep].",
         ),
     ]
     return _apply(options, _engine_options(function))

@@ -74,7 +74,7 @@ def zoo_command(
     """Fix every model of ZOO: a zoo file (configs/zoo.toml), or a folder of models with their data beside them.
 
     What is finished is not run again, unless its model, data, settings or the tool's version changed. Exit code: 0 all
-    fixed, 1 some not, 2 usage or zoo file.
+    fixed, 1 some not, 2 usage or zoo file, 130 stopped.
     """
     found = _read(zoo, out)
     earlier = None if compare is None else load_summary(compare)

@@ -100,6 +100,7 @@ def sort_nodes(path: Path, graph: onnx.GraphProto, nodes: tuple[Node, ...]) -> t
     """The nodes in topological order, as ONNX demands; brought into it, in `graph` too, where the file has another.
 
     ONNX Runtime and TensorRT sort as well, and what ONNX Runtime's converter to FP16 writes has its Casts at the end.
+    Raises ModelError, which begins with `path`, for a graph with a cycle.
     """
     if _are_sorted(nodes):
         return nodes

@@ -88,11 +88,11 @@ class SliceMeter:
     def find_hidden(self, min_snr_db: float) -> HiddenSlice | None:
         """The worst slice under this SNR whose error the output's SNR does not show; None where there is none.
 
-        Either one along the second or last axis, or one of no more than 128 between, that has less than 1 % of the output's mean energy and is not as good as zero.
-        Where these are few, the error must be as much smaller than the mean error, or than what rounding takes of the mean: a slice
-        that errs as the others do is small by chance, as a logit near zero is. Or one along any axis, of 1 % and more, whose
-        error is ten times the mean one and ten times what is allowed, and not that of one or two elements: the one key that
-        was computed beside those that were copied.
+        Either one along the second or last axis, or one of no more than 128 between, that has less than 1 % of the
+        output's mean energy and is not as good as zero. Where these are few, the error must be as much smaller than the
+        mean error, or than what rounding takes of the mean: a slice that errs as the others do is small by chance, as a
+        logit near zero is. Or one along any axis, of 1 % and more, whose error is ten times the mean one and ten times what
+        is allowed, and not that of one or two elements: the one key that was computed beside those that were copied.
         """
         found = (self._find_in(*key, min_snr_db) for key in self.sums)
         return min((one for one in found if one is not None), key=lambda one: one.snr_db, default=None)

@@ -45,9 +45,10 @@ def judge_confidence(
 ) -> Confidence:
     """Whether more data of the same kind would pin more.
 
-    Asked of each tensor that is within the threshold, that no Clip, Min, Max, Sigmoid or the like holds within it, and that a node which is
-    not pinned reads or writes, or has in a body; and of each value inside such a node, measured or following from a tensor, within the threshold (a bound:
-    65504). What is made of constants alone is left out: no data can move it. `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
+    Asked of each tensor that is within the threshold, that no Clip, Min, Max, Sigmoid or the like holds within it, and
+    that a node which is not pinned reads or writes, or has in a body; and of each value inside such a node, measured or
+    following from a tensor, within the threshold (a bound: 65504). What is made of constants alone is left out: no data
+    can move it. `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
     go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
     batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
     to be alike, and few of them tell little.

@@ -28,6 +28,7 @@ def plan_precision(
 ) -> PrecisionPlan:
     """Ask every rule about every node. A node with a finding that says so is pinned.
 
+    Inside the bodies of If, Loop and Scan the rule control_flow asks DEFAULT_RULES, whatever `rules` are.
     With it go the other nodes of a LayerNorm, softmax or other pattern that it is a part of (rule "region").
     A tensor over the threshold by a mask that is left as it is pins nothing.
     Never pinned: nodes without an FP32 output (integers, booleans, shapes), constants, and what the

@@ -25,7 +25,7 @@ from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.repair.chunks import Chunks
 from overflow_fixer.rules.repeated import find_repeated
 from overflow_fixer.sessions.session import open_session, run_session
-from overflow_fixer.simulation.roundings import Roundings, computes_floats, list_floats
+from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def measure_losses(
     owners = {
         name: node
         for node in graph.nodes
-        if computes_floats(graph, node)
+        if computes_plainly(graph, node)
         for name in list_floats(graph, node)
     }
     chunks = Chunks(ranges)

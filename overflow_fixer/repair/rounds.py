@@ -60,7 +60,8 @@ def repair(
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
     A plan that the backend cannot build is a round that did not help. `discard` is given each artifact
-    that is not the best any more, that of `first` excepted. `progress` is told of what takes long besides building. `batches` are those that `build` verifies on.
+    that is not the best any more, that of `first` excepted. `progress` is told of what takes long besides building.
+    `batches` are those that `build` verifies on.
     Raises what else building and running raise.
     """
     search = _Search(graph, ranges, batches, policy, first, build, tolerance, budget, discard, progress)

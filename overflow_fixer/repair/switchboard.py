@@ -17,7 +17,7 @@ from overflow_fixer.metrics.output_meters import OutputMeters
 from overflow_fixer.metrics.parts import Part
 from overflow_fixer.records import Array, Batch, TensorError
 from overflow_fixer.sessions.session import open_session, run_session
-from overflow_fixer.simulation.roundings import Roundings, computes_floats, list_floats
+from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
 
 
 class Switchboard:
@@ -31,7 +31,7 @@ class Switchboard:
     def __init__(
         self, graph: Graph, fp16_nodes: Collection[str], outputs: Sequence[str], exact: Collection[str] = ()
     ) -> None:
-        switched = [one for one in graph.nodes if one.label in fp16_nodes and computes_floats(graph, one)]
+        switched = [one for one in graph.nodes if one.label in fp16_nodes and computes_plainly(graph, one)]
         self.nodes = tuple(one.label for one in switched)
         self.outputs = tuple(outputs)
         writer = _Writer(Roundings(graph, frozenset(self.nodes), frozenset(exact)))

@@ -2,8 +2,9 @@
 
 Whatever the data showed: a padding mask of -3.4e38 may not have been used by any calibration sample,
 and turns into -inf, or NaN, with the first one that does. An infinity is one in FP16 as well, and what FP32 makes
-of it, FP16 makes too, but for a product with what FP16 rounds to zero, and behind a finite bound that FP16 cannot hold. Where nothing depends on the data (a weight,
-a bias), every sample shows what the constant does, and the measured ranges say where its value ends.
+of it, FP16 makes too, but for a product with what FP16 rounds to zero, and behind a finite bound that FP16 cannot
+hold. Where nothing depends on the data (a weight, a bias), every sample shows what the constant does, and the measured
+ranges say where its value ends.
 Nodes inside the bodies of control flow are judged body by body: see control_flow. What comes into a body, or out
 of it, is followed through it, whether it ran or not.
 """

@@ -43,7 +43,8 @@ def find_large_inner_values(
     """A finding for each quantity inside the node that is over its limit.
 
     Of what only bounds a value, none where the node is found out by a measured one. NaN and infinities that
-    come in are the rule non_finite's, but for the -inf of a mask, beside which a row's exponentials have a sum; a finite value whose square or sum FP32 does not hold is threshold's.
+    come in are the rule non_finite's, but for the -inf of a mask, beside which a row's exponentials have a sum; a finite
+    value whose square or sum FP32 does not hold is threshold's.
     """
     inner = ranges.inner_of.get(node.label, {}).values()
     found = [finding for one in inner for finding in _judge(node, ranges, one, policy)]

@@ -33,7 +33,8 @@ def find_lost_differences(
     """A finding for each such difference that the node computes, or whose terms it computes.
 
     `value` is its max |x|, `limit` 64 of FP16's steps at the largest term. Of a difference that is divided by, whatever its
-    terms, both are of the `batch` alone, `limit` is 16 steps (64 where it is of what is chosen among it), and nodes on the way to the division may have a finding, too.
+    terms, both are of the `batch` alone, `limit` is 16 steps (64 where it is of what is chosen among it), and nodes on the
+    way to the division may have a finding, too.
     None of terms with NaN or infinities, that FP16 is known to hold, or of integers, which the rule lost_integer looks
     after; none of a difference of zeros.
 

@@ -12,7 +12,7 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 
 
 def find_user_choice(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
-    """A finding for each `include` pattern or operator that matches the node."""
+    """A finding for each pattern of `include_nodes` and operator of `include_ops` that matches the node."""
     reasons = [f"asked for: name matches {p!r}" for p in policy.include_nodes if re.search(p, node.label)]
     reasons += [f"asked for: operator {op}" for op in policy.include_ops if op == node.op_type]
     for reason in reasons:

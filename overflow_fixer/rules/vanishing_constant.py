@@ -2,7 +2,8 @@
 
 An epsilon of 1e-12 guards a Sqrt, Div, Log, Reciprocal or Pow against zero; FP16 stores it as 0 and
 the guard is gone. The nodes that bring it, the node that adds it and everything up to the guarded
-operator stay in FP32; but not where the data never came near zero: there the guard has nothing to do. A factor of 1e-9 makes zeros of products that FP16 could hold.
+operator stay in FP32; but not where the data never came near zero: there the guard has nothing to do. A factor of 1e-9
+makes zeros of products that FP16 could hold.
 """
 
 from __future__ import annotations

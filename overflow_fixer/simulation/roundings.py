@@ -74,7 +74,7 @@ class Roundings:
         return onnx.numpy_helper.from_array(round_to_fp16(value).astype(np.float32), view)
 
 
-def computes_floats(graph: Graph, node: Node) -> bool:
+def computes_plainly(graph: Graph, node: Node) -> bool:
     """Whether the node computes, once and for all, from plain tensors."""
     is_plain = all(name in graph.dtypes for name in (*node.reads, *node.writes))
     return is_plain and node.op_type not in _NOT_COMPUTED and not any(True for _ in bodies(node.proto))

@@ -64,7 +64,7 @@ class Bench:
 
     Each trial is built in a folder of its own under the output folder; `ship` moves the one that was
     chosen to its place, so that what ships is the very file that was measured. A trial that an earlier run finished
-    before it was killed is taken as it is: see finished_trials.
+    before it was killed is taken as it is: see trials.finished.
     """
 
     config: FixConfig
