@@ -30,9 +30,7 @@ from overflow_fixer.trials.bench import make_settings
 @options.build_options
 @options.export_options
 @options.common_options
-def build_command(
-    plan_path: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
-) -> None:
+def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: bool, **flags: Any) -> None:
     """Build MODEL with the nodes of a plan in FP32. Nothing is verified: see `fix-fp16 verify`."""
     has_data = flags.get("calib") is not None
     config = options.settings(**{**flags, "calib": flags.get("calib") or "random"})

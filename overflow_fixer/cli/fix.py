@@ -28,6 +28,7 @@ from overflow_fixer.reports import closing_table, render_json
     help="Make LayerNorms that are written out LayerNormalization nodes first.",
 )
 @options.calibration_options
+@options.scan_options
 @options.plan_options
 @options.build_options
 @options.compare_option
@@ -35,6 +36,7 @@ from overflow_fixer.reports import closing_table, render_json
 @options.verify_options
 @options.repair_options
 @options.common_options
+@options.verbose_option
 def fix_command(fresh: bool, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any) -> int:
     """Scan, plan, build, verify and repair MODEL: the main job.
 

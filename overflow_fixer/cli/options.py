@@ -102,16 +102,31 @@ def common_options(function: F) -> F:
             help="A library of custom operators for ONNX Runtime.",
         ),
         click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
-        click.option("-v", "--verbose", is_flag=True, help="Say more, of a fix and of a plan."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),
         click.option("--debug", is_flag=True, help="Show the traceback of an error."),
     ]
     return _apply(options, function)
 
 
+def verbose_option(function: F) -> F:
+    return click.option("-v", "--verbose", is_flag=True, help="Say more.")(function)
+
+
 def calibration_options(function: F) -> F:
+    """The data, and how they are read."""
     options = [
         click.option("--calib", type=str, help='Calibration data: a folder or file, or "random".'),
+        click.option("--allow-nonfinite", is_flag=True, default=None, help="Accept NaN and Inf in the data."),
+        click.option("--batch-size", type=int, help="Samples a batch, where a sample axis is cut."),
+        click.option("--max-batches", type=int, help="Batches used, from the first."),
+        click.option("--seed", type=int, help="Seed of --calib random."),
+    ]
+    return _apply(options, function)
+
+
+def scan_options(function: F) -> F:
+    """How the model runs on them, where it is observed."""
+    options = [
         click.option(
             "--observe",
             type=click.Choice(["reductions", "outputs", "optimized"]),
@@ -126,10 +141,6 @@ def calibration_options(function: F) -> F:
         click.option(
             "--provider", type=click.Choice(["cpu", "cuda", "tensorrt"]), help="What runs the scan [cpu]."
         ),
-        click.option("--allow-nonfinite", is_flag=True, default=None, help="Accept NaN and Inf in the data."),
-        click.option("--batch-size", type=int, help="Samples a batch, where a sample axis is cut."),
-        click.option("--max-batches", type=int, help="Batches used, from the first."),
-        click.option("--seed", type=int, help="Seed of --calib random."),
     ]
     return _apply(options, function)
 

@@ -27,6 +27,7 @@ from overflow_fixer.reports.wording import say_foreign, say_unobserved
 @click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
 @options.plan_options
 @options.common_options
+@options.verbose_option
 def plan_command(
     ranges: Path | None, quiet: bool, verbose: bool, as_json: bool, debug: bool, **flags: Any
 ) -> None:

@@ -29,13 +29,13 @@ _FILES = click.Path(path_type=Path)
 @click.option("--merge", is_flag=True, help="Join finished scans of parts of the data into OUT/ranges.h5.")
 @click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")
 @options.calibration_options
+@options.scan_options
 @options.common_options
 def scan_command(
     paths: tuple[Path, ...],
     merge: bool,
     fresh: bool,
     quiet: bool,
-    verbose: bool,
     as_json: bool,
     debug: bool,
     **flags: Any,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,6 @@ def verify_command(
     artifact: Path | None,
     ranges: Path | None,
     quiet: bool,
-    verbose: bool,
     as_json: bool,
     debug: bool,
     **flags: Any,
@@ -68,10 +67,8 @@ def verify_command(
     Takes ranges.h5, plan.json and the model in OUT, and writes report.json and report.html there. With
     --artifact, only compares that file and writes nothing.
     """
-    if artifact is not None and ranges is not None:
-        raise click.UsageError(
-            "--artifact was given with --ranges. Expected one of them: an artifact has no plan."
-        )
+    if artifact is not None:
+        _refuse_beside({"ranges": ranges, **flags})
     config = options.settings(**flags)
     with name_fused(config, quiet), show_progress(quiet or as_json) as progress:
         if artifact is not None:
@@ -86,6 +83,16 @@ def verify_command(
     elif not quiet:
         show(closing_table(report))
     return EXIT_FIXED if found.passed else EXIT_NOT_VERIFIED
+
+
+def _refuse_beside(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for what nothing reads where an artifact is given."""
+    given = next((name for name in ("ranges", "backend", "compare") if flags[name] is not None), None)
+    if given is not None:
+        raise click.UsageError(
+            f"--artifact was given with --{given}. Expected one of them: an artifact has no plan, its name tells its "
+            "backend, and it is compared with FP32 alone."
+        )
 
 
 def _verify_foreign(

@@ -52,3 +52,30 @@ def test_a_file_is_never_taken_for_a_mistyped_verb(
         assert "No calibration data was named" in refuse(name)
     Path("skan").touch()
     assert "No calibration data was named" in refuse("skan")
+
+
+@pytest.mark.parametrize(
+    ("flag", "verbs"),
+    [
+        (("--observe", "outputs"), ("plan", "build", "verify", "report")),
+        (("--fast",), ("plan", "build", "verify", "report")),
+        (("--provider", "cuda"), ("plan", "build", "verify", "report")),
+        (("--verbose",), ("scan", "build", "verify", "report")),
+        (("-v",), ("scan", "build", "verify", "report")),
+    ],
+)
+def test_a_flag_that_a_verb_does_not_read_is_refused(
+    refuse: Refuse, flag: tuple[str, ...], verbs: tuple[str, ...]
+) -> None:
+    for verb in verbs:
+        told = refuse(verb, "m.onnx", *flag)
+        assert "No such option" in told
+        assert flag[0] in told
+
+
+@pytest.mark.parametrize(
+    "flag", [("--ranges", "ranges.h5"), ("--backend", "onnx"), ("--compare",), ("--no-compare",)]
+)
+def test_what_nothing_reads_beside_an_artifact_is_refused(refuse: Refuse, flag: tuple[str, ...]) -> None:
+    told = refuse("verify", "m.onnx", "--calib", "random", "--artifact", "typed.onnx", *flag)
+    assert f"--artifact was given with {flag[0].replace('no-', '')}. Expected one of them" in told
