@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from overflow_fixer.records import (
-    Clamp,
     Engine,
-    Finding,
     FixReport,
     FusedModel,
     GainedClass,
@@ -21,21 +19,17 @@ from overflow_fixer.records import (
     HiddenClass,
     HiddenSlice,
     HiddenVariation,
-    Kept,
     Latency,
-    Pin,
-    PinOutcome,
     Price,
     Range,
     RangeTable,
-    RepairRound,
     Share,
     TensorError,
     Tolerance,
     Verification,
 )
 from overflow_fixer.reports.confidence_wording import say_confidence
-from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
+from overflow_fixer.reports.numbers_json import JsonNumber, encode_number, encode_record
 from overflow_fixer.reports.verdict import (
     is_proved,
     judge,
@@ -93,7 +87,7 @@ def build_document(report: FixReport) -> Document:
         "ranges": _describe_ranges(report),
         "plan": _describe_plan(report),
         "confidence": _describe_confidence(report),
-        "kept_in_fp32": [_describe_kept(kept) for kept in report.artifact.kept],
+        "kept_in_fp32": [encode_record(kept) for kept in report.artifact.kept],
         "share": _describe_share(report.share),
         "price": None if report.price is None else _describe_price(report.price),
         "verification": {
@@ -103,7 +97,7 @@ def build_document(report: FixReport) -> Document:
             "fixed": _describe_verification(report.fixed),
             "fp32_engine": _describe_verification(report.fp32_engine),
         },
-        "repair_rounds": [_describe_round(found) for found in report.rounds],
+        "repair_rounds": [encode_record(found) for found in report.rounds],
         "files": [_describe_file(path) for path in report.files],
         "durations_seconds": _encode_all(report.durations_seconds),
     }
@@ -116,38 +110,6 @@ def _describe_fused(fused: FusedModel) -> Document:
         "outputs": list(fused.fused),
         "left": [{"output": output, "reason": reason} for output, reason in fused.left.items()],
         "max_relative_error": encode_number(fused.max_relative_error),
-    }
-
-
-def describe_pin(pin: Pin) -> Document:
-    return {
-        "node": pin.node,
-        "op_type": pin.op_type,
-        "outputs": list(pin.outputs),
-        "findings": [describe_finding(finding) for finding in pin.findings],
-    }
-
-
-def describe_finding(finding: Finding) -> Document:
-    return {
-        "rule": finding.rule,
-        "node": finding.node,
-        "tensor": finding.tensor,
-        "value": encode_number(finding.value),
-        "limit": encode_number(finding.limit),
-        "reason": finding.reason,
-        "batch": finding.batch,
-        "action": finding.action,
-        "severity": finding.severity,
-    }
-
-
-def describe_clamp(clamp: Clamp) -> Document:
-    return {
-        "tensor": clamp.tensor,
-        "magnitude": encode_number(clamp.magnitude),
-        "reason": clamp.reason,
-        "covers": list(clamp.covers),
     }
 
 
@@ -176,17 +138,13 @@ def _describe_engine(engine: Engine) -> Document:
         "reformat_layers": int(engine.reformat_layers),
         "opaque_layers": int(engine.opaque_layers),
         "fp32_layer_share": _divide(engine.fp32_layers, engine.layers),
-        "pins": [_describe_outcome(outcome) for outcome in engine.pins],
-        "skipped": [_describe_kept(kept) for kept in engine.skipped],
-        "dropped": [_describe_kept(kept) for kept in engine.dropped],
+        "pins": [encode_record(outcome) for outcome in engine.pins],
+        "skipped": [encode_record(kept) for kept in engine.skipped],
+        "dropped": [encode_record(kept) for kept in engine.dropped],
         "builds": int(engine.builds),
         "build_seconds": encode_number(engine.build_seconds),
         "warnings": list(engine.warnings),
     }
-
-
-def _describe_outcome(outcome: PinOutcome) -> Document:
-    return {"node": outcome.node, "state": outcome.state, "layers": list(outcome.layers)}
 
 
 def _describe_calibration(ranges: RangeTable) -> Document:
@@ -224,7 +182,7 @@ def _describe_ranges(report: FixReport) -> Document:
         "threshold": encode_number(report.plan.threshold),
         "tensor_count": len(ranges.ranges),
         "over_threshold": [
-            {**_describe_range(found), "batch": _batch_of(report, found)}
+            {**_describe_range(found), "batch": report.ranges.worst_batch_of(found)}
             for found in select_over_threshold(report)
         ],
         "not_observed": [
@@ -247,17 +205,13 @@ def _describe_range(found: Range) -> Document:
     }
 
 
-def _batch_of(report: FixReport, found: Range) -> str | None:
-    return report.ranges.batch_names[found.worst_batch] if found.worst_batch >= 0 else None
-
-
 def _describe_plan(report: FixReport) -> Document:
     return {
         "file": _find_file(report, "plan.json"),
         "initial_pin_count": int(report.initial_pins),
-        "pins": [describe_pin(pin) for pin in report.plan.pins],
-        "clamps": [describe_clamp(clamp) for clamp in report.plan.clamps],
-        "considered": [describe_finding(finding) for finding in report.plan.considered],
+        "pins": [encode_record(pin) for pin in report.plan.pins],
+        "clamps": [encode_record(clamp) for clamp in report.plan.clamps],
+        "considered": [encode_record(finding) for finding in report.plan.considered],
     }
 
 
@@ -281,10 +235,6 @@ def _describe_growth(report: FixReport, growth: Growth) -> Document:
         "is_at_risk": growth in report.confidence.at_risk,
         "batch": report.ranges.batch_names[growth.worst_batch] if growth.worst_batch >= 0 else None,
     }
-
-
-def _describe_kept(kept: Kept) -> Document:
-    return {"node": kept.node, "op_type": kept.op_type, "reason": kept.reason, "kept_for": kept.kept_for}
 
 
 def _describe_share(share: Share) -> Document:
@@ -342,7 +292,7 @@ def _describe_verification(verification: Verification | None) -> Document | None
         "hidden": [_describe_hidden(found) for found in verification.hidden],
         "hidden_variations": [_describe_variation(found) for found in verification.hidden_variations],
         "hidden_classes": [_describe_class(found) for found in verification.hidden_classes],
-        "gained_classes": [_describe_gained(found) for found in verification.gained_classes],
+        "gained_classes": [_describe_class(found) for found in verification.gained_classes],
     }
 
 
@@ -355,26 +305,6 @@ def _describe_hidden(found: HiddenSlice) -> Document:
         "snr_db": encode_number(found.snr_db),
         "rms": encode_number(found.rms),
         "output_rms": encode_number(found.output_rms),
-    }
-
-
-def _describe_class(found: HiddenClass) -> Document:
-    return {
-        "output": found.tensor,
-        "value": int(found.value),
-        "count": int(found.count),
-        "elements": int(found.elements),
-        "equal": int(found.equal),
-    }
-
-
-def _describe_gained(found: GainedClass) -> Document:
-    return {
-        "output": found.tensor,
-        "value": int(found.value),
-        "count": int(found.count),
-        "elements": int(found.elements),
-        "found": int(found.found),
     }
 
 
@@ -391,6 +321,11 @@ def _describe_variation(found: HiddenVariation) -> Document:
     }
 
 
+def _describe_class(found: HiddenClass | GainedClass) -> Document:
+    described = encode_record(found)
+    return {"output": described.pop("tensor"), **described}
+
+
 def _describe_error(error: TensorError) -> Document:
     return {
         "tensor": error.tensor,
@@ -401,19 +336,6 @@ def _describe_error(error: TensorError) -> Document:
         "worst_batch": error.worst_batch,
         "quiet_batch": error.quiet_batch,
         "failure": error.failure,
-    }
-
-
-def _describe_round(found: RepairRound) -> Document:
-    return {
-        "index": int(found.index),
-        "action": found.action,
-        "added": list(found.added),
-        "threshold": encode_number(found.threshold),
-        "passed": found.passed,
-        "worst_snr_db": encode_number(found.worst_snr_db),
-        "mismatched": int(found.mismatched),
-        "kept": found.kept,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
 JsonNumber: TypeAlias = "float | str"
@@ -36,6 +37,20 @@ def decode_number(value: JsonNumber) -> float:
     if value not in _NON_FINITE:
         raise ValueError(f"{value!r} is not a number")
     return _NON_FINITE[value]
+
+
+def encode_record(record: Any) -> dict[str, Any]:
+    """A dataclass's fields by name, in its order: records in it likewise, tuples as lists, floats as encode_number does."""
+    return {one.name: _encode(getattr(record, one.name), one.type) for one in fields(record)}
+
+
+def _encode(value: Any, kind: Any) -> Any:
+    """Of a field that is annotated so: numpy's numbers, too, as JSON's."""
+    if kind in ("float", "int"):
+        return encode_number(value) if kind == "float" else int(value)
+    if isinstance(value, tuple):
+        return [encode_record(one) if is_dataclass(one) else one for one in value]
+    return value
 
 
 def dump_json(document: Any) -> str:

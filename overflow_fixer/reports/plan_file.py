@@ -9,8 +9,13 @@ from overflow_fixer import __version__
 from overflow_fixer.errors import PlanError
 from overflow_fixer.files import write_text
 from overflow_fixer.records import Clamp, Finding, Pin, PrecisionPlan
-from overflow_fixer.reports.document import describe_clamp, describe_finding, describe_pin
-from overflow_fixer.reports.numbers_json import decode_number, dump_json, encode_number, parse_json
+from overflow_fixer.reports.numbers_json import (
+    decode_number,
+    dump_json,
+    encode_number,
+    encode_record,
+    parse_json,
+)
 from overflow_fixer.reports.schemas import read_checked
 
 PLAN_SCHEMA = "plan.schema.json"
@@ -24,9 +29,9 @@ def save_plan(plan: PrecisionPlan, path: Path) -> None:
         "tool_version": __version__,
         "model_sha256": plan.model_sha256,
         "threshold": encode_number(plan.threshold),
-        "pins": [describe_pin(pin) for pin in plan.pins],
-        "clamps": [describe_clamp(clamp) for clamp in plan.clamps],
-        "considered": [describe_finding(finding) for finding in plan.considered],
+        "pins": [encode_record(pin) for pin in plan.pins],
+        "clamps": [encode_record(clamp) for clamp in plan.clamps],
+        "considered": [encode_record(finding) for finding in plan.considered],
     }
     write_text(path, dump_json(document))
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overflow_fixer.reports.numbers_json import decode_number, dump_json, encode_number, parse_json
+from overflow_fixer.records import Finding, HiddenClass, Pin
+from overflow_fixer.reports.numbers_json import (
+    decode_number,
+    dump_json,
+    encode_number,
+    encode_record,
+    parse_json,
+)
 
 
 def _bits(value: float) -> bytes:
@@ -62,3 +69,32 @@ def test_a_file_name_that_is_not_utf8_survives() -> None:
     text = dump_json([name, "模型"])
     assert json.loads(text.encode("utf-8")) == [name, "模型"]
     assert "模型" in text
+
+
+def test_a_record_is_its_fields_in_their_order_with_the_records_in_it() -> None:
+    finding = Finding("threshold", "n", "t", float(np.float32(2.5)), math.nan, "large", None, "pin", "low")
+    described = encode_record(Pin("n", "Add", ("a", "b"), (finding,)))
+    assert list(described) == ["node", "op_type", "outputs", "findings"]
+    assert described["outputs"] == ["a", "b"]
+    assert described["findings"] == [
+        {
+            "rule": "threshold",
+            "node": "n",
+            "tensor": "t",
+            "value": 2.5,
+            "limit": "NaN",
+            "reason": "large",
+            "batch": None,
+            "action": "pin",
+            "severity": "low",
+        }
+    ]
+
+
+def test_numpy_s_numbers_in_a_record_are_json_s() -> None:
+    counts = np.arange(4, dtype=np.int64)
+    finding = Finding("threshold", "n", "t", np.float32(1.5), 1, "large")  # type: ignore[arg-type]
+    text = dump_json([encode_record(HiddenClass("y", *counts)), encode_record(finding)])
+    hidden, found = parse_json(text)
+    assert hidden == {"tensor": "y", "value": 0, "count": 1, "elements": 2, "equal": 3}
+    assert (found["value"], found["limit"]) == (1.5, 1.0)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from report_factories import make_finding, make_pin
 
 from overflow_fixer.records import Pin
-from overflow_fixer.reports.document import describe_pin
+from overflow_fixer.reports.numbers_json import encode_record
 from overflow_fixer.reports.pin_groups import group_pins
 
 
 def _entries(*pins: Pin) -> list[dict[str, Any]]:
-    return [describe_pin(pin) for pin in pins]
+    return [encode_record(pin) for pin in pins]
 
 
 def test_pins_of_one_tensor_and_rule_are_one_group() -> None:
