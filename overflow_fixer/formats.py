@@ -6,7 +6,7 @@ Source of the limits: IEEE 754-2019 table 3.5, binary16 (p = 11, emax = 15).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,18 @@ def round_to_fp16(values: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return np.asarray(values).astype(np.float16)
+
+
+@overload
+def step_at(magnitudes: float) -> float: ...
+@overload
+def step_at(magnitudes: npt.NDArray[Any]) -> npt.NDArray[np.float64]: ...
+def step_at(magnitudes: float | npt.NDArray[Any]) -> float | npt.NDArray[np.float64]:
+    """The distance of FP16's numbers at each magnitude, were there no largest and no smallest: 1 from 1024 up to 2048.
+
+    magnitudes: any shape, not below 0. Returns float64 of the same shape.
+    """
+    return np.ldexp(2.0**-11, np.frexp(magnitudes)[1])
 
 
 def headroom_bits(max_abs: float) -> float:

@@ -110,6 +110,11 @@ class Range:
         """log2(65504 / max_abs), in bits."""
         return headroom_bits(self.max_abs)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether no NaN and no infinity was seen."""
+        return self.nan_count + self.inf_count == 0
+
 
 @dataclass(frozen=True)
 class InnerRange:
@@ -176,11 +181,6 @@ class RangeTable:
 
     def get(self, tensor: str) -> Range | None:
         return self.by_tensor.get(tensor)
-
-    def worst_batch_name(self, tensor: str) -> str | None:
-        """The name of the batch that holds the tensor's max_abs; None when there is none."""
-        found = self.get(tensor)
-        return None if found is None else self.worst_batch_of(found)
 
     def worst_batch_of(self, seen: Range) -> str | None:
         """The name of the batch that holds the max_abs of one of the table's ranges; None when there is none."""

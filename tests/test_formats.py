@@ -38,3 +38,14 @@ def test_rounding_keeps_nan_and_signs(value: float) -> None:
 )
 def test_headroom(max_abs: float, bits: float) -> None:
     assert formats.headroom_bits(max_abs) == bits
+
+
+@given(st.lists(st.floats(2.0**-14, 32768, width=16)))
+def test_steps_are_those_of_numpy(values: list[float]) -> None:
+    steps = [float(np.spacing(np.float16(value))) for value in values]
+    assert formats.step_at(np.array(values)).tolist() == steps
+    assert [formats.step_at(value) for value in values] == steps
+
+
+def test_steps_go_on_where_fp16_ends() -> None:
+    assert formats.step_at(np.array([2.0**-24, 2.0**16])).tolist() == [2.0**-34, 64]

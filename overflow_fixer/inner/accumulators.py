@@ -196,7 +196,7 @@ def count_terms(product: Product, shapes: Shapes) -> float:
         return _multiply(right[1:]) if right else math.nan
     if node.op_type == "ConvTranspose":
         return _multiply((right[0], *right[2:])) / count_groups(node) if right else math.nan
-    is_transposed = node.op_type == "Gemm" and _is_set(node, "transA")
+    is_transposed = node.op_type == "Gemm" and bool(node.value_of("transA", 0))
     from_left = left[0 if is_transposed else -1] if left else None
     from_right = _inner_dim(node, right) if right else None
     length = next((dim for dim in (from_left, from_right) if isinstance(dim, int)), None)
@@ -232,18 +232,13 @@ def count_groups(node: Node) -> int:
 
 
 def _inner_dim(node: Node, right: Sequence[Dim]) -> Dim:
-    if node.op_type == "Gemm" and _is_set(node, "transB"):
+    if node.op_type == "Gemm" and bool(node.value_of("transB", 0)):
         return right[1]
     return right[-2] if len(right) > 1 else right[0]
 
 
 def _multiply(dims: Sequence[Dim]) -> float:
     return math.prod(float(dim) if isinstance(dim, int) else math.nan for dim in dims)
-
-
-def _is_set(node: Node, name: str) -> bool:
-    found = node.attribute(name)
-    return found is not None and bool(found.i)
 
 
 def sums_first_axis(node: Node, rank: int, is_right: bool) -> bool:
@@ -297,5 +292,5 @@ def _add_up_channels(node: Node, weights: Array, is_right: bool) -> tuple[Array,
 
 def _sums_rows(node: Node, is_right: bool) -> bool:
     """Whether a factor of a MatMul or Gemm is summed along its last but one axis, and not along its last."""
-    is_transposed = node.op_type == "Gemm" and _is_set(node, "transB" if is_right else "transA")
+    is_transposed = node.op_type == "Gemm" and bool(node.value_of("transB" if is_right else "transA", 0))
     return is_right != is_transposed

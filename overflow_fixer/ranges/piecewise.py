@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import Product, sums_first_axis
+from overflow_fixer.inner.accumulators import Product, summed_axis, sums_first_axis
 from overflow_fixer.model_file.weights import PIECE_BYTES
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.product_sessions import ProductSessions
@@ -56,9 +56,10 @@ class PiecewiseSum:
     def _add_up(self, batch: Batch, values: Values) -> Iterator[Array]:
         """The sums, to which each piece adds a part."""
         other, bias = values[self._other], values[self._bias] if self._bias else None
+        axis = summed_axis(self._node, is_right=self._place == 0)
         start, found = 0, np.zeros(0)
         for piece in self._cut(batch, other):
-            part = np.take(other, range(start, start + len(piece)), self._summed_axis)
+            part = np.take(other, range(start, start + len(piece)), axis)
             sums = self._run(batch, piece, part, bias)
             found = np.add(found, sums, out=found) if start else sums.astype(np.float64)
             bias = None if bias is None else np.zeros_like(bias)  # it is added once
@@ -91,13 +92,6 @@ class PiecewiseSum:
         if bias.ndim < -axis or bias.shape[axis] == 1:
             return bias
         return np.take(bias, range(start, stop), axis)
-
-    @property
-    def _summed_axis(self) -> int:
-        """The axis of the other factor that is summed together with the first of the constant."""
-        transposed = self._node.attribute("transB" if self._place == 0 else "transA")
-        is_transposed = transposed is not None and bool(transposed.i)
-        return -1 if is_transposed == (self._place == 0) else -2
 
 
 def find_large_factor(

@@ -43,4 +43,4 @@ def find_large_accumulators(
 
 def _is_finite(ranges: RangeTable, tensor: str) -> bool:
     seen = ranges.get(tensor)
-    return seen is None or (not seen.nan_count and not seen.inf_count)
+    return seen is None or seen.is_finite

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
+from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import find_cancellation
-from overflow_fixer.rules.places import step_at
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_sources import (
     Part,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import onnx
 
@@ -64,3 +65,9 @@ class Folder:
                 found[node.label] = node
                 pending.extend(node.reads)
         return sorted(found.values(), key=lambda node: node.index)
+
+
+@lru_cache(maxsize=1)
+def find_folder(graph: Graph) -> Folder:
+    """The one of the graph, for all rules."""
+    return Folder(graph)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
@@ -16,7 +17,6 @@ from overflow_fixer.rules.chosen_differences import FP32_NOISE, is_distance, kee
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_given
-from overflow_fixer.rules.places import step_at
 from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, find_lost_terms, is_finite
 
 

@@ -31,7 +31,7 @@ def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str
 def _are_plain(node: Node, graph: Graph, ranges: RangeTable, found: set[str]) -> bool:
     """Whether no other float that it reads has a NaN or an infinity of its own."""
     others = [ranges.get(name) for name in _floats(node, graph) if name not in found]
-    return all(seen is not None and not seen.nan_count + seen.inf_count for seen in others)
+    return all(seen is not None and seen.is_finite for seen in others)
 
 
 def _floats(node: Node, graph: Graph) -> Iterator[str]:

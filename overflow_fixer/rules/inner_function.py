@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from onnx import TensorProto
 
@@ -18,7 +17,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
-from overflow_fixer.rules.folding import Folder
+from overflow_fixer.rules.folding import find_folder
 
 
 @dataclass(frozen=True)
@@ -142,17 +141,12 @@ def _inverse_power(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunct
 
     A bound where the elements have different exponents, of which the least may not be that of the largest element.
     """
-    exponents = _fold(graph).value(node.inputs[1])
+    exponents = find_folder(graph).value(node.inputs[1])
     if exponents is not None and exponents.size and exponents.min() < 0:
         power = -float(exponents.min())
         is_bound = bool((exponents != exponents.min()).any())
         text = f"{'a bound of ' if is_bound else ''}|x|^{power:g}, of which it is one over,"
         yield InnerFunction(seen, _power(seen.max_abs, power), text, is_bound)
-
-
-@lru_cache(maxsize=1)
-def _fold(graph: Graph) -> Folder:
-    return Folder(graph)
 
 
 def _window_sum(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import TypeVar
 
-from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
@@ -20,7 +20,7 @@ from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
 from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.given_distances import Given, find_given_distances
-from overflow_fixer.rules.places import is_far, step_at, trace_back
+from overflow_fixer.rules.places import is_far, trace_back
 from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 

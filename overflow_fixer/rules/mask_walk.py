@@ -14,7 +14,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.constant_range import carriers
-from overflow_fixer.rules.folding import Folder
+from overflow_fixer.rules.folding import find_folder
 from overflow_fixer.rules.semantics import moves
 
 SCORE_LIMIT = 10000.0
@@ -86,7 +86,7 @@ class MaskWalk:
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._folder = Folder(self.graph)
+        self._folder = find_folder(self.graph)
         self._made: dict[str, float] = {}
         self._carriers = carriers(self.graph, self.ranges)
 

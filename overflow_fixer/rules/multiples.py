@@ -19,7 +19,7 @@ from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
 from overflow_fixer.graph.model import FLOAT_TYPES, Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Range, RangeTable
-from overflow_fixer.rules.folding import Folder
+from overflow_fixer.rules.folding import find_folder
 from overflow_fixer.rules.semantics import moves
 
 EXACT_STEPS = 2048.0
@@ -60,7 +60,7 @@ class Multiples:
     guesses: bool = True
 
     def __post_init__(self) -> None:
-        self._folder = Folder(self.graph)
+        self._folder = find_folder(self.graph)
         self._fed = {spec.name for spec in self.graph.inputs}
         for name in self._fed:
             self._note(

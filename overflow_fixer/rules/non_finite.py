@@ -27,7 +27,7 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
     lost = find_lost_in_own_fp16(graph, ranges)
     for tensor, verb in touched(node).items():
         seen = ranges.get(tensor)
-        if seen is None or seen.nan_count + seen.inf_count == 0:
+        if seen is None or seen.is_finite:
             continue
         if only_bounds(graph, node, seen, FP16_MAX):
             continue
@@ -44,7 +44,7 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
                 f"{reason}; a constant brings them, FP16 holds them, and the node makes nothing new",
             )
         is_seen = seen.inf_count and tensor not in graph.constants
-        batch = ranges.worst_batch_name(tensor) if is_seen else None
+        batch = ranges.worst_batch_of(seen) if is_seen else None
         yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, reason, batch, action)
 
 

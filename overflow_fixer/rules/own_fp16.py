@@ -33,4 +33,4 @@ def find_lost_in_own_fp16(graph: Graph, ranges: RangeTable) -> Mapping[str, str]
 
 def _is_broken(ranges: RangeTable, tensor: str) -> bool:
     seen = ranges.get(tensor)
-    return seen is not None and seen.nan_count + seen.inf_count > 0
+    return seen is not None and not seen.is_finite

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
+from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.semantics import moves
 
 LARGEST_COORDINATE = 1024.0
@@ -46,11 +46,6 @@ def _is_coarse(graph: Graph, ranges: RangeTable, tensor: str, scale: float) -> b
     if seen is None or seen.nan_count or graph.dtypes.get(tensor) != TensorProto.FLOAT:
         return False
     return LARGEST_COORDINATE < seen.max_abs * scale < math.inf
-
-
-def step_at(value: float) -> float:
-    """The distance of FP16's numbers at a value, were there no largest: 1 from 1024 up to 2048."""
-    return math.ldexp(1 / EXACT_STEPS, math.frexp(value)[1])
 
 
 def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:

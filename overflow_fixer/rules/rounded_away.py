@@ -15,9 +15,11 @@ import numpy as np
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Range, RangeTable
 from overflow_fixer.rules.near_zero import NO_SMALLER
 from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.small_sources import least_exponent
 
 _HALF_STEP = 2.0**-11
 """By which share of itself FP16 may round a number."""
@@ -74,7 +76,7 @@ class _Found:
         if op == "Div":
             return self._scale(node.inputs[0], written)
         if op == "Pow":
-            return self._scale(node.inputs[0], written, self._exponent(node))
+            return self._scale(node.inputs[0], written, least_exponent(self.graph, node))
         if op == "Sqrt":
             return self._scale(node.inputs[0], written, 0.5)
         if op in _SUMS:
@@ -145,19 +147,12 @@ class _Found:
             return 0.0
         return math.inf if away >= read.max_abs else math.pow(away / read.max_abs, power) * written.max_abs
 
-    def _exponent(self, node: Node) -> float:
-        """The least of a constant's elements; 0 where it is not constant."""
-        value = self.graph.read_constant(node.inputs[1])
-        return 0.0 if value is None or not value.size else float(value.min())
-
     @staticmethod
     def _summed_axes(node: Node, slot: int, rank: int) -> tuple[int, ...]:
         """Those of a constant factor along which its products are added up."""
         if node.standard_op == "Conv":
             return tuple(range(1, rank))
-        turned = node.attribute("transB" if slot else "transA")
-        is_last = (slot == 0) != (turned is not None and bool(turned.i))
-        return (-1,) if is_last or rank == 1 else (-2,)
+        return (-1,) if rank == 1 else (summed_axis(node, is_right=bool(slot)),)
 
     def _has_bias(self, node: Node) -> bool:
         if node.standard_op not in ("Gemm", "Conv") or len(node.inputs) < 3 or not node.inputs[2]:

@@ -23,8 +23,7 @@ def is_pinnable(graph: Graph, node: Node) -> bool:
 
 def protection_of(node: Node, policy: PlanPolicy) -> str | None:
     """Why the backend computes the node in FP32 inside by itself; None where it does not, or `stash_type` says otherwise."""
-    stash = node.attribute("stash_type")
-    in_fp32 = stash is None or stash.i == TensorProto.FLOAT
+    in_fp32 = node.value_of("stash_type", TensorProto.FLOAT) == TensorProto.FLOAT
     return policy.protected.get(node.op_type) if in_fp32 and node.is_standard else None
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.multiples import EXACT_STEPS, find_multiples
+from overflow_fixer.records import Array, RangeTable
+from overflow_fixer.rules.multiples import find_multiples
 
 DIFFERENCES = frozenset("Sub Add Sum".split())
 FEWEST_STEPS = 64
@@ -53,8 +54,8 @@ def find_small(
         return
     shown = chosen or node.outputs[0]
     left = read_maxima(ranges, shown)
-    largest = np.fmax.reduce([read_maxima(ranges, name) for name in node.inputs])
-    limits = steps * np.ldexp(1 / EXACT_STEPS, np.frexp(largest)[1])  # as places.step_at
+    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in node.inputs])
+    limits = steps * step_at(largest)
     small = np.flatnonzero((left > 0) & (left < limits))
     for batch in sorted(small.tolist(), key=lambda index: left[index] / limits[index]):
         yield SmallDifference(

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.semantics import moves
 
@@ -140,8 +141,7 @@ def _sum_up(graph: Graph, node: Node, slot: int) -> Array:
     proto = graph.constants.get(node.inputs[slot])
     if proto is None or not proto.dims or math.prod(proto.dims) > _MOST_ELEMENTS:
         return np.empty(0)
-    is_turned = bool(node.value_of("transB" if slot else "transA", 0))
-    axis = -1 if len(proto.dims) == 1 or (slot == 0) != is_turned else -2
+    axis = -1 if len(proto.dims) == 1 else summed_axis(node, is_right=bool(slot))
     value = graph.read_constant(node.inputs[slot])
     return np.empty(0) if value is None else value.astype(np.float64).sum(axis) * node.value_of("alpha", 1.0)
 
@@ -164,6 +164,12 @@ def is_square(graph: Graph, node: Node) -> bool:
     if node.standard_op == "Mul":
         return node.inputs[0] == node.inputs[1]
     return read_exponent(graph, node) == 2
+
+
+def least_exponent(graph: Graph, node: Node) -> float:
+    """The least of Pow's exponents, NaN where they are not constant."""
+    value = graph.read_constant(node.inputs[1])
+    return math.nan if value is None or not value.size else float(value.min())
 
 
 def read_exponent(graph: Graph, node: Node) -> float:

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
-from overflow_fixer.rules.multiples import EXACT_STEPS
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import FEWEST_STEPS, find_lost_terms, is_finite
@@ -70,7 +69,7 @@ def _find_worst(mean: Array, factor: Array) -> tuple[float, float, float] | None
     """Mean, factor and step, without signs, of the element whose steps are the largest behind the factor; None where there is none."""
     means, factors = (np.abs(one).ravel() for one in np.broadcast_arrays(mean, factor))
     is_lost = (means > 0) & (means < FP16_OVERFLOW) & np.isfinite(factors)
-    steps = np.ldexp(1 / EXACT_STEPS, np.frexp(means)[1])
+    steps = step_at(means)
     lost = np.where(is_lost, steps, 0.0) * np.where(is_lost, factors, 0.0)
     if not lost.size or not lost.max() > 0:
         return None

@@ -35,5 +35,5 @@ def find_over_threshold(
             f"{verb} {tensor}, whose max |x| of {tell_over(seen.max_abs, policy.threshold)} is over the threshold of "
             f"{policy.threshold:g} ({seen.headroom:.2f} bits of headroom)"
         )
-        batch = ranges.worst_batch_name(tensor) if tensor not in graph.constants else None
+        batch = ranges.worst_batch_of(seen) if tensor not in graph.constants else None
         yield Finding("threshold", node.label, tensor, seen.max_abs, policy.threshold, reason, batch)

@@ -24,6 +24,7 @@ from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.rounded_away import find_rounded_away
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.settling import protection_of
+from overflow_fixer.rules.small_sources import least_exponent
 
 _GUARD_SLOTS = {
     **dict.fromkeys(("Add", "Sum", "Sub", "Max", "Min"), None),
@@ -141,8 +142,7 @@ def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, st
     epsilon = _epsilon(node)
     if node.standard_op not in _NORMALIZATIONS or not 0 < epsilon <= FP16_UNDERFLOW:
         return
-    stash = node.attribute("stash_type")
-    in_fp32 = stash is None or stash.i == TensorProto.FLOAT
+    in_fp32 = node.value_of("stash_type", TensorProto.FLOAT) == TensorProto.FLOAT
     if graph.opset >= _STASH_TYPE_SINCE.get(node.op_type, math.inf) and in_fp32:
         return
     text = f"the epsilon of {node.label} = {epsilon:.3g}"
@@ -168,8 +168,7 @@ def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishi
 
 
 def _epsilon(node: Node) -> float:
-    found = node.attribute("epsilon")
-    return _BUILT_IN_EPSILON.get(node.standard_op, 1e-5) if found is None else float(found.f)
+    return float(node.value_of("epsilon", _BUILT_IN_EPSILON.get(node.standard_op, 1e-5)))
 
 
 def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:
@@ -245,7 +244,7 @@ def _of_a_guard(graph: Graph, ranges: RangeTable, use: _Use, behind: tuple[Node,
     seen = ranges.get(use.node.outputs[0])
     away = find_rounded_away(graph, ranges)
     least = max(FP16_MIN_NORMAL, *(away.get(name, 0.0) for name in use.node.inputs))
-    if seen is None or seen.nan_count or seen.inf_count or not max(seen.min, -seen.max) >= least:
+    if seen is None or not seen.is_finite or not max(seen.min, -seen.max) >= least:
         return _Consequence(text, (*use.movers, use.node, *behind))
     measured = f"below {seen.min:.4g}" if seen.min > 0 else f"above {seen.max:.4g}"
     return _Consequence(f"{text}; but what it guards was never {measured}", (use.node,), "none")
@@ -253,7 +252,7 @@ def _of_a_guard(graph: Graph, ranges: RangeTable, use: _Use, behind: tuple[Node,
 
 def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:
     op = node.standard_op
-    return _SENSITIVE.get(op) == slot and not (op == "Pow" and _exponent(graph, node) >= 1)
+    return _SENSITIVE.get(op) == slot and not (op == "Pow" and least_exponent(graph, node) >= 1)
 
 
 def _path_to_sensitive(graph: Graph, guard: Node, least: float) -> tuple[Node, ...]:
@@ -280,11 +279,5 @@ def _image(graph: Graph, node: Node, slot: int, bound: float) -> float | None:
     if op == "Sqrt" and slot == 0:
         return math.sqrt(bound)
     if op == "Pow" and slot == 0:
-        return bound ** _exponent(graph, node) if _exponent(graph, node) > 0 else None
+        return bound ** least_exponent(graph, node) if least_exponent(graph, node) > 0 else None
     return bound if op in ("Mul", "Abs", "Neg") or moves(node, slot) else None
-
-
-def _exponent(graph: Graph, node: Node) -> float:
-    """Pow's exponent: the least of a constant's elements, NaN where it is not constant."""
-    value = graph.read_constant(node.inputs[1])
-    return math.nan if value is None or not value.size else float(value.min())

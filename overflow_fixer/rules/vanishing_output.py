@@ -157,7 +157,7 @@ def _find_computed(graph: Graph, ranges: RangeTable, tensor: str) -> Range | Non
     seen = ranges.get(tensor)
     if seen is None or tensor in graph.constants or graph.dtypes.get(tensor) != TensorProto.FLOAT:
         return None
-    return None if seen.nan_count or seen.inf_count else seen
+    return seen if seen.is_finite else None
 
 
 def _least(ranges: RangeTable, tensor: str) -> float:

@@ -81,7 +81,7 @@ def test_each_branch_of_if_in_the_batches_that_took_it(tmp_path: Path) -> None:
     assert_body(table, "branch/then_branch/", taken, "h u t")
     assert_body(table, "branch/else_branch/", left, "x e", "two")
     assert table.by_tensor["branch/else_branch/two"].element_count == 3  # constants are present in each batch
-    assert table.worst_batch_name("branch/then_branch/u") == "batch0"
+    assert table.worst_batch_of(table.by_tensor["branch/then_branch/u"]) == "batch0"
     assert dict(table.not_observed) == {}
     main = [seen.tensor for seen in table.ranges[:4]]
     assert main == ["x", "h", "z", "y"]

@@ -89,7 +89,7 @@ def test_a_network_with_every_trouble(tmp_path: Path) -> None:
     table = assert_right(graph, [{"x": x} for x in batches])
     ranges = table.by_tensor
     assert ranges["e"].over_fp16_count > 0
-    assert table.worst_batch_name("e") == "batch1"
+    assert table.worst_batch_of(ranges["e"]) == "batch1"
     assert ranges["l"].nan_count > 0
     assert ranges["d"].inf_count > 0
     assert ranges["mask"].element_count == 9
