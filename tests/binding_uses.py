@@ -74,7 +74,7 @@ OnnxParser.parse_from_file                  always              (model: str)
 OnnxParser.num_errors                       always              read
 OnnxParser.get_error                        always              (index: int)
 OnnxParser.set_flag                         parser_flags        (flag)
-OnnxParser.get_layer_output_tensor          output_tensors      (name: str, i: int)
+OnnxParser.get_layer_output_tensor          axes_inputs         (name: str, i: int)
 OnnxParserFlag.NATIVE_INSTANCENORM          parser_flags        value
 ParserError.desc                            always              ()
 ParserError.node                            always              ()

@@ -77,7 +77,7 @@ class Roundings:
 def computes_plainly(graph: Graph, node: Node) -> bool:
     """Whether the node computes, once and for all, from plain tensors."""
     is_plain = all(name in graph.dtypes for name in (*node.reads, *node.writes))
-    return is_plain and node.op_type not in _NOT_COMPUTED and not any(True for _ in bodies(node.proto))
+    return is_plain and node.op_type not in _NOT_COMPUTED and not bodies(node.proto)
 
 
 def list_floats(graph: Graph, node: Node) -> Iterator[str]:

@@ -25,7 +25,7 @@ from overflow_fixer.zoo.worker import PROGRESS_FILE
 Parcel = Mapping[str, Array | None]
 """Absolute paths with their bytes (uint8); None is a folder."""
 
-_TEXTS = frozenset({".json", ".html", ".txt", ".csv", ".py", ".sh", ".args"})
+_TEXTS = frozenset({".json", ".html", ".txt", ".csv", ".py", ".sh"})
 _RANGES = "ranges.h5"
 TOKEN = ".ray-"
 """How the files begin that tell a node whether it shares the results' folder."""

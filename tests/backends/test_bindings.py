@@ -19,12 +19,12 @@ SOURCES = tuple(sorted(Path(tensorrt.__file__).parent.glob("*.py")))
 
 CAN = {
     "8.6.1": "weak explicit_batch named_io metadata parser_flags optimization_level",
-    "10.0.1": "weak strong named_io metadata progress output_tensors parser_flags optimization_level axes_inputs error_nodes",
-    "10.12.0.36": "weak weak_is_deprecated strong named_io metadata progress output_tensors parser_flags "
+    "10.0.1": "weak strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes",
+    "10.12.0.36": "weak weak_is_deprecated strong named_io metadata progress parser_flags "
     "optimization_level axes_inputs error_nodes",
-    "10.16.1.11": "weak weak_is_deprecated strong named_io metadata progress output_tensors parser_flags "
+    "10.16.1.11": "weak weak_is_deprecated strong named_io metadata progress parser_flags "
     "optimization_level axes_inputs error_nodes",
-    "11.4.0.106": "weak_is_deprecated strong named_io metadata progress output_tensors parser_flags "
+    "11.4.0.106": "weak_is_deprecated strong named_io metadata progress parser_flags "
     "optimization_level axes_inputs error_nodes",
 }
 TYPING = {

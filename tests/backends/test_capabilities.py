@@ -34,16 +34,16 @@ def _delete(trt: Any, name: str) -> None:
         ("8.6", "weak explicit_batch named_io metadata parser_flags optimization_level"),
         (
             "10.0",
-            "weak strong named_io metadata progress output_tensors parser_flags optimization_level axes_inputs error_nodes",
+            "weak strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes",
         ),
         (
             "10.12",
-            "weak weak_is_deprecated strong named_io metadata progress output_tensors parser_flags "
+            "weak weak_is_deprecated strong named_io metadata progress parser_flags "
             "optimization_level axes_inputs error_nodes",
         ),
         (
             "11",
-            "weak_is_deprecated strong named_io metadata progress output_tensors parser_flags optimization_level axes_inputs error_nodes",
+            "weak_is_deprecated strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes",
         ),
     ],
 )
@@ -67,7 +67,6 @@ def test_the_version_is_not_believed() -> None:
         ("IProgressMonitor", "progress"),
         ("ILayer.metadata", "metadata"),
         ("ILayer.precision", "weak"),
-        ("OnnxParser.get_layer_output_tensor", "output_tensors"),
         ("OnnxParser.get_layer_output_tensor", "axes_inputs"),
         ("IBuilderConfig.builder_optimization_level", "optimization_level"),
         ("ParserError.node_operator", "error_nodes"),

@@ -17,7 +17,7 @@ from onnx_graphsurgeon.logger.logger import LoggerSuppress
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.model_file.subgraphs import bodies
+from overflow_fixer.model_file.subgraphs import bodies, own_names
 
 _ORIGIN = "overflow_fixer_origin"
 
@@ -94,8 +94,7 @@ def _wires(node: Node) -> onnx.NodeProto:
 
 def _rename_captured(body: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     """Give the outer tensors that a body reads, at any depth, their new names."""
-    own = {name for node in body.node for name in node.output} | {info.name for info in body.input}
-    own |= {tensor.name for tensor in body.initializer}
+    own = own_names(body)
     visible = {name: new for name, new in renamed.items() if name not in own and name != new}
     if not visible:
         return

@@ -63,7 +63,7 @@ _SCATTERS = ("ScatterElements", "ScatterND")
 
 def reason_to_keep(node: Node, opset: int) -> str | None:
     """Why a node that computes floats cannot run in FP16, or None where it can."""
-    if any(True for _ in bodies(node.proto)):
+    if bodies(node.proto):
         return "control flow stays in FP32 as one node"
     if not node.is_standard or schema_of(node.op_type, opset) is None:
         return f"not a standard ONNX operator (domain {node.domain!r}), so its FP16 support is unknown"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from overflow_fixer.errors import BackendError
-
-Typing = Literal["weak", "strong"]
+from overflow_fixer.records import Typing
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,10 @@ class Capabilities:
 
     weak: layers can be pinned under a precision flag. weak_is_deprecated: pinning warns, and strong
     typing is the default. strong: a network takes its types from the model. metadata: layers name
-    their ONNX node. progress: the builder reports phases. output_tensors: the parser finds a node's
-    tensor. parser_flags: InstanceNormalization can be made native. axes_inputs: the parser does not overlook the axes that
-    reductions have as an input from opset 18 on (before 10, which came with `output_tensors`, ReduceMean and its like
-    reduce over everything there: NVIDIA/TensorRT#3467, and seen with 8.6.0). error_nodes: the parser's errors name their node.
+    their ONNX node. progress: the builder reports phases. parser_flags: InstanceNormalization can be made native.
+    axes_inputs: the parser does not overlook the axes that reductions have as an input from opset 18 on (before 10, which
+    came with OnnxParser.get_layer_output_tensor, ReduceMean and its like reduce over everything there:
+    NVIDIA/TensorRT#3467, and seen with 8.6.0). error_nodes: the parser's errors name their node.
     """
 
     version: str
@@ -36,7 +35,6 @@ class Capabilities:
     named_io: bool
     metadata: bool
     progress: bool
-    output_tensors: bool
     parser_flags: bool
     optimization_level: bool
     axes_inputs: bool
@@ -80,7 +78,6 @@ def probe(trt: Any) -> Capabilities:
         named_io=hasattr(trt.ICudaEngine, "num_io_tensors"),
         metadata=hasattr(trt.ILayer, "metadata"),
         progress=hasattr(trt, "IProgressMonitor"),
-        output_tensors=hasattr(trt.OnnxParser, "get_layer_output_tensor"),
         parser_flags=hasattr(trt, "OnnxParserFlag"),
         optimization_level=hasattr(trt.IBuilderConfig, "builder_optimization_level"),
         axes_inputs=hasattr(trt.OnnxParser, "get_layer_output_tensor"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ def _emit_weak(
     del runner
     engine = _summarize(found, "weak", weak.constraints, layers, built, outcomes)
     engine = _complete(engine, weak)
-    fp32 = _fp32_nodes(graph, weak, layers, outcomes)
+    fp32 = _fp32_nodes(weak, layers, outcomes)
     computing = [node.label for node in graph.nodes if _computes(graph, node.label)]
     artifact = Artifact(
         backend="tensorrt",
@@ -251,20 +252,19 @@ def _summarize(
 
 
 def _complete(engine: Engine, weak: WeakBuild) -> Engine:
-    return Engine(
-        **{
-            **vars(engine),
-            "skipped": weak.pinning.skipped,
-            "dropped": weak.dropped,
-            "warnings": (*weak.notes, *filter(None, [doubt_opset(weak.graph, weak.found)]), *engine.warnings),
-            "builds": weak.builds,
-            "build_seconds": round(weak.seconds, 3),
-        }
+    doubt = filter(None, [doubt_opset(weak.graph, weak.found)])
+    return replace(
+        engine,
+        skipped=weak.pinning.skipped,
+        dropped=weak.dropped,
+        warnings=(*weak.notes, *doubt, *engine.warnings),
+        builds=weak.builds,
+        build_seconds=round(weak.seconds, 3),
     )
 
 
 def _fp32_nodes(
-    graph: Graph, weak: WeakBuild, layers: Sequence[EngineLayer], outcomes: Sequence[PinOutcome]
+    weak: WeakBuild, layers: Sequence[EngineLayer], outcomes: Sequence[PinOutcome]
 ) -> frozenset[str]:
     """Nodes in FP32: those that the engine shows so, and of those that it does not show the pinned ones."""
     refused = {outcome.node for outcome in outcomes if outcome.state == "not honoured"}

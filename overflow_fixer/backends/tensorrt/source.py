@@ -86,7 +86,7 @@ def read_axes(graph: Graph) -> dict[str, list[int]]:
 
 
 def _is_noop(node: Node, axes: Array) -> bool:
-    return axes.size == 0 and any(a.name == "noop_with_empty_axes" and a.i for a in node.proto.attribute)
+    return axes.size == 0 and bool(node.value_of("noop_with_empty_axes", 0))
 
 
 def _tell_axes(node: onnx.NodeProto, axes: list[int]) -> None:
