@@ -220,3 +220,33 @@ def test_a_few_elements_that_are_others_are_flips(flips: int, is_found: bool) ->
     wrong = right.copy()
     wrong.reshape(1, 4, 500, 6)[0, :flips, 7, 0] = 3
     assert (_meter((right, wrong)).find_hidden(30.0) is not None) == is_found
+
+
+def _flip(right: Array, *places: int, value: float, index: int) -> Array:
+    """The same with these of the four elements [0, :, index, 0] changed."""
+    wrong = right.copy()
+    wrong[0, list(places), index, 0] = value
+    return wrong
+
+
+def test_flips_elsewhere_hide_nothing_that_errs_alone() -> None:
+    right = np.ones((1, 4, 500, 6), np.float32)
+    wrong = _flip(right, 0, value=5, index=8)
+    wrong[:, :, 7] = 2
+    found = _meter((right, wrong)).find_hidden(30.0)
+    assert found is not None
+    assert (found.axis, found.index, found.count) == (2, 7, 1)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_flip_is_one_whatever_its_batch(place: int) -> None:
+    right = np.ones((1, 4, 500, 6), np.float32)
+    batches = [(right, right), (right, right)]
+    batches[place] = (right, _flip(right, 0, 1, value=3, index=7))
+    assert _meter(*batches).find_hidden(30.0) is None
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(1 << 16, True), ((1 << 16) + 1, False)])
+def test_what_is_very_long_is_no_list_of_channels(size: int, is_kept: bool) -> None:
+    values = np.ones((1, size), np.float32)
+    assert ((1, size) in _meter((values, values)).sums) == is_kept

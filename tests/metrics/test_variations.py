@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from overflow_fixer.metrics import variations
 from overflow_fixer.metrics.error_meter import ErrorMeter
-from overflow_fixer.metrics.variations import VariationMeter
-from overflow_fixer.records import Array, HiddenVariation
+from overflow_fixer.metrics.variations import VariationMeter, find_limit
+from overflow_fixer.records import Array, HiddenVariation, Tolerance
 
 RNG = np.random.default_rng(5)
 
@@ -100,3 +100,19 @@ def test_the_limit_is_exact(samples: int, width: int, mean: float, share: float)
     assert found is not None
     assert _find((right, wrong), limit=found.snr_db) is None
     assert _find((right, wrong), limit=np.nextafter(found.snr_db, math.inf)) == found
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "limit"),
+    [
+        (Tolerance(), 30),
+        (Tolerance(min_snr_db=20), 20),
+        (Tolerance(min_snr_db=50), 30),
+        (Tolerance(min_snr_db=20, per_output={"y": 50}), 30),
+        (Tolerance(min_snr_db=50, per_output={"y": 10, "z": 5}), 10),
+    ],
+)
+def test_what_varies_needs_what_its_output_needs_but_no_more_than_the_default(
+    tolerance: Tolerance, limit: float
+) -> None:
+    assert find_limit(tolerance, "y") == limit

@@ -19,6 +19,7 @@ from overflow_fixer.patterns.statistics import (
     mean_reduction,
     read_axes,
     reduction,
+    skip,
 )
 from overflow_fixer.records import Batch
 from overflow_fixer.sessions.session import SessionRunner, open_session
@@ -104,6 +105,7 @@ SHAPE_OF = [
             None,
         ),
         ([4, 4], [node("Exp", "x", "t")], {}, None),
+        ([4, 4], [_sum([1], 1), node("Transpose", "t", "r")], {}, None),
         (["n", 4], [_sum([1]), RESHAPE], {"to": ints(-1, 1)}, ()),
         (["n", 4], [_sum([1]), RESHAPE], {"to": ints(1, -1)}, None),
         (["n", "c"], [_sum([0]), RESHAPE], {"to": ints(1, -1)}, ()),
@@ -465,3 +467,23 @@ def test_a_region_takes_what_puts_axes_back_but_not_the_shapes(tmp_path: Path) -
     (region,) = find_regions(graph)
     assert region.nodes == tuple(proto.name for proto in nodes[3:])
     assert (region.kind, region.source, region.output) == ("LayerNorm", "x", "n")
+
+
+@pytest.mark.parametrize(("to", "is_found"), [((4, 1), True), ((1, 4), False)])
+def test_axes_are_passed_where_they_are_put_back_alone(
+    to: tuple[int, int], is_found: bool, tmp_path: Path
+) -> None:
+    graph = _save(tmp_path, [_sum([1]), RESHAPE], [4, 4], to=ints(*to))
+    assert (maker(graph, "r", "ReduceMax") is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    ("opset", "clip"), [(10, node("Clip", "t", "c", min=1.0, max=2.0)), (13, node("Clip", "t low high", "c"))]
+)
+def test_a_clip_takes_constants_in_as_attributes_and_as_inputs(
+    opset: int, clip: onnx.NodeProto, tmp_path: Path
+) -> None:
+    low_high = {} if opset < 11 else {"low": scalar(1), "high": scalar(2)}
+    graph = _save(tmp_path, [_sum([1], 1), clip], [4, 4], opset, **low_high)
+    before, skipped = skip(graph, "c", ("Clip",))
+    assert (before, [one.op_type for one in skipped]) == ("t", ["Clip"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from report_factories import (
     LONG,
     make_engine_report,
+    make_error,
     make_failed,
     make_failing,
     make_hostile,
@@ -22,8 +24,8 @@ from report_factories import (
     make_untouched,
 )
 
-from overflow_fixer.records import Clamp, FixReport, PrecisionPlan, Verification
-from overflow_fixer.reports.verdict import judge
+from overflow_fixer.records import Clamp, FixReport, OutputVerdict, PrecisionPlan, Verification
+from overflow_fixer.reports.verdict import judge, select_over_threshold, warn_of_random
 
 
 def test_fixed(tmp_path: Path) -> None:
@@ -95,6 +97,44 @@ def test_nothing_compared_is_nothing_proved(tmp_path: Path, empty: Verification)
 def test_random_data_stands_in_the_verdict(tmp_path: Path) -> None:
     sentence = judge(make_report(tmp_path, synthetic=True)).sentence
     assert sentence.startswith("FIXED and verified, but on random data only: ")
+
+
+@pytest.mark.parametrize(
+    ("verified", "scanned", "told"),
+    [
+        (False, False, None),
+        (True, True, "made up at random, not taken from real inputs"),
+        (True, False, "made from ranges of other data, and verified on random data"),
+        (False, True, "made from ranges of random data, and verified on other data"),
+    ],
+)
+def test_random_data_are_warned_of_by_what_was_done_with_them(
+    verified: bool, scanned: bool, told: str | None, tmp_path: Path
+) -> None:
+    report = make_report(tmp_path, synthetic=verified)
+    warning = warn_of_random(replace(report, ranges=replace(report.ranges, synthetic=scanned)))
+    assert (warning is None) == (told is None)
+    assert (told or "") in (warning or "")
+
+
+def test_tensors_over_the_threshold_stand_in_order_of_headroom_nan_alone_first(tmp_path: Path) -> None:
+    nothing = make_range("nothing", math.nan, nan_count=4096)
+    rows = [
+        make_range("b", 20000.0),
+        make_range("a", 20000.0),
+        make_range("small"),
+        make_range("most", 1e6),
+        nothing,
+    ]
+    report = make_report(tmp_path, ranges=make_table(*rows))
+    assert [found.tensor for found in select_over_threshold(report)] == ["nothing", "most", "a", "b"]
+
+
+def test_outputs_without_an_element_prove_nothing(tmp_path: Path) -> None:
+    outputs = (OutputVerdict(make_error("logits", element_count=0), True, ""),)
+    verdict = judge(make_report(tmp_path, fixed=Verification(outputs, 3)))
+    assert (verdict.status, verdict.passed) == ("not_verified", False)
+    assert "every output was empty in every batch" in verdict.sentence
 
 
 @pytest.mark.parametrize("make", [make_report, make_untouched, make_failed])
