@@ -32,8 +32,7 @@ def _matrix_product(node: Node, shapes: Shapes) -> int:
 
 
 def _gemm(node: Node, shapes: Shapes) -> int:
-    transposed = node.attribute("transA")
-    inner = shapes[node.inputs[0]][0 if transposed is not None and transposed.i else 1]
+    inner = shapes[node.inputs[0]][0 if node.value_of("transA", 0) else 1]
     return 2 * math.prod(shapes[node.outputs[0]]) * inner
 
 

@@ -227,8 +227,7 @@ def _longest(dims: Sequence[Dim]) -> Dim:
 
 def count_groups(node: Node) -> int:
     """Of a convolution."""
-    found = node.attribute("group")
-    return 1 if found is None else int(found.i)
+    return int(node.value_of("group", 1))
 
 
 def _inner_dim(node: Node, right: Sequence[Dim]) -> Dim:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.patterns.quotients import common_source, find_quotients, follow_affine
+from overflow_fixer.patterns.quotients import close_region, common_source, find_quotients
 from overflow_fixer.patterns.region import Region
-from overflow_fixer.patterns.tracing import collect, is_same
+from overflow_fixer.patterns.tracing import is_same
 
 
 def find_l2_norm(graph: Graph) -> Iterator[Region]:
@@ -17,7 +17,4 @@ def find_l2_norm(graph: Graph) -> Iterator[Region]:
         if squares.is_mean or squares.spread or not is_same(graph, squares.squared, quotient.dividend):
             continue
         source = common_source(graph, squares.squared, quotient.dividend)
-        output, _ = follow_affine(graph, quotient.node.outputs[0])
-        nodes = collect(graph, source, output)
-        if nodes:
-            yield Region("L2 normalisation", tuple(node.label for node in nodes), source, output)
+        yield from close_region(graph, "L2 normalisation", source, quotient)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.patterns.region import Region
 from overflow_fixer.patterns.statistics import (
     MEANS,
     averages,
@@ -20,6 +21,7 @@ from overflow_fixer.patterns.statistics import (
     skip,
 )
 from overflow_fixer.patterns.tracing import (
+    collect,
     constant_operand,
     is_same,
     operands,
@@ -188,3 +190,11 @@ def _find_spread(graph: Graph, node: Node, changes: list[Node]) -> Squares | Non
 def common_source(graph: Graph, one: str, other: str) -> str:
     """The tensor that both are, or that the values of both come from."""
     return one if one == other else origin(graph, one)
+
+
+def close_region(graph: Graph, kind: str, source: str, quotient: Quotient) -> Iterator[Region]:
+    """The region from the source to the quotient and what constants make of it; none where it cannot be one."""
+    output, _ = follow_affine(graph, quotient.node.outputs[0])
+    nodes = collect(graph, source, output)
+    if nodes:
+        yield Region(kind, tuple(node.label for node in nodes), source, output)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.layer_norm import find_centred
-from overflow_fixer.patterns.quotients import common_source, find_quotients, follow_affine
+from overflow_fixer.patterns.quotients import close_region, common_source, find_quotients
 from overflow_fixer.patterns.region import Region
-from overflow_fixer.patterns.tracing import collect, is_same
+from overflow_fixer.patterns.tracing import is_same
 
 
 def find_rms_norm(graph: Graph) -> Iterator[Region]:
@@ -21,7 +21,4 @@ def find_rms_norm(graph: Graph) -> Iterator[Region]:
         centred = find_centred(graph, source)
         if centred is not None and centred[1] == squares.axes:
             continue
-        output, _ = follow_affine(graph, quotient.node.outputs[0])
-        nodes = collect(graph, source, output)
-        if nodes:
-            yield Region("RMSNorm", tuple(node.label for node in nodes), source, output)
+        yield from close_region(graph, "RMSNorm", source, quotient)

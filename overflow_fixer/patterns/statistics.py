@@ -49,8 +49,8 @@ def reduction(graph: Graph, tensor: str, *operators: str) -> Node | None:
     node = maker(graph, tensor, *operators)
     if node is None:
         return None
-    does_nothing = node.attribute("noop_with_empty_axes")
-    return None if does_nothing is not None and does_nothing.i and read_axes(graph, node) == () else node
+    does_nothing = node.value_of("noop_with_empty_axes", 0) and read_axes(graph, node) == ()
+    return None if does_nothing else node
 
 
 def mean_reduction(graph: Graph, tensor: str, *sums: str) -> Node | None:
@@ -143,8 +143,7 @@ def _way_from_reduction(graph: Graph, tensor: str) -> tuple[Node | None, list[No
 
 
 def _dropped_by(graph: Graph, reduced: Node) -> tuple[int, ...] | None:
-    keeps = reduced.attribute("keepdims")
-    if keeps is None or keeps.i or read_axes(graph, reduced) == ():
+    if reduced.value_of("keepdims", 1) or read_axes(graph, reduced) == ():
         return ()
     shape, axes = _shape_before(graph, reduced), _reduced_axes(graph, reduced)
     return () if shape is not None and axes is not None and len(axes) == len(shape) else axes

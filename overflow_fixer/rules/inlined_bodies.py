@@ -68,8 +68,7 @@ def list_carried(graph: Graph, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _list_states(body: Body) -> Iterator[tuple[str, str]]:
     """The outputs and inputs of a body that are states: not what a Scan cuts, nor what is put together of all runs."""
-    cut = body.node.attribute("num_scan_inputs")
-    end, op_type = len(body.inputs) - (0 if cut is None else cut.i), body.node.op_type
+    end, op_type = len(body.inputs) - body.node.value_of("num_scan_inputs", 0), body.node.op_type
     return zip(body.outputs[_FIRST_OUTPUT[op_type] :], body.inputs[_FIRST_INPUT[op_type] : end], strict=False)
 
 

@@ -14,6 +14,7 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far, trace_back
 
 _BOXES = {"NonMaxSuppression": 0, "RoiAlign": 1, "MaxRoiPool": 1}
@@ -32,7 +33,7 @@ def find_lost_boxes(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
             f"{boxes} holds boxes up to {seen.max_abs:.6g}, where FP16's steps are {step_at(seen.max_abs):g}, and "
             f"{reader.op_type} {reader.label} takes them"
         )
-        batch = ranges.worst_batch_of(seen) if boxes not in graph.constants else None
+        batch = find_worst_batch(graph, ranges, boxes)
         yield Finding("lost_box", node.label, boxes, seen.max_abs, LARGEST_COORDINATE, reason, batch)
 
 

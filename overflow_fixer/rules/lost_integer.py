@@ -19,6 +19,7 @@ from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples
 from overflow_fixer.rules.origins import find_origins
@@ -104,7 +105,7 @@ def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
         step = multiples.step(source) if multiples.is_lost(source) else None
         limit = min(EXACT_STEPS * (step or 1), FP16_MAX)
         reason = f"{_tell(source, seen.max_abs, step, limit)}, and {use.text}"
-        batch = ranges.worst_batch_of(seen) if source not in graph.constants else None
+        batch = find_worst_batch(graph, ranges, source)
         yield Finding("lost_integer", node.label, source, seen.max_abs, limit, reason, batch)
 
 

@@ -15,6 +15,7 @@ from onnx import TensorProto
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.origins import find_origins
@@ -39,7 +40,7 @@ def find_lost_phases(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
             f"{periodic} takes angles of up to {radians} radians from {angle.tensor}{times}; over {LARGEST_ANGLE:g}, FP16's "
             "steps are 0.125 radians and more"
         )
-        batch = ranges.worst_batch_of(seen) if angle.tensor not in graph.constants else None
+        batch = find_worst_batch(graph, ranges, angle.tensor)
         yield Finding("lost_phase", node.label, angle.tensor, seen.max_abs, limit, reason, batch)
 
 

@@ -16,6 +16,7 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.semantics import moves
@@ -45,7 +46,7 @@ def find_lost_sizes(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
         seen = ranges.by_tensor[lost]
         limit = float(round_to_fp16(np.asarray(seen.max_abs)))
         reason = f"{use}, and FP16 is not known to hold every value of {lost}, up to {seen.max_abs:.9g}"
-        batch = ranges.worst_batch_of(seen) if lost not in graph.constants else None
+        batch = find_worst_batch(graph, ranges, lost)
         yield Finding("lost_size", node.label, lost, seen.max_abs, limit, reason, batch)
 
 
@@ -77,8 +78,7 @@ def _slots_of_resize(graph: Graph, node: Node) -> dict[int, str]:
     """Below opset 11 the scales come second; the roi is read in one mode alone."""
     if graph.opset < 11:
         return {1: "scales"}
-    mode = node.attribute("coordinate_transformation_mode")
-    is_cropped = mode is not None and mode.s == b"tf_crop_and_resize"
+    is_cropped = node.value_of("coordinate_transformation_mode", b"half_pixel") == b"tf_crop_and_resize"
     return {slot: role for slot, role in _DECIDING["Resize"].items() if role != "roi" or is_cropped}
 
 

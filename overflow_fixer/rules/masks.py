@@ -215,13 +215,11 @@ def _axis_from_end(graph: Graph, softmax: Node) -> int | None:
 
     Below opset 13 Softmax runs over all axes from `axis` on, so a row holds whole rows of the last one.
     """
-    attribute = softmax.attribute("axis")
-    if graph.opset < 13 or attribute is None:
-        return 1
+    axis = int(softmax.value_of("axis", -1)) if graph.opset >= 13 else -1
+    if axis < 0:
+        return -axis
     dims = graph.sure_shapes.get(softmax.inputs[0])
-    if attribute.i < 0:
-        return -int(attribute.i)
-    return None if dims is None else len(dims) - int(attribute.i)
+    return None if dims is None else len(dims) - axis
 
 
 def _masks_whole_row(pattern: Array, axis_from_end: int | None) -> bool:

@@ -215,9 +215,7 @@ def _step_of_whole(node: Node, known: Multiples) -> float:
 
 def _step_of_resized(node: Node, known: Multiples) -> float | None:
     """Of the nearest elements."""
-    mode = node.attribute("mode")
-    is_nearest = mode is None or mode.s == b"nearest"
-    return known.step(node.inputs[0]) if is_nearest else None
+    return known.step(node.inputs[0]) if node.value_of("mode", b"nearest") == b"nearest" else None
 
 
 def _step_of_sign(node: Node, known: Multiples) -> float:
@@ -234,8 +232,7 @@ def _step_of_clipped(node: Node, known: Multiples) -> float | None:
 
 
 def _step_of_padded(node: Node, known: Multiples) -> float | None:
-    mode = node.attribute("mode")
-    if mode is not None and mode.s != b"constant":
+    if node.value_of("mode", b"constant") != b"constant":
         return known.step(node.inputs[0])
     return _with_attributes(_combine(_at(node, (0, 2)), known, min), node, "value")
 
@@ -248,8 +245,7 @@ def _with_attributes(step: float | None, node: Node, *names: str) -> float | Non
 
 def _step_of_scattered(node: Node, known: Multiples) -> float | None:
     """An element is multiplied never, once or more often, so that of fractions nothing is known."""
-    reduction = node.attribute("reduction")
-    if reduction is None or reduction.s != b"mul":
+    if node.value_of("reduction", b"none") != b"mul":
         return _combine(_at(node, (0, 2)), known, min)
     factor = known.step(node.inputs[2])
     return known.step(node.inputs[0]) if factor is not None and factor >= 1 else None

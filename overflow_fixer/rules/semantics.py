@@ -157,8 +157,7 @@ def _subtracts_own_maximum(node: Node, graph: Graph) -> bool:
 
 def _multiplies(node: Node) -> bool:
     """Whether a scatter multiplies what is there by its updates."""
-    reduction = node.attribute("reduction")
-    return reduction is not None and reduction.s == b"mul"
+    return bool(node.value_of("reduction", b"none") == b"mul")
 
 
 def _clipped_signs(node: Node, graph: Graph) -> Signs:

@@ -20,6 +20,7 @@ from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.near_zero import ELEMENTWISE, PLACES, SUMS, TERMS
 from overflow_fixer.rules.semantics import moves, readers
 
@@ -62,7 +63,7 @@ def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: Plan
             "nothing" if seen.max_abs <= FP16_UNDERFLOW else f"{seen.max_abs / FP16_MIN_SUBNORMAL:.1f} steps"
         )
         reason = f"{tensor} reaches {seen.max_abs:.3g}, of which FP16 holds {held} of 2^-24, and {end}"
-        batch = ranges.worst_batch_of(seen) if tensor not in graph.constants else None
+        batch = find_worst_batch(graph, ranges, tensor)
         yield Finding("small_value", node.label, tensor, seen.max_abs, LEAST_MAGNITUDE, reason, batch)
 
 

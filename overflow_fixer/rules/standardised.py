@@ -116,10 +116,8 @@ def _read_factor(graph: Graph, node: Node, slot: int) -> Array | None:
 def _read_batch_norm(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Array]]:
     """None of one that trains, which reads no mean; a feature whose variance is under epsilon never varied."""
     scale, _, mean, variance = (_read(graph, name) for name in node.inputs[1:5])
-    attributes = {name: node.attribute(name) for name in ("epsilon", "training_mode")}
-    trains = attributes["training_mode"] is not None and attributes["training_mode"].i
+    epsilon, trains = node.value_of("epsilon", 1e-5), node.value_of("training_mode", 0)
     if scale is not None and mean is not None and variance is not None and not trains:
-        epsilon = 1e-5 if attributes["epsilon"] is None else attributes["epsilon"].f
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = np.where(variance > epsilon, scale / np.sqrt(variance + epsilon), 0.0)
         yield node.inputs[0], node.outputs[0], mean, factor

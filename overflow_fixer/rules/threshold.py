@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.semantics import only_bounds, touched
 
@@ -35,5 +36,5 @@ def find_over_threshold(
             f"{verb} {tensor}, whose max |x| of {tell_over(seen.max_abs, policy.threshold)} is over the threshold of "
             f"{policy.threshold:g} ({seen.headroom:.2f} bits of headroom)"
         )
-        batch = ranges.worst_batch_of(seen) if tensor not in graph.constants else None
+        batch = find_worst_batch(graph, ranges, tensor)
         yield Finding("threshold", node.label, tensor, seen.max_abs, policy.threshold, reason, batch)

@@ -130,8 +130,7 @@ def _bound(tensor: str, reached: Traces, ranges: RangeTable) -> float:
 
 def chooses(node: Node) -> bool:
     """Whether the elements that the node writes are elements that it reads, or as large."""
-    reduction = node.attribute("reduction")
-    is_set = reduction is None or reduction.s in (b"none", b"max", b"min")
+    is_set = node.value_of("reduction", b"none") in (b"none", b"max", b"min")
     return node.standard_op in _CHOOSES or (node.standard_op in _SCATTERS and is_set)
 
 

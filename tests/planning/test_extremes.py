@@ -12,8 +12,8 @@ from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
+from overflow_fixer.planning.extremes import UNKNOWN, Extremes, find_extremes
 from overflow_fixer.records import Batch, RangeTable
-from overflow_fixer.rules.extremes import UNKNOWN, Extremes, find_extremes
 from overflow_fixer.sessions.session import open_session, run_session
 
 HUGE = np.array([-3e38, -1e5, -7, -1, 0, 1, 7, 1e5, 3e38], np.float32)
