@@ -14,6 +14,7 @@ from overflow_fixer.config import FixConfig
 from overflow_fixer.zoo.entries import ZooEntry
 
 AddModel = Callable[..., Path]
+ZOO_SCHEMA = "zoo-report.schema.json"
 
 
 def write_model(

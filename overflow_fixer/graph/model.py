@@ -233,7 +233,7 @@ def load_graph(path: Path | str) -> Graph:
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, has_functions))
 
 
-def derive_graph(graph: Graph, model: onnx.ModelProto, place: str = "") -> Graph:
+def derive_graph(graph: Graph, model: onnx.ModelProto, place: str) -> Graph:
     """The graph of another model whose weights lie where `graph`'s do, such as that of a body in `place`; the files stay `graph`'s.
 
     Raises ModelError when ONNX Runtime, asked for a type, refuses the model.

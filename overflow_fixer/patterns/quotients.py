@@ -73,10 +73,15 @@ def _find_quotients(graph: Graph) -> Iterator[Quotient]:
             if found is not None and is_aligned(graph, node.inputs[1]):
                 yield Quotient(node, node.inputs[0], *found, inverse_scales=())
         elif node.standard_op == "Mul":
-            for dividend, inverse in operands(node):
-                turned = _find_inverse(graph, inverse)
-                if turned is not None and is_aligned(graph, inverse):
-                    yield Quotient(node, dividend, *turned)
+            yield from _find_products(graph, node)
+
+
+def _find_products(graph: Graph, node: Node) -> Iterator[Quotient]:
+    """By which of its factors the product is a quotient."""
+    for dividend, inverse in operands(node):
+        found = _find_inverse(graph, inverse)
+        if found is not None and is_aligned(graph, inverse):
+            yield Quotient(node, dividend, *found)
 
 
 def find_mean(graph: Graph, tensor: str) -> tuple[str, tuple[int, ...] | None] | None:

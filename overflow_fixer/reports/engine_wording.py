@@ -17,7 +17,7 @@ from overflow_fixer.reports.wording import (
     say_decibels,
     say_match,
     shorten_middle,
-    shorten_sentence,
+    shorten_reason,
 )
 
 OPAQUE_NOTE = "nodes inside opaque regions count by what was asked, not by what was seen"
@@ -31,7 +31,6 @@ _PREFER_ALERT = (
     "ignored some. Go by what is said below of each pin and by the measured error, not by the plan."
 )
 _NAME_WIDTH = 60
-_REASON_WIDTH = 160
 
 
 def say_alerts(document: dict[str, Any]) -> list[str]:
@@ -49,7 +48,7 @@ def _alert_of_fault(document: dict[str, Any]) -> Iterator[str]:
     wrong = _wrong_outputs(document["verification"]["fp32_engine"])
     if wrong:
         name = shorten_middle(make_visible(say_compared(wrong[0]["error"])), _NAME_WIDTH)
-        reason = shorten_sentence(make_visible(wrong[0]["reason"].rstrip(". ")), _REASON_WIDTH)
+        reason = shorten_reason(wrong[0]["reason"].rstrip(". "))
         yield (
             "TENSORRT FAULT: TensorRT's own FP32 engine (TF32 off) is wrong on this model: "
             f"{name}: {reason}. So the error is a TensorRT fault, and not (only) an overflow."

@@ -11,9 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from overflow_fixer.reports.wording import make_visible, shorten_middle, shorten_sentence
+from overflow_fixer.reports.wording import make_visible, shorten_middle
 
-_REASON_WIDTH = 160
 _NAME_MIN_WIDTH = 12
 
 
@@ -57,7 +56,3 @@ def note(text: str, style: str = "", indent: int = 2) -> Padding:
 def more(count: int, noun: str, file: str) -> Iterator[RenderableType]:
     if count > 0:
         yield note(f"and {count} more {noun if count == 1 else noun + 's'}: see {file}", "dim")
-
-
-def shorten_reason(reason: str) -> str:
-    return shorten_sentence(make_visible(reason), _REASON_WIDTH)

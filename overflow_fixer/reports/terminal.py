@@ -17,7 +17,7 @@ from overflow_fixer.reports.confidence_wording import say_passes
 from overflow_fixer.reports.document import Document, build_document
 from overflow_fixer.reports.engine_section import lay_out_engine, lay_out_proof
 from overflow_fixer.reports.engine_wording import OPAQUE_NOTE, TRACE_NOTES, say_alerts, say_fp32_engine
-from overflow_fixer.reports.layout import Name, line, make_table, more, note, shorten_reason, title
+from overflow_fixer.reports.layout import Name, line, make_table, more, note, title
 from overflow_fixer.reports.pin_groups import PinGroup, group_pins
 from overflow_fixer.reports.price_section import lay_out_price
 from overflow_fixer.reports.wording import (
@@ -35,6 +35,7 @@ from overflow_fixer.reports.wording import (
     say_plural,
     say_share,
     shorten_middle,
+    shorten_reason,
 )
 
 TEXT_WIDTH = 100

@@ -17,6 +17,7 @@ from overflow_fixer.reports.numbers_json import JsonNumber, decode_number
 
 _MOST_UNOBSERVED = 20
 _LONGEST_WORD = 30
+_REASON_WIDTH = 160
 """Cells, in a sentence that is too long."""
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -55,6 +56,11 @@ def shorten_sentence(text: str, width: int) -> str:
     head = _count_fitting(words, (width - 5) // 2)
     tail = _count_fitting(words[::-1], (width - 5) // 2)
     return " ".join([*words[:head], "...", *words[len(words) - tail :]])
+
+
+def shorten_reason(reason: str) -> str:
+    """As a table or an alert has it: visible, and no longer than two lines."""
+    return shorten_sentence(make_visible(reason), _REASON_WIDTH)
 
 
 def _count_fitting(words: Sequence[str], width: int) -> int:

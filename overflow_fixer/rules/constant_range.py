@@ -92,17 +92,23 @@ def _meet(node: Node, graph: Graph, ranges: RangeTable, reached: Traces) -> Iter
     """What comes into the node, by which tensor, and why it changes nothing, where it does not."""
     for slot, name in enumerate((*node.inputs, *node.captured)):
         for trace in reached.get(name, ()) if _is_of_floats(node, name, graph) else ():
-            origin = trace.origin
-            is_itself = name == origin.tensor
-            if is_itself and _is_only_bound(node, slot, trace, reached, graph):
-                yield origin, name, ", but it is only a bound that no FP16 value passes"
-            elif origin.is_infinite and not (
-                _makes_a_number(node, slot, graph, reached) or _meets_vanishing(node, slot, ranges)
-            ):
-                if is_itself:
-                    yield origin, name, " as FP32 does"
-            elif not is_like_others(node, slot, trace, reached):
-                yield origin, name, ""
+            why = _excuse(node, slot, trace, graph, ranges, reached)
+            if why is not None:
+                yield trace.origin, name, why
+
+
+def _excuse(
+    node: Node, slot: int, trace: Trace, graph: Graph, ranges: RangeTable, reached: Traces
+) -> str | None:
+    """Why what comes in there changes nothing, "" where it does; None where nothing is to be said of it."""
+    is_itself = (*node.inputs, *node.captured)[slot] == trace.origin.tensor
+    if is_itself and _is_only_bound(node, slot, trace, reached, graph):
+        return ", but it is only a bound that no FP16 value passes"
+    if trace.origin.is_infinite and not (
+        _makes_a_number(node, slot, graph, reached) or _meets_vanishing(node, slot, ranges)
+    ):
+        return " as FP32 does" if is_itself else None
+    return None if is_like_others(node, slot, trace, reached) else ""
 
 
 def _makes_a_number(node: Node, slot: int, graph: Graph, reached: Traces) -> bool:

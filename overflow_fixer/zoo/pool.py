@@ -82,13 +82,7 @@ class Pool:
             while waiting or self.running:
                 yield from self._fill(waiting)
                 for one in self._take_ended():
-                    outcome = one.take_outcome()
-                    if outcome is None:
-                        waiting.insert(0, (one.entry, one.attempt))
-                    elif outcome.kind == "crashed" and one.attempt <= one.entry.retries:
-                        waiting.insert(0, (one.entry, one.attempt + 1))
-                    else:
-                        yield _save(outcome)
+                    yield from _settle(one, waiting)
                 yield None
                 time.sleep(_POLL_SECONDS)
         finally:
@@ -125,6 +119,17 @@ class Pool:
         for one in self.running:
             one.kill()
         self.running.clear()
+
+
+def _settle(ended: Work, waiting: list[tuple[ZooEntry, int]]) -> Iterator[ZooOutcome]:
+    """The outcome of what ended, saved; none of what is to run again, which is put in front of what waits."""
+    outcome = ended.take_outcome()
+    if outcome is None:
+        waiting.insert(0, (ended.entry, ended.attempt))
+    elif outcome.kind == "crashed" and ended.attempt <= ended.entry.retries:
+        waiting.insert(0, (ended.entry, ended.attempt + 1))
+    else:
+        yield _save(outcome)
 
 
 def _save(outcome: ZooOutcome) -> ZooOutcome:

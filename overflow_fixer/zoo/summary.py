@@ -24,7 +24,6 @@ from overflow_fixer.zoo.entries import SUMMARY, Zoo
 from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult, load_outcome
 from overflow_fixer.zoo.running import LOG_FILE
 
-ZOO_SCHEMA = "zoo-report.schema.json"
 SCHEMA_VERSION = "1.0"
 Document = dict[str, Any]
 _REPORT = "report.html"

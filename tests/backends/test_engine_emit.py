@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
+from engine_layers import inspect_artifact
 from engine_scripts import disobeyed, engine, small_graph, small_script
 from fake_tensorrt import LayerSpec, Script, TensorSpec, Variant, fake_tensorrt
 from recorded_networks import make_plan
@@ -17,7 +18,6 @@ from standin_gpu import StandInDriver, use_standin_gpu
 from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_fp32, open_runner, open_tracer
-from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.errors import BackendError, PlanError
 from overflow_fixer.graph.model import Graph, load_graph

@@ -17,13 +17,12 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from zoo_models import write_model
+from zoo_models import ZOO_SCHEMA, write_model
 
 from overflow_fixer.cli import main
 from overflow_fixer.cli.zoo import zoo_command
 from overflow_fixer.reports.numbers_json import parse_json
 from overflow_fixer.reports.schemas import read_schema
-from overflow_fixer.zoo.summary import ZOO_SCHEMA
 from overflow_fixer.zoo.worker import read_progress
 
 Run = Callable[..., tuple[int, str, str]]

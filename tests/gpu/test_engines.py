@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine_layers import inspect_artifact
 from gpu_fixes import NETWORKS, Fixed, Fixes, compare_by_hand
 from gpu_networks import LARGE
 
 from overflow_fixer.backends import BACKENDS
 from overflow_fixer.backends.tensorrt import FIXED, FP32_EXACT, NAIVE, weak
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt
-from overflow_fixer.backends.tensorrt.emission import inspect_artifact
 from overflow_fixer.backends.tensorrt.network import open_builder
 from overflow_fixer.backends.tensorrt.timings import attach_timings, find_obstacle, save_timings
 from overflow_fixer.errors import PlanError

@@ -12,12 +12,13 @@ from urllib.parse import unquote
 
 import jsonschema
 import pytest
+from zoo_models import ZOO_SCHEMA
 
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.reports.numbers_json import parse_json
 from overflow_fixer.reports.schemas import read_schema
 from overflow_fixer.zoo.outcomes import Basis, ZooOutcome, ZooResult
-from overflow_fixer.zoo.summary import ZOO_SCHEMA, build_document, compare, load_summary, write_summary
+from overflow_fixer.zoo.summary import build_document, compare, load_summary, write_summary
 
 HOSTILE = "<script>alert(1)</script>"
 

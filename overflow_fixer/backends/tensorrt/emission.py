@@ -134,13 +134,6 @@ def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> 
     return artifact
 
 
-def inspect_artifact(artifact: Artifact, graph: Graph, settings: BuildSettings) -> tuple[EngineLayer, ...]:
-    """The layers of the engine in the artifact's file, with the nodes that their metadata and names tell."""
-    runner = open_runner(artifact, settings)
-    runner.set_shapes(settings.shapes)
-    return inspect_runner(runner, graph, settings)
-
-
 def inspect_runner(runner: EngineRunner, graph: Graph, settings: BuildSettings) -> tuple[EngineLayer, ...]:
     """The layers of an engine whose shapes are set, with the nodes that their metadata and names tell."""
     trt, _, _ = open_tensorrt(settings)
