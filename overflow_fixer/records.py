@@ -646,6 +646,32 @@ class GainedClass:
     found: int
 
 
+Becomes = Literal["negative", "zero"]
+
+
+@dataclass(frozen=True)
+class SignChange:
+    """Elements of an output, or of a part of it, that the candidate has negative, or zero, as FP32 has none over all batches.
+
+    `count` of `elements` become so. The worst (the least of negative ones, of zeros the largest in FP32) is `candidate`, where FP32
+    has `reference`, in `batch`. `part` is as NumPy indexes it; "" for the whole.
+    """
+
+    tensor: str
+    part: str
+    becomes: Becomes
+    count: int
+    elements: int
+    reference: float
+    candidate: float
+    batch: str
+
+    @property
+    def name(self) -> str:
+        """What is compared: the tensor, or a part of it."""
+        return self.tensor + self.part
+
+
 TracedIn = Literal["candidate", "simulation", "marked engine"]
 
 
@@ -658,7 +684,8 @@ class Verification:
     is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
     "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
     outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output; `hidden_variations` outputs of which what
-    varies does; `hidden_classes` values of outputs of integers that are lost unseen, `gained_classes` such that are gained.
+    varies does; `hidden_classes` values of outputs of integers that are lost unseen, `gained_classes` such that are gained; `sign_changes`
+    outputs, and parts, of which elements become negative or zero.
     """
 
     outputs: tuple[OutputVerdict, ...]
@@ -671,6 +698,7 @@ class Verification:
     hidden_variations: tuple[HiddenVariation, ...] = ()
     hidden_classes: tuple[HiddenClass, ...] = ()
     gained_classes: tuple[GainedClass, ...] = ()
+    sign_changes: tuple[SignChange, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -24,6 +24,7 @@ from overflow_fixer.records import (
     Range,
     RangeTable,
     Share,
+    SignChange,
     TensorError,
     Tolerance,
     Verification,
@@ -38,7 +39,7 @@ from overflow_fixer.reports.verdict import (
 )
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "3.2"
+SCHEMA_VERSION = "3.3"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -291,8 +292,9 @@ def _describe_verification(verification: Verification | None) -> Document | None
         "traced_in": verification.traced_in,
         "hidden": [_describe_hidden(found) for found in verification.hidden],
         "hidden_variations": [_describe_variation(found) for found in verification.hidden_variations],
-        "hidden_classes": [_describe_class(found) for found in verification.hidden_classes],
-        "gained_classes": [_describe_class(found) for found in verification.gained_classes],
+        "hidden_classes": [_describe_of_output(found) for found in verification.hidden_classes],
+        "gained_classes": [_describe_of_output(found) for found in verification.gained_classes],
+        "sign_changes": [_describe_of_output(found) for found in verification.sign_changes],
     }
 
 
@@ -321,7 +323,7 @@ def _describe_variation(found: HiddenVariation) -> Document:
     }
 
 
-def _describe_class(found: HiddenClass | GainedClass) -> Document:
+def _describe_of_output(found: HiddenClass | GainedClass | SignChange) -> Document:
     described = encode_record(found)
     return {"output": described.pop("tensor"), **described}
 

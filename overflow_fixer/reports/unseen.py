@@ -25,6 +25,7 @@ def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
         yield from _warn_of_disagreement(verdict, tolerance)
     yield from say_zero(fixed, tolerance)
     yield from say_far_off(fixed, graph, tolerance)
+    yield from say_sign_changes(fixed, graph, tolerance)
     yield from say_hidden(fixed, graph, tolerance)
     yield from say_varying(fixed, graph, tolerance)
     yield from say_lost_classes(fixed)
@@ -108,6 +109,27 @@ def _errs_widely(error: TensorError, min_snr_db: float) -> bool:
     allowed = 1 - 2 / math.pi * math.atan(0.1 * 10 ** (min(min_snr_db, _EXACT_DB) / 20))
     is_list = error.sizable_count >= _LEAST_ELEMENTS
     return is_list and error.far_off_count >= max(_MANY, allowed) * error.sizable_count
+
+
+def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
+    """Which output, or part, that passes by its SNR has elements that are negative, or zero, as FP32 has none; not of probabilities."""
+    errors = (verdict.error for verdict in fixed.outputs if verdict.passed)
+    passing = {error.name: error for error in errors if error.max_abs_error > tolerance.max_abs_error}
+    for found in fixed.sign_changes:
+        if found.name in passing and not _is_of_shares(graph, found.tensor):
+            so, what = _CHANGES[found.becomes]
+            yield (
+                f"Output {found.name} passes, but {found.count} of its {found.elements} elements {so}, as none is in FP32: the worst is "
+                f"{found.candidate:.4g} in place of {found.reference:.4g}, in {found.batch}. The SNR of {passing[found.name].snr_db:.1f} dB is a matter of the "
+                f"large ones. Where {what} of it is taken, or small ones matter, ask for more of it: --min-snr-db, or per_output in the table "
+                "[verify]."
+            )
+
+
+_CHANGES = {
+    "negative": ("are negative", "a root or a logarithm"),
+    "zero": ("are zero", "a logarithm or a reciprocal"),
+}
 
 
 def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:

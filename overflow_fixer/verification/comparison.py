@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from overflow_fixer.metrics.channel_variations import ChannelVariationMeter
 from overflow_fixer.metrics.classes import ClassMeter
 from overflow_fixer.metrics.output_meters import OutputMeters
 from overflow_fixer.metrics.parts import Part, find_parts
+from overflow_fixer.metrics.signs import SignMeter
 from overflow_fixer.metrics.slices import SliceMeter
 from overflow_fixer.metrics.variations import VariationMeter, find_limit
 from overflow_fixer.records import (
@@ -27,6 +29,7 @@ from overflow_fixer.records import (
     HiddenVariation,
     OutputVerdict,
     Runner,
+    SignChange,
     TensorError,
     Tolerance,
     Verification,
@@ -122,7 +125,7 @@ def verify(
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = OutputMeters(reference.output_names, parts, tolerance.fills)
-    unseen = _UnseenMeters(reference.output_names)
+    unseen = _UnseenMeters(reference.output_names, parts)
     count, changed_count = 0, 0
     for count, batch in enumerate(batches, start=1):
         _compare(reference, candidate, batch, meters, unseen)
@@ -142,26 +145,30 @@ def verify(
         hidden_variations=tuple(unseen.find_variations(verdicts, tolerance)),
         hidden_classes=tuple(unseen.find_classes()),
         gained_classes=tuple(unseen.find_gained()),
+        sign_changes=tuple(unseen.find_sign_changes()),
     )
 
 
 class _UnseenMeters:
     """What the SNR of a whole output, or the share of its elements that are equal, does not show."""
 
-    def __init__(self, outputs: Iterable[str]) -> None:
+    def __init__(self, outputs: Iterable[str], parts: Iterable[Part]) -> None:
         names = tuple(outputs)
         self._slices = {name: SliceMeter(name) for name in names}
         self._variations = {name: VariationMeter(name) for name in names}
         self._channels = {name: ChannelVariationMeter(self._slices[name]) for name in names}
         self._classes = {name: ClassMeter(name) for name in names}
+        self._signs = [SignMeter(part) for part in (*map(Part, names), *parts)]
 
-    def add(self, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    def add(self, expected: Mapping[str, Any], found: Mapping[str, Any], batch: str) -> None:
         """One batch's outputs, by name, without fills."""
         for name, meter in self._slices.items():
             meter.add(expected[name], found[name])
             self._variations[name].add(expected[name])
             self._channels[name].add(expected[name])
             self._classes[name].add(expected[name], found[name])
+        for signs in self._signs:
+            signs.add(expected[signs.part.output], found[signs.part.output], batch)
 
     def find_slices(self, tolerance: Tolerance) -> Iterator[HiddenSlice]:
         for name, meter in self._slices.items():
@@ -185,6 +192,9 @@ class _UnseenMeters:
 
     def find_gained(self) -> Iterator[GainedClass]:
         yield from filter(None, (meter.find_gained() for meter in self._classes.values()))
+
+    def find_sign_changes(self) -> Iterator[SignChange]:
+        yield from chain.from_iterable(meter.find() for meter in self._signs)
 
 
 def check_parts(found: Verification) -> None:
@@ -288,4 +298,4 @@ def _compare(
     except RunError as error:
         meters.add_failure(expected, batch.name, error.reason)
         return
-    unseen.add(*meters.add(expected, found, batch.name))
+    unseen.add(*meters.add(expected, found, batch.name), batch.name)

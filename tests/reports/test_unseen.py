@@ -20,6 +20,7 @@ from overflow_fixer.pipeline import fix
 from overflow_fixer.records import (
     FixReport,
     OutputVerdict,
+    SignChange,
     Tolerance,
     Verification,
 )
@@ -28,6 +29,7 @@ from overflow_fixer.reports.unseen import (
     _warn_of_quiet,
     say_far_off,
     say_hidden,
+    say_sign_changes,
     say_varying,
     say_zero,
 )
@@ -375,6 +377,80 @@ def test_rows_that_are_wrong_beside_larger_ones_are_told(tmp_path: Path) -> None
     assert (written["error"]["far_off_count"], written["error"]["sizable_count"]) == counts
     allowed = _fix_distances(tmp_path / "allowed", max_abs_error=1.0)
     assert not [text for text in allowed.warnings if "off by more than a tenth" in text]
+
+
+def _fix_variances(folder: Path, last: str, excluded: tuple[str, ...] = (".*",), **verify: Any) -> FixReport:
+    """E[x^2] - E[x]^2 of rows around 6, or its root: the 30 rows at the end vary by 0.1, the others by 3."""
+    folder.mkdir()
+    nodes = [
+        node("Mul", "x x", "squares"),
+        node("ReduceMean", "squares", "e", axes=[1], keepdims=0),
+        node("ReduceMean", "x", "m", axes=[1], keepdims=0),
+        node("Mul", "m m", "mm"),
+        node("Sub", "e mm", "y" if last == "Sub" else "v"),
+    ]
+    nodes += [] if last == "Sub" else [node("Relu", "v", "r"), node(last, "r", "y")]
+    save(make_model(nodes, {"x": [100, 200]}, "y"), folder)
+    rng = np.random.default_rng(3)
+    deviations = np.where(np.arange(100) < 70, 3, 0.1)[:, None]
+    np.savez(folder / "a.npz", x=(rng.normal(size=(100, 200)) * deviations + 6).astype(np.float32))
+    plan = PlanOptions.model_validate({"exclude_nodes": excluded})
+    options = VerifyOptions.model_validate(verify)
+    config = {"model": folder / "model.onnx", "calib": folder / "a.npz", "out": folder / "out"}
+    return fix(FixConfig(**config, plan=plan, verify=options))
+
+
+@pytest.mark.parametrize(
+    ("last", "becomes", "told"),
+    [
+        ("Sub", "negative", "of its 100 elements are negative, as none is in FP32: the worst is -0.0"),
+        ("Sqrt", "zero", "of its 100 elements are zero, as none is in FP32: the worst is 0 in place of 0.1"),
+    ],
+)
+def test_variances_that_become_negative_or_zero_are_told(
+    last: str, becomes: str, told: str, tmp_path: Path
+) -> None:
+    report = _fix_variances(tmp_path / "told", last)
+    assert report.passed
+    (found,) = (found for found in report.fixed.sign_changes if found.becomes == becomes)
+    start = f"Output y passes, but {found.count} {told}"
+    (warning,) = (text for text in report.warnings if text.startswith(start))
+    assert f"in {found.batch}. The SNR of {report.fixed.outputs[0].error.snr_db:.1f} dB is" in warning
+    assert "ask for more of it: --min-snr-db" in render_text(report)
+    document = json.loads((tmp_path / "told" / "out" / "report.json").read_text())["verification"]
+    written = [one for one in document["fixed"]["sign_changes"] if one["becomes"] == becomes]
+    assert written == [
+        {
+            "output": "y",
+            "part": "",
+            "becomes": becomes,
+            "count": found.count,
+            "elements": 100,
+            "reference": found.reference,
+            "candidate": found.candidate,
+            "batch": found.batch,
+        }
+    ]
+    assert document["naive"]["sign_changes"] == document["fixed"]["sign_changes"]
+    allowed = _fix_variances(tmp_path / "allowed", last, max_abs_error=1.0)
+    assert allowed.fixed.sign_changes
+    assert not [text for text in allowed.warnings if "as none is in FP32" in text]
+
+
+def test_asked_for_more_the_signs_stay(tmp_path: Path) -> None:
+    report = _fix_variances(tmp_path / "asked", "Sub", (), min_snr_db=90)
+    assert report.passed
+    assert report.fixed.sign_changes == ()
+    assert not [text for text in report.warnings if "as none is in FP32" in text]
+
+
+def test_of_an_output_that_fails_or_holds_probabilities_no_sign_is_told(tmp_path: Path) -> None:
+    change = SignChange("y", "", "zero", 1, 9, 0.5, 0.0, "b0")
+    for op_type, passed, is_told in (("Neg", True, True), ("Neg", False, False), ("Softmax", True, False)):
+        graph = save(make_model([node(op_type, "x", "y")], {"x": [1]}, "y"), tmp_path)
+        verdict = OutputVerdict(make_error("y"), passed, "")
+        found = Verification((verdict,), 3, sign_changes=(change,))
+        assert bool(list(say_sign_changes(found, graph, Tolerance()))) == is_told
 
 
 @pytest.mark.parametrize(
