@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,9 @@ from overflow_fixer.records import Array, GainedClass, HiddenClass
 _MOST_CLASSES = 1 << 16
 """What spans more values is numbers or places, and no list of classes."""
 _LEAST_ELEMENTS = 8
-"""Of fewer it is chance."""
+"""Of fewer it is chance that half of them are others."""
+_LEAST_MISSING = 3
+"""Of fewer it is chance that none is left."""
 _LOST = 0.5
 """A smaller share of a class that is as in FP32 is a class lost; one that is told from another by little loses some."""
 _GAINED = 4
@@ -56,17 +59,29 @@ class ClassMeter:
                 self.strayed[int(value)] = self.strayed.get(int(value), 0) + count
 
     def find_hidden(self) -> HiddenClass | None:
-        """The class of at least 8 elements that is equal in the least share of them, and in under half; None without one."""
+        """The class of at least 8 elements that is equal in the least share of them, and in under half; else one that is missing; None without either."""
         shares = {
             value: self.equal.get(value, 0) / count
             for value, count in self.elements.items()
             if count >= _LEAST_ELEMENTS
         }
         lost = [value for value, share in shares.items() if share < _LOST]
-        if not lost:
+        missing = list(self._find_missing())
+        if not lost and not missing:
             return None
-        worst = min(lost, key=lambda value: (shares[value], -self.elements[value]))
-        return HiddenClass(self.tensor, worst, len(lost), self.elements[worst], self.equal.get(worst, 0))
+        worst = min(lost or missing, key=lambda value: (shares.get(value, 0), -self.elements[value]))
+        count = len(lost) + len(missing)
+        return HiddenClass(self.tensor, worst, count, self.elements[worst], self.equal.get(worst, 0))
+
+    def _find_missing(self) -> Iterator[int]:
+        """Classes of 3 to 7 elements that the candidate has nowhere, where classes have 8 and more on average: else they are places or numbers."""
+        is_list = sum(self.elements.values()) >= _LEAST_ELEMENTS * len(self.elements)
+        if not is_list or len(self.strayed) >= _MOST_CLASSES:
+            return
+        for value, count in self.elements.items():
+            is_anywhere = value in self.equal or value in self.strayed
+            if _LEAST_MISSING <= count < _LEAST_ELEMENTS and not is_anywhere:
+                yield value
 
     def find_gained(self) -> GainedClass | None:
         """The value that gains most, of those with 8 elements more than in FP32 and four times as many; None without one."""

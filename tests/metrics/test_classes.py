@@ -37,17 +37,30 @@ def test_the_class_of_which_the_least_share_is_equal(reference: Array, candidate
     }
     found = _find(*zip(reference, candidate, strict=True))
     lost = {value: share for value, share in shares.items() if share < 0.5}
-    assert (found is None) == (not lost)
+    counts = {value: int((reference == value).sum()) for value in range(-2, 3)}
+    missing = {v: n for v, n in counts.items() if 3 <= n < 8 and not (candidate == v).any()}
+    assert (found is None) == (not lost and not missing)
     if found is not None:
-        assert lost[found.value] == min(lost.values())
-        assert found.count == len(lost)
+        assert found.value in (lost or missing)
+        assert not lost or lost[found.value] == min(lost.values())
+        assert lost or missing[found.value] == max(missing.values())
+        assert found.count == len(lost) + len(missing)
         assert found.elements == (reference == found.value).sum()
         assert found.equal == ((reference == found.value) & (candidate == found.value)).sum()
 
 
 @pytest.mark.parametrize(
     ("elements", "equal", "is_lost"),
-    [(8, 3, True), (8, 4, False), (7, 0, False), (100, 49, True), (100, 50, False)],
+    [
+        (8, 3, True),
+        (8, 4, False),
+        (7, 0, True),
+        (7, 1, False),
+        (3, 0, True),
+        (2, 0, False),
+        (100, 49, True),
+        (100, 50, False),
+    ],
 )
 def test_boundary(elements: int, equal: int, is_lost: bool) -> None:
     reference = np.zeros(10_000, np.int32)
@@ -56,6 +69,32 @@ def test_boundary(elements: int, equal: int, is_lost: bool) -> None:
     candidate[equal:elements] = 0
     found = _find((reference, candidate))
     assert found == (HiddenClass("y", 5, 1, elements, equal) if is_lost else None)
+
+
+def test_a_small_class_that_the_candidate_has_elsewhere_is_not_missing() -> None:
+    reference = np.zeros(10_000, np.int32)
+    reference[:5] = 5
+    assert _find((reference, np.zeros_like(reference))) == HiddenClass("y", 5, 1, 5, 0)
+    assert _find((reference, np.roll(reference, 5))) is None
+    other = np.zeros((2, 10_000), np.int32)
+    other[1, 7] = 5
+    assert _find((reference, other[0]), (np.zeros_like(reference), other[1])) is None
+
+
+def test_a_larger_class_that_is_lost_is_told_before_one_that_is_missing() -> None:
+    reference = np.repeat(np.int32([0, 5, 7]), [1000, 5, 9])
+    candidate = reference.copy()
+    candidate[1000:-2] = 0
+    assert _find((reference, candidate)) == HiddenClass("y", 7, 2, 9, 2)
+
+
+@pytest.mark.parametrize(("per_value", "is_told"), [(8, False), (9, True)])
+def test_of_places_none_is_missing(per_value: int, is_told: bool) -> None:
+    """Where values have fewer than eight elements on average, they are no classes."""
+    reference = np.repeat(np.arange(100), per_value)
+    reference[:4] = 100
+    candidate = np.where(reference == 100, 1, reference)
+    assert (_find((reference, candidate)) is not None) == is_told
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int8, np.int16, np.int64, np.uint64])
