@@ -1,6 +1,6 @@
 """Constants that fill elements of an output (a mask of -1e9 over the actions that are not allowed).
 
-They are larger than all that is computed, so that an SNR over both would show the constants alone.
+They are larger than all that is computed, or far more, so that an SNR over both would show the constants alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _ROUNDING = 2.0**-8
 """A step of BF16, as a share: the constant may be rounded in the candidate."""
 _DOMINATES = 10.0
 """How many times as large as the root mean square of all other elements a constant is that hides what became of them."""
+_OUTWEIGHS = 10.0
+"""How many times the energy of all other elements a constant has that hides 10 dB of them, however large it is: -8 in four of five places."""
 
 
 def without_fills(
@@ -25,7 +27,7 @@ def without_fills(
     """Outputs by name in FP32 and of the candidate, 0 in both where FP32 has such a constant and the candidate that, rounded.
 
     `fills` are those of an output (Tolerance.fills); taken are those ten times the root mean square of all other finite elements of
-    the batch.
+    the batch, and those that have, where FP32 has them, ten times the energy of these.
     Any other value in their place stays, and counts as an error. Of other shapes, or of what is no array of floats, nothing is
     taken.
     """
@@ -43,16 +45,24 @@ def without_fills(
 
 
 def _is_filled(reference: Array, candidate: Array, fills: Sequence[float]) -> Array:
+    """Two arrays of one shape; bool of that shape."""
     with np.errstate(over="ignore"):
         constants = np.asarray(fills, np.float64).astype(reference.dtype)
-    is_constant = np.isin(reference, constants[np.isfinite(constants)])
-    others = reference[~is_constant & np.isfinite(reference)]
-    rms = math.sqrt(
-        float(np.einsum("i,i->", others, others, dtype=np.float64, casting="same_kind")) / max(others.size, 1)
-    )
+    numbers = constants[np.isfinite(constants)].tolist()
+    places = [reference == number for number in numbers]
+    others = reference[
+        np.isfinite(reference) & ~np.logical_or.reduce([np.zeros(reference.shape, bool), *places])
+    ]
+    energy = float(np.einsum("i,i->", others, others, dtype=np.float64, casting="same_kind"))
     is_filled = np.zeros(reference.shape, bool)
-    for number in constants[np.isfinite(constants)].tolist():
-        if abs(number) >= _DOMINATES * rms:
-            near = np.abs(candidate.astype(np.float64) - number) <= _ROUNDING * abs(number)
-            is_filled |= (reference == reference.dtype.type(number)) & near
+    for number, is_there in zip(numbers, places, strict=True):
+        if _hides(number, int(np.count_nonzero(is_there)), energy, others.size):
+            error = candidate[is_there].astype(np.float64) - number
+            is_filled[is_there] |= np.abs(error) <= _ROUNDING * abs(number)
     return is_filled
+
+
+def _hides(number: float, count: int, energy: float, others: int) -> bool:
+    """Whether so many elements that are this number hide these others, of this sum of squares."""
+    dominates = abs(number) >= _DOMINATES * math.sqrt(energy / max(others, 1))
+    return dominates or (count > 0 and abs(number) >= math.sqrt(_OUTWEIGHS * energy / count))

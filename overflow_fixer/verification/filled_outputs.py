@@ -14,7 +14,8 @@ from overflow_fixer.rules.semantics import moves
 def find_fills(graph: Graph) -> Mapping[str, tuple[float, ...]]:
     """By float output, the constants that a Where puts in place of what is computed, and that are moved into the output.
 
-    Those that are one finite number but 0. A Where between two constants has none: what it chooses is all that it tells.
+    Those that are one finite number but 0. A Where between two constants has none, since what it chooses is all that it tells; but
+    where a Where puts its choice in place of what is computed, both are such constants.
     """
     found = {name: _find_numbers(graph, name) for name in graph.outputs if graph.is_float(name)}
     return {name: tuple(sorted(numbers)) for name, numbers in found.items() if numbers}
@@ -22,23 +23,35 @@ def find_fills(graph: Graph) -> Mapping[str, tuple[float, ...]]:
 
 def _find_numbers(graph: Graph, output: str) -> set[float]:
     numbers: set[float] = set()
-    pending, seen = [output], {output}
+    pending, seen = [(output, False)], {output}
     while pending:
-        node = graph.producers.get(pending.pop())
+        tensor, is_beside = pending.pop()
+        node = graph.producers.get(tensor)
         if node is None:
             continue
-        fresh = [name for slot, name in enumerate(node.inputs) if _hands_on(node, slot) and name not in seen]
-        seen.update(fresh)
-        pending += [name for name in fresh if name not in graph.constants]
+        for slot in range(len(node.inputs)):
+            name = node.inputs[slot]
+            if _hands_on(node, slot) and name not in seen and name not in graph.constants:
+                seen.add(name)
+                pending.append((name, is_beside or _stands_beside_computed(graph, node, slot)))
         if node.standard_op == "Where":
             constants = [graph.constants.get(origin(graph, name)) for name in node.inputs[1:]]
-            if not all(constants):
+            if is_beside or not all(constants):
                 numbers.update(number for name in node.inputs[1:] for number in _read_number(graph, name))
     return numbers
 
 
 def _hands_on(node: Node, slot: int) -> bool:
     return moves(node, slot) or (node.standard_op == "Where" and slot > 0)
+
+
+def _stands_beside_computed(graph: Graph, node: Node, slot: int) -> bool:
+    """Whether a Where puts what comes in here in place of what is neither a constant nor chosen by another Where."""
+    if node.standard_op != "Where":
+        return False
+    other = origin(graph, node.inputs[3 - slot])
+    producer = graph.producers.get(other)
+    return other not in graph.constants and (producer is None or producer.standard_op != "Where")
 
 
 def _read_number(graph: Graph, tensor: str) -> Iterator[float]:

@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from overflow_fixer.metrics.fills import without_fills
+from overflow_fixer.records import Array
 
 
 def _take(fills: list[float], reference: Any, candidate: Any) -> tuple[list[Any], list[Any]]:
@@ -51,9 +55,48 @@ def test_several_constants() -> None:
 def test_only_what_is_ten_times_the_root_mean_square_of_all_else_that_is_finite(
     largest: float, is_taken: bool
 ) -> None:
-    both = {"y": f32(30, largest)}
+    """Few of it, whose energy is less than ten times that of the others."""
+    both = {"y": f32(30, *[largest] * 20)}
     left, _ = without_fills({"y": [30]}, both, both)
     assert (left["y"][0] == 0) == is_taken
+
+
+@pytest.mark.parametrize(("largest", "is_taken"), [(7.15, True), (7.16, False), (np.nan, True)])
+def test_what_is_less_where_it_has_ten_times_the_energy_of_all_else(largest: float, is_taken: bool) -> None:
+    """8 x 64 beside largest^2."""
+    both = {"y": f32(*[-8] * 8, largest)}
+    left, right = without_fills({"y": [-8]}, both, {"y": f32(*[-8] * 7, 8, largest)})
+    assert (left["y"][0] == 0) == (right["y"][0] == 0) == is_taken
+    assert (left["y"][7], right["y"][7]) == (-8, 8)
+
+
+def test_each_constant_counts_by_itself() -> None:
+    """5 is as large as the others are, and hides none of them."""
+    values = f32(*[-5000] * 4, 5, 4, 6)
+    assert _take([-5000, 5], values, values) == ([0, 0, 0, 0, 5, 4, 6], [0, 0, 0, 0, 5, 4, 6])
+
+
+ELEMENTS = st.sampled_from([-5000.0, 5000.0, -8.0, 0.0, np.nan, np.inf, -np.inf]) | st.floats(-9, 9, width=32)
+
+
+@pytest.mark.filterwarnings("error")
+@given(arrays.arrays(np.float32, 12, elements=ELEMENTS), arrays.arrays(np.float32, 12, elements=ELEMENTS))
+def test_what_is_taken_is_a_constant_on_both_sides_and_all_else_stays(
+    reference: Array, candidate: Array
+) -> None:
+    fills = [-5000.0, 5000.0, -8.0]
+    left, right = without_fills({"y": fills}, {"y": reference}, {"y": candidate})
+    is_taken = (left["y"] == 0) & (reference != 0)
+    others = reference[np.isfinite(reference) & ~np.isin(reference, fills)].astype(np.float64)
+    energy = float((others**2).sum())
+    for number in fills:
+        of_it = int((reference == number).sum())
+        hides = abs(number) >= 10 * np.sqrt(energy / max(others.size, 1)) or number**2 * of_it >= 10 * energy
+        alike = (reference == number) & (np.abs(candidate - np.float32(number)) <= abs(number) / 256)
+        np.testing.assert_array_equal(is_taken & (reference == number), alike & hides)
+    assert not is_taken[~np.isin(reference, fills)].any()
+    np.testing.assert_array_equal(left["y"][~is_taken], reference[~is_taken])
+    np.testing.assert_array_equal(right["y"], np.where(is_taken, 0, candidate))
 
 
 def test_a_batch_of_nothing_else() -> None:

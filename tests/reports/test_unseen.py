@@ -95,6 +95,29 @@ def test_a_mask_in_an_output_is_no_signal(tmp_path: Path) -> None:
     assert report.tolerance.fills == {"y": (-1e4,)}
 
 
+@pytest.mark.parametrize("fills", [(-8.0,), (5000.0, -5000.0)])
+def test_constants_that_are_most_of_an_output_hide_nothing(fills: tuple[float, ...], tmp_path: Path) -> None:
+    """x + 700 - 700, of which FP16 keeps halves, in one of five places."""
+    nodes = [
+        node("Add", "x k", "a"),
+        node("Sub", "a k", "z"),
+        node("Where", "n first last", "f"),
+        node("Where", "m z f", "y"),
+    ]
+    constants = {"k": scalar(700), "first": scalar(fills[0]), "last": scalar(fills[-1])}
+    masks = dict.fromkeys("mn", (TensorProto.BOOL, [4, 100]))
+    save(make_model(nodes, {"x": [4, 100], **masks}, "y", constants), tmp_path)
+    rng = np.random.default_rng(2)
+    m, n = (rng.random((4, 100)) < share for share in (0.2, 0.5))
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(4, 100)).astype(np.float32), m=m, n=n)
+    report = fix(FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out"))
+    assert report.tolerance.fills == {"y": tuple(sorted(set(fills)))}
+    assert report.naive is not None
+    assert not report.naive.passed
+    assert report.passed
+    assert {"Add_a", "Sub_z"} <= set(report.plan.pinned)
+
+
 def _choose(folder: Path, flipped: list[int]) -> FixReport:
     """The index of the larger of x and 1 + 2^-11, which is 1 in FP16, in 120 batches: 1 as well in those that are flipped."""
     nodes = [node("Concat", "x above", "a", axis=0), node("ArgMax", "a", "y", axis=0, keepdims=0)]

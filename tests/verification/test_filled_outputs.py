@@ -16,6 +16,7 @@ from overflow_fixer.verification.filled_outputs import find_fills
 CONSTANTS = {
     "low": scalar(-1e9),
     "one": np.array([[7.0]], np.float32),
+    "five": scalar(5),
     "none": scalar(0),
     "infinite": scalar(-np.inf),
     "several": np.array([1, 2], np.float32),
@@ -34,7 +35,30 @@ MASK = {"x": ["N", 2], "m": (TensorProto.BOOL, ["N", 2])}
         ([node("Where", "m low x", "a"), node("Concat", "x a", "y", axis=1)], {"y": (-1e9,)}),
         ([node("Expand", "low shape", "e"), node("Where", "m e x", "y")], {"y": (-1e9,)}),
         ([node("Where", "m low one", "y")], {}),
-        ([node("Where", "m low one", "a"), node("Where", "m a x", "y")], {}),
+        ([node("Where", "m low one", "a"), node("Where", "m a x", "y")], {"y": (-1e9, 7.0)}),
+        (
+            [node("Where", "m low one", "a"), node("Neg", "x", "b"), node("Where", "m b a", "y")],
+            {"y": (-1e9, 7.0)},
+        ),
+        (
+            [
+                node("Where", "m low one", "a"),
+                node("Identity", "a", "b"),
+                node("Where", "m b five", "c"),
+                node("Where", "m x c", "y"),
+            ],
+            {"y": (-1e9, 5.0, 7.0)},
+        ),
+        ([node("Where", "m low one", "a"), node("Where", "m a five", "y")], {"y": (5.0,)}),
+        (
+            [
+                node("Where", "m low one", "a"),
+                node("Where", "m one five", "b"),
+                node("Where", "m a b", "y"),
+            ],
+            {},
+        ),
+        ([node("Where", "m low one", "a"), node("Concat", "x a", "y", axis=1)], {}),
         ([node("Where", "m none x", "y")], {}),
         ([node("Where", "m infinite x", "y")], {}),
         ([node("Where", "m several x", "y")], {}),
