@@ -472,7 +472,8 @@ class Tolerance:
     `parts` of outputs, as NumPy indexes them ("boxes[:, 4:]"), are judged by themselves beside the whole; so are those that
     `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
     that are not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output,
-    that fill elements of it: where FP32 has one and the candidate has it too, rounded, both count as 0, so that they are no signal.
+    that fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too, rounded, both
+    count as 0, so that they are no signal.
     """
 
     min_snr_db: float = 30.0

@@ -1,4 +1,4 @@
-"""Outputs of which a Where fills elements with a constant, as masked_fill is exported."""
+"""Outputs of which a Where fills elements with a constant, as masked_fill is exported, or of which a mask is added to elements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from collections.abc import Iterator, Mapping
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.patterns.tracing import origin
+from overflow_fixer.metrics.fills import LEAST_MASK
+from overflow_fixer.patterns.tracing import constant_operand, origin
 from overflow_fixer.rules.semantics import moves
+
+_MOST_MOVES = 8
+"""Nodes that move a mask between where it is made and where it is added."""
 
 
 def find_fills(graph: Graph) -> Mapping[str, tuple[float, ...]]:
-    """By float output, the constants that a Where puts in place of what is computed, and that are moved into the output.
+    """By float output, the constants that a Where puts in place of what is computed, and those that an Add puts onto it as a mask.
 
-    Those that are one finite number but 0. A Where between two constants has none, since what it chooses is all that it tells; but
-    where a Where puts its choice in place of what is computed, both are such constants.
+    What is filled so is moved into the output. Constants are those that are one finite number but 0. A Where between two constants has
+    none, since what it chooses is all that it tells; but where another Where puts its choice in place of what is computed, both are
+    such constants. A mask is a product with a constant of -1000 or less, or what a Where chooses, or what a Sub takes off with the
+    other sign; whether it is one, only values show.
     """
     found = {name: _find_numbers(graph, name) for name in graph.outputs if graph.is_float(name)}
     return {name: tuple(sorted(numbers)) for name, numbers in found.items() if numbers}
@@ -38,6 +44,7 @@ def _find_numbers(graph: Graph, output: str) -> set[float]:
             constants = [graph.constants.get(origin(graph, name)) for name in node.inputs[1:]]
             if is_beside or not all(constants):
                 numbers.update(number for name in node.inputs[1:] for number in _read_number(graph, name))
+        numbers.update(number for number in _read_added(graph, node) if number <= LEAST_MASK)
     return numbers
 
 
@@ -52,6 +59,35 @@ def _stands_beside_computed(graph: Graph, node: Node, slot: int) -> bool:
     other = origin(graph, node.inputs[3 - slot])
     producer = graph.producers.get(other)
     return other not in graph.constants and (producer is None or producer.standard_op != "Where")
+
+
+def _read_added(graph: Graph, node: Node) -> Iterator[float]:
+    """The constants of what an Add adds or, with other signs, a Sub takes off: a product with one, or what a Where chooses."""
+    if node.standard_op not in ("Add", "Sub"):
+        return
+    sign, slots = (1, (0, 1)) if node.standard_op == "Add" else (-1, (1,))
+    for slot in slots:
+        maker = _find_maker(graph, node.inputs[slot])
+        names = () if maker is None else _find_factors(graph, maker)
+        yield from (sign * number for name in names for number in _read_number(graph, name))
+
+
+def _find_factors(graph: Graph, maker: Node) -> tuple[str, ...]:
+    """The constant that a Mul multiplies by, or what a Where chooses among."""
+    if maker.standard_op == "Where":
+        return maker.inputs[1:]
+    found = constant_operand(graph, maker) if maker.standard_op == "Mul" else None
+    return found[1:] if found else ()
+
+
+def _find_maker(graph: Graph, tensor: str) -> Node | None:
+    """The node that computes what is moved into the tensor, by at most eight nodes."""
+    node = graph.producers.get(tensor)
+    for _ in range(_MOST_MOVES):
+        if node is None or not moves(node, 0):
+            break
+        node = graph.producers.get(node.inputs[0])
+    return node
 
 
 def _read_number(graph: Graph, tensor: str) -> Iterator[float]:

@@ -70,6 +70,45 @@ def test_what_is_less_where_it_has_ten_times_the_energy_of_all_else(largest: flo
     assert (left["y"][7], right["y"][7]) == (-8, 8)
 
 
+@pytest.mark.parametrize(
+    ("mask", "masked", "plain", "is_taken"),
+    [
+        (-1e4, [-10003, -9001, -10999], [3, -4], True),
+        (-1000, [-1003], [3, -4], True),
+        (-1000, [-901, -1099], [5, -99], True),
+        (-1000, [-899], [3], False),
+        (-1000, [-1101], [3], False),
+        (-1000, [-1003], [3, -101], False),
+        (-1000, [-1003], [101, 140], True),
+        (-1000, [-1003], [300, 340], False),
+        (-1000, [-1003, -2004], [3], False),
+        (-1000, [-1003, -np.inf], [3], False),
+        (-1000, [-1003], [3, np.nan], True),
+        (-999, [-1003], [3], False),
+        (float(np.finfo(np.float32).min), [-3.4e38], [3e33, 2], True),
+        (1000, [1003], [3], False),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_mask_that_is_added_is_known_by_the_gap(
+    mask: float, masked: list[float], plain: list[float], is_taken: bool
+) -> None:
+    values = f32(*masked, *plain)
+    left, right = without_fills({"y": [mask]}, {"y": values}, {"y": values})
+    expected = np.where(np.arange(values.size) < len(masked), 0, values) if is_taken else values
+    np.testing.assert_array_equal(left["y"], expected)
+    np.testing.assert_array_equal(right["y"], expected)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_taken"), [(-10042, True), (-9964, True), (-10043, False), (np.nan, False)]
+)
+def test_of_what_is_masked_the_candidate_has_what_fp32_has(found: float, is_taken: bool) -> None:
+    """Within 2^-8 of the mask, which is 39."""
+    left, right = _take([-1e4], f32(-10003, 3), f32(found, 3))
+    assert (left[0] == 0) == (right[0] == 0) == is_taken
+
+
 def test_each_constant_counts_by_itself() -> None:
     """5 is as large as the others are, and hides none of them."""
     values = f32(*[-5000] * 4, 5, 4, 6)

@@ -118,6 +118,27 @@ def test_constants_that_are_most_of_an_output_hide_nothing(fills: tuple[float, .
     assert {"Add_a", "Sub_z"} <= set(report.plan.pinned)
 
 
+def test_a_mask_that_is_added_to_an_output_hides_nothing(tmp_path: Path) -> None:
+    """x + 700 - 700, of which FP16 keeps halves, less 10000 in four of five places."""
+    nodes = [
+        node("Add", "x k", "a"),
+        node("Sub", "a k", "z"),
+        node("Sub", "one m", "n"),
+        node("Mul", "n low", "mask"),
+        node("Add", "z mask", "y"),
+    ]
+    constants = {"k": scalar(700), "one": scalar(1), "low": scalar(-1e4)}
+    save(make_model(nodes, {"x": [4, 100], "m": [4, 100]}, "y", constants), tmp_path)
+    rng = np.random.default_rng(2)
+    m = (rng.random((4, 100)) < 0.2).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(4, 100)).astype(np.float32), m=m)
+    report = fix(FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out"))
+    assert report.tolerance.fills == {"y": (-1e4,)}
+    assert report.naive is not None
+    assert (report.naive.passed, report.passed) == (False, True)
+    assert report.fixed.outputs[0].error.max_abs_reference < 10
+
+
 def _choose(folder: Path, flipped: list[int]) -> FixReport:
     """The index of the larger of x and 1 + 2^-11, which is 1 in FP16, in 120 batches: 1 as well in those that are flipped."""
     nodes = [node("Concat", "x above", "a", axis=0), node("ArgMax", "a", "y", axis=0, keepdims=0)]

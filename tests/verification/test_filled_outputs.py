@@ -18,11 +18,45 @@ CONSTANTS = {
     "one": np.array([[7.0]], np.float32),
     "five": scalar(5),
     "none": scalar(0),
+    "zero": scalar(0),
+    "high": scalar(2000),
     "infinite": scalar(-np.inf),
     "several": np.array([1, 2], np.float32),
     "shape": ints(1, 2),
 }
 MASK = {"x": ["N", 2], "m": (TensorProto.BOOL, ["N", 2])}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fills"),
+    [
+        ([node("Mul", "x low", "k"), node("Add", "x k", "y")], (-1e9,)),
+        ([node("Mul", "low x", "k"), node("Add", "k x", "y")], (-1e9,)),
+        ([node("Mul", "x high", "k"), node("Sub", "x k", "y")], (-2000.0,)),
+        ([node("Where", "m low zero", "k"), node("Add", "x k", "y")], (-1e9,)),
+        (
+            [
+                node("Mul", "x low", "a"),
+                node("Unsqueeze", "a", "b", axes=[1]),
+                node("Squeeze", "b", "k", axes=[1]),
+                node("Add", "x k", "z"),
+                node("Identity", "z", "y"),
+            ],
+            (-1e9,),
+        ),
+        ([node("Mul", "x high", "k"), node("Add", "x k", "y")], ()),
+        ([node("Mul", "x low", "k"), node("Sub", "x k", "y")], ()),
+        ([node("Mul", "x low", "k"), node("Sub", "k x", "y")], ()),
+        ([node("Mul", "x one", "k"), node("Add", "x k", "y")], ()),
+        ([node("Mul", "x x", "k"), node("Add", "x k", "y")], ()),
+        ([node("Add", "x low", "y")], ()),
+        ([node("Mul", "x low", "k"), node("Add", "x k", "z"), node("Neg", "z", "y")], ()),
+    ],
+    ids=str,
+)
+def test_masks_that_are_added(nodes: list[Any], fills: tuple[float, ...], tmp_path: Path) -> None:
+    save(make_model(nodes, MASK, "y", CONSTANTS, opset=12), tmp_path)
+    assert find_fills(load_graph(tmp_path / "model.onnx")) == ({"y": fills} if fills else {})
 
 
 @pytest.mark.parametrize(
