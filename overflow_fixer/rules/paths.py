@@ -10,12 +10,17 @@ from overflow_fixer.rules.semantics import readers
 
 Step = Callable[[Node, int], bool]
 """Of a node and the slot at which it reads a tensor."""
+Entry = Callable[[Node, str], bool]
+"""Of a node and a tensor that it writes."""
 
 
-def find_ways(graph: Graph, tensor: str, goes_on: Step, is_end: Step) -> tuple[Node, ...]:
+def find_ways(
+    graph: Graph, tensor: str, goes_on: Step, is_end: Step, enters: Entry = lambda node, output: True
+) -> tuple[Node, ...]:
     """Every node on a way from `tensor` to a node that `is_end`, in topological order.
 
-    A way goes on through a node where `goes_on` says so. Bodies of control flow are not looked into.
+    A way goes on through a node where `goes_on` says so, into those of its outputs that it `enters`. Bodies of control flow
+    are not looked into.
     """
     behind: dict[str, list[Node]] = {}
     ends: list[Node] = []
@@ -29,7 +34,7 @@ def find_ways(graph: Graph, tensor: str, goes_on: Step, is_end: Step) -> tuple[N
                 ends.append(reader)
             elif reader.label not in passed and goes_on(reader, slot):
                 passed.add(reader.label)
-                pending.extend((output, reader) for output in _values(reader))
+                pending.extend((output, reader) for output in _values(reader) if enters(reader, output))
     return lead_back(behind, ends)
 
 

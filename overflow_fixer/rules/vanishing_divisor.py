@@ -19,6 +19,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import trace_term
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
+from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_sources import carry_back, read_exponent, trace_small
@@ -71,11 +72,26 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
 def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor) -> tuple[Node, ...]:
     """The nodes from the tensor to those that divide by it, in order; none where nothing does.
 
-    A guard under half of what FP16 rounds away from a difference is passed, too: it stands in for all of that.
+    A guard under half of what FP16 rounds away from a difference is passed, too: it stands in for all of that. A part
+    without a value as small is not.
     """
     passed = FP16_UNDERFLOW if divisor.cancelled is None else divisor.limit / 2
     goes_on = partial(_keeps_zero, graph, ranges, passed)
-    return find_ways(graph, divisor.tensor, goes_on, partial(divides, graph))
+    enters = partial(_hands_on, graph, ranges, divisor)
+    return find_ways(graph, divisor.tensor, goes_on, partial(divides, graph), enters)
+
+
+def _hands_on(graph: Graph, ranges: RangeTable, divisor: Divisor, node: Node, output: str) -> bool:
+    """Whether what the node writes may have the small value, where it only moves elements, of which it may leave some out.
+
+    Not where it has others as small, but not that one: these are told by themselves. Of a sum whose terms are small it is
+    not asked.
+    """
+    if not moves(node, 0) or divisor.parts:
+        return True
+    if divisor.cancelled is None and is_told_by_itself(graph, ranges, output, divisor.least):
+        return False
+    return may_hold(graph, ranges, output, divisor.tensor, divisor.limit)
 
 
 def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> Divisor:

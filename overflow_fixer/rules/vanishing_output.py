@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from onnx import TensorProto
 
@@ -55,57 +56,97 @@ def find_vanishing_outputs(
         yield Finding("vanishing_output", node.label, output, *values, told.reason, action=told.action)
 
 
+class _Moved(NamedTuple):
+    """A tensor of which an output has elements, moved there.
+
+    `alone` is the largest of the smallest magnitudes but zero of what holds these alone, `joined` of what holds others as well,
+    behind a Concat: none of them is smaller. -inf where none was taken, infinity where there are none but zeros and NaN.
+    `is_signed`: they are all positive, or all negative.
+    """
+
+    tensor: str
+    alone: float = -math.inf
+    joined: float = -math.inf
+    is_signed: bool = False
+
+    @property
+    def least(self) -> float:
+        return max(self.alone, self.joined)
+
+    def back_to(self, node: Node, tensor: str) -> _Moved:
+        """Its elements in what the node moves."""
+        if node.standard_op != "Concat":
+            return self._replace(tensor=tensor)
+        return _Moved(tensor, joined=self.least, is_signed=self.is_signed)
+
+    def seen_as(self, seen: Range | None) -> _Moved:
+        """With what was seen of the tensor."""
+        if seen is None or seen.min_nonzero_abs == -math.inf:
+            return self
+        own = math.inf if math.isnan(seen.min_nonzero_abs) else seen.min_nonzero_abs
+        is_signed = self.is_signed or seen.min > 0 or seen.max < 0
+        return self._replace(alone=max(self.alone, own), is_signed=is_signed)
+
+
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> _Evidence:
     found: _Evidence = {}
     for output in graph.outputs:
-        small = [name for name in _moved_into(graph, output) if _is_small(graph, ranges, name)]
-        reasons = {name: _reason_to_leave(graph, ranges.by_tensor[name]) for name in small}
-        for tensor in (name for name in small if not reasons[name]):
-            told = _tell(ranges, output, tensor, "is never zero and")
-            for node in (*_writers(graph, ranges, tensor), *_movers(graph, tensor, output)):
+        small = [
+            moved for moved in _moved_into(graph, ranges, output) if _is_small_there(graph, ranges, moved)
+        ]
+        reasons = {moved: _reason_to_leave(graph, ranges, moved) for moved in small}
+        for moved in (one for one in small if not reasons[one]):
+            told = _tell(output, moved.least, "is never zero and")
+            for node in (*_writers(graph, ranges, moved.tensor), *_movers(graph, moved.tensor, output)):
                 found.setdefault(node.label, {}).setdefault(output, told)
-        left = min(
-            (name for name in small if reasons[name]), key=lambda name: _least(ranges, name), default=""
-        )
-        if left:
-            told = _tell(ranges, output, left, "", reasons[left])
-            found.setdefault(graph.producers[left].label, {}).setdefault(output, told)
+        left = [moved for moved in small if reasons[moved]]
+        for moved in sorted(left, key=lambda one: one.least)[:1]:
+            told = _tell(output, moved.least, "", reasons[moved])
+            found.setdefault(graph.producers[moved.tensor].label, {}).setdefault(output, told)
     return found
 
 
-def _tell(ranges: RangeTable, output: str, tensor: str, what: str, why_left: str = "") -> _Told:
-    least = _least(ranges, tensor)
+def _tell(output: str, least: float, what: str, why_left: str = "") -> _Told:
     rounded = "zero" if least <= FP16_UNDERFLOW else f"{FP16_MIN_SUBNORMAL:.3g}"
     said = " ".join(filter(None, ("the output", output, what, f"has values down to {least:.3g}")))
     reason = f"{said}, which FP16 makes {rounded}"
     return _Told(least, f"{reason}; not pinned: {why_left}", "none") if why_left else _Told(least, reason)
 
 
-def _reason_to_leave(graph: Graph, seen: Range) -> str:
+def _is_small_there(graph: Graph, ranges: RangeTable, moved: _Moved) -> bool:
+    """Whether the output has values under 2^-24 of it, and it is computed in FP32, without NaN and infinities."""
+    is_small = moved.alone > -math.inf and moved.least < FP16_MIN_SUBNORMAL
+    return is_small and _find_computed(graph, ranges, moved.tensor) is not None
+
+
+def _reason_to_leave(graph: Graph, ranges: RangeTable, moved: _Moved) -> str:
     """Why the values under 2^-24 of a tensor are no matter; "" where they are."""
-    if _is_share(graph, seen.tensor):
+    seen = ranges.by_tensor[moved.tensor]
+    if _is_share(graph, moved.tensor):
         return "it is a share of a whole, of which one as small is none"
+    if moved.is_signed:
+        return ""
     if seen.min < 0 < seen.max:
         return "it has values of both signs, so that small ones are about zero by chance"
-    return (
-        "" if seen.min > 0 or seen.max < 0 else "zeros are among its values, so that its reader takes zeros"
-    )
+    return "zeros are among its values, so that its reader takes zeros"
 
 
-def _moved_into(graph: Graph, output: str) -> Iterator[str]:
+def _moved_into(graph: Graph, ranges: RangeTable, output: str) -> Iterator[_Moved]:
     """The tensors of which the output has its values, themselves not moved but computed."""
-    pending, seen = [output], {output}
+    pending = [_Moved(output).seen_as(ranges.get(output))]
+    seen = set(pending)
     while pending:
-        tensor = pending.pop()
-        node = graph.producers.get(tensor)
-        if node is None or tensor in graph.constants:
+        moved = pending.pop()
+        node = graph.producers.get(moved.tensor)
+        if node is None or moved.tensor in graph.constants:
             continue
         if not moves(node, 0):
-            yield tensor
+            yield moved
             continue
-        fresh = [name for slot, name in enumerate(node.inputs) if moves(node, slot) and name not in seen]
-        seen.update(fresh)
+        sources = [name for slot, name in enumerate(node.inputs) if moves(node, slot)]
+        fresh = {moved.back_to(node, name).seen_as(ranges.get(name)) for name in sources} - seen
+        seen |= fresh
         pending += fresh
 
 
@@ -158,10 +199,6 @@ def _find_computed(graph: Graph, ranges: RangeTable, tensor: str) -> Range | Non
     if seen is None or tensor in graph.constants or graph.dtypes.get(tensor) != TensorProto.FLOAT:
         return None
     return seen if seen.is_finite else None
-
-
-def _least(ranges: RangeTable, tensor: str) -> float:
-    return ranges.by_tensor[tensor].min_nonzero_abs
 
 
 def _is_share(graph: Graph, tensor: str) -> bool:

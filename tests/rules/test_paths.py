@@ -64,3 +64,21 @@ def test_the_output_that_a_way_leads_to(tmp_path: Path) -> None:
     found = [find_given(graph, name, is_neg) for name in ("x", "a", "y", "b")]
     assert found == ["y", "y", "y", "z"]
     assert find_given(graph, "x", lambda at, slot: at.op_type == "Abs") is None
+
+
+def test_outputs_that_are_not_entered(tmp_path: Path) -> None:
+    nodes = [
+        node("Split", "x", "a b", axis=0),
+        node("Log", "a", "c"),
+        node("Log", "b", "d"),
+        node("Concat", "c d", "y", axis=0),
+    ]
+    graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+    found = find_ways(
+        graph,
+        "x",
+        lambda at, slot: at.op_type == "Split",
+        lambda at, slot: at.op_type == "Log",
+        lambda at, output: output != "a",
+    )
+    assert [at.label for at in found] == ["Split_a", "Log_d"]

@@ -346,3 +346,85 @@ def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
     model = make_model([node("Exp", "x", "y")], {"x": [None]}, "y")
     graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(-20, 1)})
     assert pinned_by(find_vanishing_outputs, graph, ranges) == ["Exp_y"]
+
+
+PARTS = {
+    "Slice": node("Slice", "v from to axis", "y"),
+    "Split": node("Split", "v sizes", "rest y", axis=0),
+    "Gather": node("Gather", "v places", "y"),
+    "GatherND": node("GatherND", "v rows", "y"),
+    "GatherElements": node("GatherElements", "v places", "y"),
+    "Compress": node("Compress", "v chosen", "y", axis=0),
+}
+CHOICE = {
+    "from": ints(2),
+    "to": ints(4),
+    "axis": ints(0),
+    "sizes": ints(2, 2),
+    "places": ints(2, 3),
+    "rows": np.array([[2], [3]], np.int64),
+    "chosen": np.array([False, False, True, True]),
+    "one": scalar(1),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize(
+    ("values", "is_found"),
+    [
+        ([1e-11, 1, 1, 2], False),
+        ([1e-11, 1, LEAST, 2], False),
+        ([1e-11, 1, 0, 2], False),
+        ([1e-11, 1, 0, 0], False),
+        ([1, 1, BELOW, 2], True),
+        ([1, -1, BELOW, 2], True),
+        ([0, -1, -BELOW, -2], True),
+        ([1e-11, 1, BELOW, -2], False),
+    ],
+)
+def test_what_a_part_holds_decides(
+    part: onnx.NodeProto, values: list[float], is_found: bool, tmp_path: Path
+) -> None:
+    pins = _pins(tmp_path, [node("Mul", "x one", "v"), part], values, CHOICE)
+    assert pins == (["Mul_v", part.name] if is_found else [])
+
+
+def test_a_part_tells_of_its_own_smallest(tmp_path: Path) -> None:
+    (found,) = _left(tmp_path, [node("Mul", "x one", "v"), PARTS["Slice"]], [1e-11, 1, 2e-9, -1], CHOICE)
+    assert found.value == pytest.approx(2e-9)
+    assert "down to 2e-09" in found.reason
+
+
+def test_two_parts_of_one_tensor_that_are_joined(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x one", "v"),
+        node("Split", "v sizes", "a b", axis=0),
+        node("Neg", "b", "c"),
+        node("Concat", "a c b", "y", axis=0),
+    ]
+    assert _pins(tmp_path, nodes, [1, 2, 1e-9, 1], CHOICE) == ["Mul_v", "Split_a", "Neg_c", "Concat_y"]
+    assert _pins(tmp_path, nodes, [1e-9, 2, 1, 1], CHOICE) == ["Mul_v", "Split_a", "Concat_y"]
+    assert _pins(tmp_path, nodes, [1, 2, 1, 1], CHOICE) == []
+
+
+def test_a_part_of_what_was_joined(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x one", "v"),
+        node("Neg", "v", "c"),
+        node("Concat", "v c", "d", axis=0),
+        node("Slice", "d from to axis", "y"),
+    ]
+    assert _pins(tmp_path, nodes, [1e-11, 1, 1, 1], CHOICE) == []
+    pins = _pins(tmp_path, nodes, [1, 1, 1, 1e-9], CHOICE)
+    assert pins == ["Mul_v", "Neg_c", "Concat_d", "Slice_y"]  # of which of them it is, nobody knows
+
+
+def test_many_parts_joined_again_and_again(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x one", "v0")]
+    for i in range(40):
+        nodes += [
+            node("Split", f"v{i} sizes", f"a{i} b{i}", axis=0),
+            node("Concat", f"b{i} a{i}", f"v{i + 1}", axis=0),
+        ]
+    nodes.append(node("Identity", "v40", "y"))
+    assert _pins(tmp_path, nodes, [1e-9, 1, 1, 2], CHOICE)[:2] == ["Mul_v0", "Split_a0"]
