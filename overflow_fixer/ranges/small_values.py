@@ -7,6 +7,7 @@ the model, and where a tensor may be a mask, all of whose elements are 0 or one 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from overflow_fixer.graph.model import Graph
@@ -14,6 +15,12 @@ from overflow_fixer.graph.nodes import Node
 
 _ENLARGING = {"Div": 1, "Mod": 1, "Log": 0, "Reciprocal": 0, "Pow": 0, "Sqrt": 0}
 """Operators and the input whose small values they make large."""
+_ZERO_AT_1 = frozenset({"Log", "Acos", "Acosh"})
+_ZERO_AT_0 = frozenset(
+    """Neg Abs Mul Div Sqrt Sin Tan Sinh Tanh Asin Atan Relu LeakyRelu Clip Max Add Identity Cast Reshape Flatten Squeeze
+    Unsqueeze Transpose Expand Tile Slice Split Gather Concat""".split()
+)
+"""Operators that hand a small value on to what makes a large one of it."""
 _SWITCHES = frozenset("Hardmax OneHot Sign Floor Ceil Round".split())
 """Operators whose outputs are few numbers whatever comes in."""
 _SIMPLE = frozenset(
@@ -33,7 +40,24 @@ def find_small_valued(graph: Graph, wanted: SmallValues = "needed") -> frozenset
     slots = ((node.inputs, _ENLARGING[node.op_type]) for node in graph.nodes if node.op_type in _ENLARGING)
     found = {inputs[slot] for inputs, slot in slots if slot < len(inputs)}
     outputs = {name for name in graph.outputs if graph.is_float(name)}
-    return frozenset(found | outputs | _find_masks(graph))
+    return frozenset(found | outputs | _find_masks(graph) | _find_zeros_at_1(graph, found))
+
+
+def _find_zeros_at_1(graph: Graph, enlarged: Iterable[str]) -> set[str]:
+    """What functions that are zero at 1 give out on the way to one of the tensors that are enlarged."""
+    pending, seen = list(enlarged), set(enlarged)
+    found = set[str]()
+    while pending:
+        name = pending.pop()
+        node = graph.producers.get(name)
+        if node is None:
+            continue
+        if node.op_type in _ZERO_AT_1:
+            found.add(name)
+        fresh = [one for one in node.inputs if node.op_type in _ZERO_AT_0 and one not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return found
 
 
 def _find_masks(graph: Graph) -> set[str]:

@@ -1,34 +1,75 @@
-"""A difference from one number of which FP16 makes zero: 1 - p, where FP16 rounds p to 1."""
+"""A result of which FP16 makes zero, since a term is rounded to the one number of which that is the result.
+
+Of 1 - p it is where FP16 rounds p to 1, and so of log x, arccos x and arcosh x.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16
+from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves
 
 _KEEPS_DIGITS = frozenset("Clip Max Min Where Abs Neg Sqrt Mul Div Pow".split())
 """Operators whose output is as near to a number as their input is."""
+_ADDS_UP = frozenset("Add Sub Sum Mean ReduceSum ReduceMean".split())
+_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
+_LEAST_SHARE = 16
+"""A term of a sum that is smaller than the number by more is rounded by less than matters."""
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function that is zero at 1, by its inverse; `sides` of 1 on which it is defined, -1 below."""
+
+    inverse: Callable[[Array], Array]
+    sides: tuple[int, ...]
+    limit: float
+    """The largest |result| that FP16 may make zero of, its input rounded to 1."""
+
+
+_ZERO_AT_1: Mapping[str, _Function] = {
+    "Log": _Function(np.exp, (-1, 1), math.log1p(2.0**-11)),
+    "Acos": _Function(np.cos, (-1,), math.acos(1 - 2.0**-12)),
+    "Acosh": _Function(np.cosh, (1,), math.acosh(1 + 2.0**-11)),
+}
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The tensor `term`, which FP16 rounds to `number` where it is nearest to it."""
+    """The tensor `term`, which FP16 rounds to `number` where it is nearest to it; `function` of what that is zero.
+
+    It is a difference where there is no `function`.
+    """
 
     term: str
     number: float
+    function: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The largest magnitude of a result that FP16 may make zero of."""
+        return _ZERO_AT_1[self.function].limit if self.function else step_at(self.number) / 2
+
+    @property
+    def text(self) -> str:
+        if self.function:
+            return f"{self.function} of what FP16 rounds to {self.number:g}"
+        return f"a difference from {self.number:g}"
 
 
 def find_cancellation(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation | None:
-    """Of Add or Sub with a constant, where the smallest result but 0 that was measured is 0 in FP16."""
+    """Of Add or Sub with a constant, of Log, Acos and Acosh, where the smallest result but 0 that was measured is 0 in FP16."""
+    if node.standard_op in _ZERO_AT_1:
+        return _find_near_1(graph, ranges, node)
     if node.standard_op not in ("Add", "Sub") or not any(name in graph.constants for name in node.inputs):
         return None
     term, constant = sorted(node.inputs, key=lambda name: name in graph.constants)
@@ -36,16 +77,32 @@ def find_cancellation(graph: Graph, ranges: RangeTable, node: Node) -> Cancellat
     number = _read_number(ranges, constant) * (-1 if node.standard_op == "Add" else 1)
     if read is None or left is None or not FP16_UNDERFLOW < abs(number) < FP16_OVERFLOW:
         return None
-    is_rounded = _is_rounded_to(number, read, left.min_nonzero_abs)
+    sides = _find_sides(number, read)
+    is_rounded = _is_rounded_to(number, number + sides * left.min_nonzero_abs, left)
     return Cancellation(term, number) if is_rounded else None
 
 
-def _is_rounded_to(number: float, term: Range, least: float) -> bool:
-    """Whether FP16 rounds to the number what is so near to it, on each side on which the term was seen."""
-    sides = [side for side, is_there in ((-1, term.min < number), (1, term.max > number)) if is_there]
-    if not sides or not 0 < least < math.inf:
+def _find_near_1(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation | None:
+    """Of a function that is zero at 1, computed in FP32; the input that gave the smallest result is told by its inverse."""
+    term, function = node.inputs[0], _ZERO_AT_1[node.standard_op]
+    read, left = ranges.get(term), ranges.get(node.outputs[0])
+    if read is None or left is None or term in graph.constants:
+        return None
+    sides = np.asarray([side for side in _find_sides(1.0, read) if side in function.sides])
+    with np.errstate(over="ignore"):
+        nearest = function.inverse(sides * left.min_nonzero_abs).astype(np.float32)
+    return Cancellation(term, 1.0, node.standard_op) if _is_rounded_to(1.0, nearest, left) else None
+
+
+def _find_sides(number: float, term: Range) -> Array:
+    """On which sides of the number, -1 and 1, the term was seen."""
+    return np.asarray([side for side, there in ((-1, term.min < number), (1, term.max > number)) if there])
+
+
+def _is_rounded_to(number: float, nearest: Array, left: Range) -> bool:
+    """Whether FP16 rounds to the number what is as near to it as gives the smallest result, on each side on which that may be."""
+    if not nearest.size or not 0 < left.min_nonzero_abs < math.inf:
         return False
-    nearest = number + np.asarray(sides) * least
     return bool(np.all(round_to_fp16(nearest) == round_to_fp16(np.asarray(number))))
 
 
@@ -55,11 +112,28 @@ def _read_number(ranges: RangeTable, constant: str) -> float:
     return seen.min if seen is not None and seen.min == seen.max else math.nan
 
 
-def trace_term(graph: Graph, tensor: str) -> Iterator[Node]:
-    """The node that writes the term, and those behind it whose rounding would bring it to the number as well."""
+def trace_term(graph: Graph, ranges: RangeTable, tensor: str, number: float) -> Iterator[Node]:
+    """The node that writes the term, and those behind it whose rounding would bring it to the number as well.
+
+    Through a sum these are terms that reach a 16th of the number, and through a product of data (a cosine of unit vectors)
+    its factors.
+    """
 
     def keeps_digits(node: Node, name: str) -> bool:
-        is_computed = graph.is_float(name) and name not in graph.constants
-        return is_computed and (node.standard_op in _KEEPS_DIGITS or moves(node, 0))
+        if not graph.is_float(name) or name in graph.constants:
+            return False
+        if node.standard_op in _ADDS_UP or node.standard_op in _PRODUCTS:
+            is_data = node.standard_op in _ADDS_UP or graph.constants.keys().isdisjoint(node.inputs[:2])
+            return is_data and _is_large_term(ranges, node, name, number)
+        return node.standard_op in _KEEPS_DIGITS or moves(node, 0)
 
     return walk_back(graph, tensor, keeps_digits)
+
+
+def _is_large_term(ranges: RangeTable, node: Node, name: str, number: float) -> bool:
+    """Whether the term is not much smaller than the number; of 1 - q that is near 1, q is."""
+    seen = ranges.get(name)
+    others = (_read_number(ranges, other) for other in node.inputs if other != name)
+    if node.standard_op in ("Add", "Sub") and any(abs(other) == abs(number) for other in others):
+        return False
+    return seen is not None and seen.max_abs * _LEAST_SHARE >= abs(number)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16, step_at
+from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.cancellation import find_cancellation
+from overflow_fixer.rules.cancellation import Cancellation, find_cancellation
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_sources import (
     Part,
@@ -41,7 +41,7 @@ _SUMS = frozenset("ReduceSum ReduceL1 ReduceSumSquare MatMul Gemm".split())
 class Divisor:
     """A tensor with a value that FP16 makes zero of, and what is to be said of it.
 
-    `is_mean`: the terms of a sum, on average. `cancelled`: of a difference, what FP16 rounds away. `parts`: what the
+    `is_mean`: the terms of a sum, on average. `cancelled`: of a difference, and of what is zero at 1, what FP16 rounds away. `parts`: what the
     value is of, where that does not follow from it and from the node that writes it. `inside`: the node that divides by it
     inside, where nothing that reads it needs to. `makes`: what becomes of zero there.
     """
@@ -51,7 +51,7 @@ class Divisor:
     text: str
     is_mean: bool = False
     limit: float = FP16_UNDERFLOW
-    cancelled: str | None = None
+    cancelled: Cancellation | None = None
     parts: tuple[Part, ...] = ()
     inside: Node | None = None
     makes: str = "infinity or NaN of it"
@@ -81,9 +81,8 @@ def _of_an_output(graph: Graph, ranges: RangeTable, node: Node, name: str) -> It
     text = f"{name} is as small as {least:.3g}"
     cancellation = find_cancellation(graph, ranges, node)
     if cancellation is not None:
-        limit = step_at(cancellation.number) / 2
-        text = f"{text}, a difference from {cancellation.number:g}"
-        yield Divisor(name, least, text, limit=limit, cancelled=cancellation.term)
+        text = f"{text}, {cancellation.text}"
+        yield Divisor(name, least, text, limit=cancellation.limit, cancelled=cancellation)
     elif 0 < least <= FP16_UNDERFLOW:
         yield Divisor(name, least, text)
     yield from _before_scaling(graph, ranges, node, least)
@@ -193,8 +192,9 @@ def _before_a_pole(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[Div
     if seen is not None and seen.max_abs < 1 == round_to_fp16(np.asarray(seen.max_abs)):
         left = 1 - seen.max_abs
         text = f"1 - |{name}| is as small as {left:.3g}"
+        term = Cancellation(name, 1.0)
         yield Divisor(
-            name, left, text, False, _HALF_STEP_BELOW_1, cancelled=name, inside=node, makes="infinity of it"
+            name, left, text, False, _HALF_STEP_BELOW_1, cancelled=term, inside=node, makes="infinity of it"
         )
 
 

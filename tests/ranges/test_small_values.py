@@ -24,7 +24,7 @@ def test_divisors_and_what_a_logarithm_power_or_root_reads(tmp_path: Path) -> No
         node("Sqrt", ["z"], ["y"]),
     ]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")])
-    assert find_small_valued(graph) == {"x", "s", "p", "t", "w", "z", "y"}
+    assert find_small_valued(graph) == {"x", "s", "p", "l", "t", "w", "z", "y"}
 
 
 def test_masks_made_of_inputs_integers_and_constants(tmp_path: Path) -> None:
@@ -44,3 +44,21 @@ def test_masks_made_of_inputs_integers_and_constants(tmp_path: Path) -> None:
     graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y"), value_info("turned")], constants)
     found = find_small_valued(graph)
     assert found == {"x", "m", "left_out", "mask", "signs", "turned", "y"}
+
+
+def test_what_is_zero_at_1_on_the_way_to_what_is_enlarged(tmp_path: Path) -> None:
+    nodes = [
+        node("Tanh", ["x"], ["p"]),
+        node("Log", ["p"], ["l"]),
+        node("Neg", ["l"], ["n"]),
+        node("Log", ["n"], ["y"]),
+        node("Acos", ["p"], ["a"]),
+        node("Sin", ["a"], ["s"]),
+        node("Div", ["p", "s"], ["z"]),
+        node("Acosh", ["y"], ["c"]),
+        node("Exp", ["c"], ["e"]),
+        node("Reciprocal", ["e"], ["w"]),
+    ]
+    outputs = [value_info(name) for name in "zw"]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], outputs)
+    assert find_small_valued(graph) == {"x", "p", "l", "n", "a", "s", "z", "e", "w"}

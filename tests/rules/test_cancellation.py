@@ -99,10 +99,9 @@ def test_back_to_where_the_digits_come_from(tmp_path: Path) -> None:
         node("Mul", "clipped clipped", "squares"),
         node("Sub", "c squares", "y"),
     ]
-    graph, _ = scan(
-        make_model(nodes, {"x": [2]}, "y", {**CONSTANTS, "first": ints(0)}), tmp_path, {"x": floats(1, 2)}
-    )
-    found = [each.label for each in trace_term(graph, "squares")]
+    model = make_model(nodes, {"x": [2]}, "y", {**CONSTANTS, "first": ints(0)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)})
+    found = [each.label for each in trace_term(graph, ranges, "squares", 1)]
     assert found == ["Mul_squares", "Clip_clipped", "Gather_one", "Sigmoid_p"]
 
 
@@ -113,5 +112,90 @@ def test_a_power_keeps_the_digits_and_its_exponent_has_none(tmp_path: Path) -> N
         node("Pow", "p two", "squares"),
         node("Sub", "c squares", "y"),
     ]
-    graph, _ = scan(make_model(nodes, {"x": [2]}, "y", CONSTANTS), tmp_path, {"x": floats(1, 2)})
-    assert [each.label for each in trace_term(graph, "squares")] == ["Pow_squares", "Sigmoid_p"]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", CONSTANTS), tmp_path, {"x": floats(1, 2)})
+    assert [each.label for each in trace_term(graph, ranges, "squares", 1)] == ["Pow_squares", "Sigmoid_p"]
+
+
+def _trace(folder: Path, nodes: list[Any], x: Any) -> list[str]:
+    constants = {**CONSTANTS, "axes": ints(-1), "half": scalar(0.5), "eye": np.eye(2, dtype=np.float32)}
+    model = make_model([*nodes, node("Log", "p", "y")], {"x": [2, 2]}, "y", constants, 18)
+    graph, ranges = scan(model, folder, {"x": np.asarray(x, np.float32)})
+    return [each.label for each in trace_term(graph, ranges, "p", 1)]
+
+
+def test_a_cosine_of_unit_vectors_back_to_the_vectors(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceL2", "x axes", "n"),
+        node("Div", "x n", "u"),
+        node("Mul", "u u", "squares"),
+        node("ReduceSum", "squares axes", "p"),
+    ]
+    x = [[3, 4], [1, 0]]
+    assert _trace(tmp_path, nodes, x) == ["ReduceSum_p", "Mul_squares", "Div_u", "ReduceL2_n"]
+    nodes[2:] = [node("Transpose", "u", "t", perm=[1, 0]), node("MatMul", "u t", "p")]
+    assert sorted(_trace(tmp_path, nodes, x)) == ["Div_u", "MatMul_p", "ReduceL2_n", "Transpose_t"]
+
+
+@pytest.mark.parametrize(("share", "is_followed"), [(1 / 16, True), (1 / 16 - 2.0**-20, False), (0, False)])
+def test_terms_of_a_sum_that_are_not_much_smaller(share: float, is_followed: bool, tmp_path: Path) -> None:
+    nodes = [node("Abs", "x", "a"), node("Sub", "x half", "b"), node("Add", "a b", "p")]
+    found = _trace(tmp_path, nodes, [[0.5 + share, 0.5]] * 2)
+    assert ("Sub_b" in found) == is_followed
+    assert "Abs_a" in found
+
+
+def test_a_layer_and_what_is_taken_from_1_end_it(tmp_path: Path) -> None:
+    x = [[0.5, 1], [1, 0.1]]
+    assert _trace(tmp_path, [node("Sigmoid", "x", "q"), node("MatMul", "q eye", "p")], x) == ["MatMul_p"]
+    assert _trace(tmp_path, [node("Sigmoid", "x", "q"), node("Sub", "c q", "p")], x) == ["Sub_p"]
+    assert _trace(tmp_path, [node("Sigmoid", "x", "q"), node("Sub", "q half", "p")], x) == [
+        "Sub_p",
+        "Sigmoid_q",
+    ]
+
+
+BELOW, ABOVE = 1 - STEP / 2, 1 + STEP
+FUNCTIONS = [
+    ("Log", [0.5, BELOW], True),
+    ("Log", [0.5, BELOW - 2.0**-24], False),
+    ("Log", [0.5, 1 - 2.0**-24, 1], True),
+    ("Log", [2, ABOVE], True),
+    ("Log", [2, ABOVE + 2.0**-23], False),
+    ("Log", [0.5, 1 + STEP / 4], True),
+    ("Log", [0.5, 1 + 0.75 * STEP], False),
+    ("Log", [0.5, 0], False),
+    ("Log", [1, 1], False),
+    ("Log", [-1, math.nan], False),
+    ("Log", [math.inf, 2], False),
+    ("Log", BELOW, True),
+    ("Log", [], False),
+    ("Acos", [0.5, BELOW], True),
+    ("Acos", [0.5, BELOW - 2.0**-22], False),
+    ("Acos", [1, BELOW], True),
+    ("Acos", [1, 1], False),
+    ("Acos", [-1, -BELOW], False),
+    ("Acos", [2, BELOW], True),
+    ("Acosh", [2, ABOVE], True),
+    ("Acosh", [2, ABOVE + 2.0**-21], False),
+    ("Acosh", [0.5, ABOVE, 1], True),
+    ("Acosh", [math.inf], False),
+]
+
+
+@pytest.mark.parametrize(("op", "values", "is_zero"), FUNCTIONS)
+def test_functions_that_are_zero_at_1(op: str, values: Any, is_zero: bool, tmp_path: Path) -> None:
+    x = np.asarray(values, np.float32)
+    found = _find(tmp_path, op, "x", values)
+    assert found == (Cancellation("x", 1, op) if is_zero else None)
+    if found is not None:
+        with np.errstate(all="ignore"):
+            lost = {"Log": np.log, "Acos": np.arccos, "Acosh": np.arccosh}[op](x[x.astype(np.float16) == 1])
+        assert 0 < np.abs(lost).max() <= found.limit * (1 + 2.0**-20)
+        assert found.text == f"{op} of what FP16 rounds to 1"
+
+
+def test_a_function_of_a_constant_is_none(tmp_path: Path) -> None:
+    nodes = [node("Log", "near", "d"), node("Div", "x d", "y")]
+    model = make_model(nodes, {"x": None}, "y", {"near": floats(BELOW)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1)})
+    assert find_cancellation(graph, ranges, graph.nodes[0]) is None

@@ -603,3 +603,45 @@ def test_a_part_of_sums_of_terms_as_small(tmp_path: Path) -> None:
     for shift, expected in ((-20.7, ["Exp_e", "MatMul_s", "Slice_a", "Div_y"]), (-12, [])):
         graph, ranges = scan(model, tmp_path, {"x": np.full((2, 1000), shift, np.float32)})
         assert pinned_by(find_vanishing_divisors, graph, ranges) == expected
+
+
+NEAR_1 = {
+    "gumbel": ([node("Log", "m", "a"), node("Neg", "a", "b"), node("Log", "b", "y")], 0.9999),
+    "cloglog": (
+        [node("Sub", "one m", "q"), node("Log", "q", "a"), node("Neg", "a", "b"), node("Log", "b", "y")],
+        1e-4,
+    ),
+    "reciprocal": ([node("Log", "m", "a"), node("Reciprocal", "a", "y")], 1.0002),
+    "quotient": ([node("Log", "m", "a"), node("Mul", "a two", "b"), node("Div", "one b", "y")], 1.0004),
+    "sine of an angle": ([node("Acos", "m", "a"), node("Sin", "a", "b"), node("Div", "one b", "y")], 0.9999),
+    "Acosh": ([node("Acosh", "m", "a"), node("Div", "one a", "y")], 1.0004),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_1)
+def test_what_is_zero_at_1_where_fp16_rounds_to_1(name: str, tmp_path: Path) -> None:
+    """Beside values on the same side of 1, and on the other where that is told by the smallest alone."""
+    nodes, value = NEAR_1[name]
+    nodes = [node("Mul", "x one", "m"), *nodes]
+    beside = {"cloglog": 0.3, "Acosh": 3, "reciprocal": 0.3, "quotient": 3}.get(name, 0.5)
+    expected = [one.name for one in nodes if not (name == "cloglog" and one.name == "Mul_m")]
+    assert _pins(tmp_path, nodes, [beside, value]) == expected
+    assert _pins(tmp_path, nodes, [beside, 1 + 8 * (value - 1) if value > 0.5 else 8 * value]) == []
+
+
+def test_a_logarithm_that_nothing_divides_by_stays(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x one", "m"),
+        node("Log", "m", "a"),
+        node("Exp", "a", "b"),
+        node("Div", "one b", "y"),
+    ]
+    assert _pins(tmp_path, nodes, [0.5, 0.9999]) == []
+
+
+def test_an_epsilon_under_an_angle(tmp_path: Path) -> None:
+    nodes = [node("Acos", "x", "a"), node("Add", "a c", "b"), node("Div", "one b", "y")]
+    for guard, is_found in ((1e-6, True), (0.01, True), (0.02, False)):
+        model = make_model(nodes, {"x": None}, "y", CONSTANTS | {"c": scalar(guard)})
+        graph, ranges = scan(model, tmp_path, {"x": floats(0.9999, 0.5)})
+        assert bool(pinned_by(find_vanishing_divisors, graph, ranges)) == is_found
