@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from overflow_fixer.errors import PlanError
+from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns import Region, find_regions
@@ -65,7 +66,8 @@ def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
             f"({graph.sha256[:12]}…). Expected a plan of this very file. Plan again with fix-fp16 plan."
         )
     lost = [pin.node for pin in plan.pins if pin.node not in graph.by_label]
-    lost += [clamp.tensor for clamp in plan.clamps if clamp.tensor not in graph.constants]
+    held = [clamp.tensor for clamp in plan.clamps]
+    lost += [name for name in held if name not in graph.constants and read_fill(graph, name) is None]
     if lost:
         raise PlanError(
             f"The plan names {lost[0]!r}, which {graph.path} does not have. Expected names of its nodes. "
@@ -177,8 +179,9 @@ def _by_tensor(clamps: Iterable[Clamp]) -> dict[str, Clamp]:
 
 
 def _on_the_way(clamp: Clamp, graph: Graph) -> set[str]:
-    """Labels of the nodes that pass the clamped constant on."""
-    return {graph.producers[tensor].label for tensor in clamp.covers}
+    """Labels of the nodes that pass the clamped constant on, and of the one that fills a tensor with it."""
+    filled = () if clamp.tensor in graph.constants else (clamp.tensor,)
+    return {graph.producers[tensor].label for tensor in (*filled, *clamp.covers)}
 
 
 def _free(finding: Finding) -> Finding:

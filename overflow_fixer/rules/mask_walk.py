@@ -10,11 +10,21 @@ from functools import cached_property, reduce
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.constant_range import carriers
 from overflow_fixer.rules.folding import find_folder
+from overflow_fixer.rules.mask_ends import (
+    BOTH_ENDS,
+    NO_END,
+    Ends,
+    find_ends,
+    find_kept,
+    find_opened,
+    is_always_switch,
+)
 from overflow_fixer.rules.semantics import moves
 
 SCORE_LIMIT = 10000.0
@@ -34,13 +44,14 @@ class Mask:
     """A tensor whose elements are masked, or at most `bound` in magnitude.
 
     A masked element is one of the constants `origins`, or the sum of up to `stacked` of them, and of what is at most
-    `bound`. `exact`: it is a constant as it stands, not computed with.
+    `bound`. `exact`: it is a constant as it stands, not computed with. `ends` are those that it leaves unmasked in every row.
     """
 
     origins: tuple[str, ...]
     bound: float
     stacked: int = 1
     exact: bool = True
+    ends: Ends = NO_END
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +59,15 @@ class Use:
     """A mask laid on scores. `replaces`: it stands in place of them, nothing added to it.
 
     `pattern` is True where it masks, its last axes being those of the scores; None where the data say.
-    Not `is_aligned`: behind a Reshape, its rows are those of the scores, but not in their places.
+    Not `is_aligned`: behind a Reshape, its rows are those of the scores, but not in their places. `ends` are those that it
+    leaves unmasked in every row of the last axis, whatever the data say.
     """
 
     origins: tuple[str, ...]
     replaces: bool
     pattern: Array | None
     is_aligned: bool = True
+    ends: Ends = NO_END
 
 
 @dataclass(frozen=True)
@@ -141,7 +154,7 @@ class MaskWalk:
         is_float = self.graph.dtypes.get(name) == TensorProto.FLOAT
         value = self.graph.read_constant(name)
         is_fed = name not in self.graph.producers
-        if value is None and is_float and (is_fed or np.isneginf(largest)):
+        if value is None and is_float and (is_fed or read_fill(self.graph, name) is not None):
             self._made[name] = largest
             return Mask((name,), 0.0)
         if value is None or not is_float:
@@ -149,7 +162,7 @@ class MaskWalk:
         plain = np.abs(value[~self.is_masked(value)])
         if not (plain <= SCORE_LIMIT).all():
             raise NotProvedError(f"it holds {plain.max():.6g} as well, which is neither masked nor a score")
-        return Mask((name,), float(plain.max(initial=0)))
+        return Mask((name,), float(plain.max(initial=0)), ends=find_ends(self.is_masked(value)))
 
     def _step(self, node: Node) -> None:
         op = node.standard_op
@@ -174,7 +187,7 @@ class MaskWalk:
         if mask is None or not mask.origins:
             raise NotProvedError(f"Where {node.label} replaces masked scores by what is no mask")
         base = self._scores_of(node.inputs[3 - slot])
-        use = Use(mask.origins, mask.exact, self._chosen(node, slot))
+        use = _lay(mask, mask.exact, self._chosen(node, slot))
         stacked = max(base.stacked, mask.stacked)
         self._put(node, Scores(max(base.bound, mask.bound), (*base.uses, use), stacked))
 
@@ -186,7 +199,7 @@ class MaskWalk:
             self.masks[node.outputs[0]] = _sum(mask, other)
         elif mask is not None and mask.origins:
             base = self._scores_of(second)
-            use = Use(mask.origins, False, self._pattern(first))
+            use = _lay(mask, False, self._pattern(first))
             uses = (*_computed_with(base.uses), use)
             self._put(node, Scores(base.bound + mask.bound, uses, base.stacked + mask.stacked))
         else:
@@ -207,7 +220,9 @@ class MaskWalk:
             raise NotProvedError(f"Mul {node.label} scales it by other numbers than 0 and 1")
         if any(np.isinf(self.ranges.by_tensor[origin].min) for origin in self.masks[name].origins):
             raise NotProvedError(f"Mul {node.label} makes NaN of 0 and infinity")
-        self.masks[node.outputs[0]] = replace(self.masks[name], exact=False)
+        mask = self.masks[name]
+        ends = mask.ends if is_always_switch(self.graph, switch) else NO_END
+        self.masks[node.outputs[0]] = replace(mask, exact=False, ends=ends)
 
     def _join(self, node: Node) -> None:
         """Concat: masks and constants, or scores, masked and not."""
@@ -225,13 +240,24 @@ class MaskWalk:
         source = node.inputs[0]
         for output in node.writes:
             if source in self.masks:
-                self.masks[output] = self.masks[source]
+                mask = self.masks[source]
+                self.masks[output] = replace(mask, ends=mask.ends & find_kept(self.graph, node))
             else:
                 uses = tuple(self._moved(node, use) for use in self.scores[source].uses)
                 self.scores[output] = replace(self.scores[source], uses=uses)
 
+    def _cut_triangle(self, node: Node) -> None:
+        """Trilu: 0 in the place of elements of a mask."""
+        source, output = node.inputs[0], node.outputs[0]
+        if source in self.masks:
+            mask = self.masks[source]
+            self.masks[output] = replace(mask, ends=mask.ends | find_opened(self.graph, node))
+        else:
+            self._move(node)
+
     def _moved(self, node: Node, use: Use) -> Use:
         """The use behind a node that moves elements: its pattern where rows stay rows, else None."""
+        use = replace(use, ends=use.ends & find_kept(self.graph, node))
         if use.pattern is None or node.standard_op in _KEEPS_LAYOUT:
             return use
         last = [self.graph.sure_shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
@@ -254,7 +280,9 @@ class MaskWalk:
         """The tensor as a mask; one made of constants alone masks nothing. None: it is neither."""
         if self._is_held(name):
             return self.masks.get(name)
-        return None if self._folder.value(name) is None else Mask((), self._bound_of_plain(name), 0)
+        if self._folder.value(name) is None:
+            return None
+        return Mask((), self._bound_of_plain(name), 0, ends=BOTH_ENDS)
 
     def _scores_of(self, name: str) -> Scores:
         return self.scores[name] if name in self.scores else Scores(self._bound_of_plain(name))
@@ -293,19 +321,26 @@ _STEPS = {
     "Add": MaskWalk._add,
     "Mul": MaskWalk._scale,
     "Concat": MaskWalk._join,
-    "Trilu": MaskWalk._move,
+    "Trilu": MaskWalk._cut_triangle,
 }
+
+
+def _lay(mask: Mask, replaces: bool, pattern: Array | None) -> Use:
+    """The mask on scores."""
+    ends = mask.ends if pattern is None else mask.ends | find_ends(pattern)
+    return Use(mask.origins, replaces, pattern, ends=ends)
 
 
 def _alternative(one: Mask, other: Mask) -> Mask:
     origins = tuple(dict.fromkeys((*one.origins, *other.origins)))
     bound, stacked = max(one.bound, other.bound), max(one.stacked, other.stacked)
-    return Mask(origins, bound, stacked, one.exact and other.exact)
+    return Mask(origins, bound, stacked, one.exact and other.exact, one.ends & other.ends)
 
 
 def _sum(one: Mask, other: Mask) -> Mask:
     origins = tuple(dict.fromkeys((*one.origins, *other.origins)))
-    return Mask(origins, one.bound + other.bound, one.stacked + other.stacked, exact=False)
+    bound, stacked = one.bound + other.bound, one.stacked + other.stacked
+    return Mask(origins, bound, stacked, False, one.ends & other.ends)
 
 
 def _computed_with(uses: tuple[Use, ...]) -> tuple[Use, ...]:

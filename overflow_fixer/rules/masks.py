@@ -12,7 +12,8 @@ masked ones (the constant in place of a score, or added to it, at most twice). W
 3. A row that is masked as a whole is left. Where masks replace scores and all hold the same finite c, the
    row is constant, and Softmax uniform, before and after. Else the row was uniform (c swallows the score), NaN
    (c = -inf) or the softmax of its scores, and FP16, of which a step at c may be 8 or 16, gives another; so there
-   the masks must be made of constants and leave an element of every row unmasked.
+   the masks must be made of constants and leave an element of every row unmasked, or leave the first or the last of
+   every row whatever the sizes and the data are (see mask_ends).
    Where FP16 holds every c, only data can bring a tensor over the threshold, and so it is enough there that the
    same data have no such row: no row's maximum was less than -B.
    Where every c is -inf and constants do not show that a row keeps an element, they are left as they are: FP16 holds
@@ -32,10 +33,12 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_OVERFLOW
+from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Clamp, PlanPolicy, Range, RangeTable
 from overflow_fixer.rules.constant_range import origins
+from overflow_fixer.rules.mask_ends import BOTH_ENDS, End
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use
 from overflow_fixer.rules.semantics import NEGATIVE
 from overflow_fixer.rules.traces import Origin
@@ -103,7 +106,8 @@ def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Orig
     out_of_range = list(origins(graph, ranges))
     yield from (o for o in out_of_range if o.signs == NEGATIVE and graph.is_float(o.tensor))
     known = {origin.tensor for origin in out_of_range}
-    for name in graph.constants:
+    fills = [node.outputs[0] for node in graph.nodes if node.standard_op == "ConstantOfShape"]
+    for name in (*graph.constants, *fills):
         seen = ranges.get(name)
         if name not in known and seen is not None and seen.min <= -floor:
             yield Origin(name, seen.min, NEGATIVE)
@@ -160,9 +164,10 @@ def _judge_rows(walk: MaskWalk, softmax: Node, scores: Scores, policy: PlanPolic
     amounts = _all_amounts(walk, scores)
     is_infinite = amounts == {-np.inf}
     made = [name for name in scores.origins if name not in walk.graph.constants]
-    if made and not is_infinite and min(amounts) <= -FP16_OVERFLOW:
-        raise NotProvedError(f"{made[0]} is no constant that could be clamped")
-    if policy.masks == "clamp" and not made:
+    fed = [name for name in made if not _can_clamp(walk.graph, name)]
+    if fed and not is_infinite and min(amounts) <= -FP16_OVERFLOW:
+        raise NotProvedError(f"{fed[0]} is no constant that could be clamped")
+    if policy.masks == "clamp" and not (made if is_infinite else fed):
         return "asked"
     if all(use.replaces for use in scores.uses) and len(amounts) == 1 and not is_infinite:
         return "constants"
@@ -170,6 +175,8 @@ def _judge_rows(walk: MaskWalk, softmax: Node, scores: Scores, policy: PlanPolic
     masks_row = pattern is not None and _masks_whole_row(pattern, _row_axis(walk, softmax, scores))
     if is_infinite and (made or pattern is None or masks_row):
         return "infinity"
+    if _leaves_an_end(walk, softmax, scores):
+        return "constants"
     if masks_row:
         raise NotProvedError("it masks a row as a whole, whose softmax would change")
     if pattern is not None:
@@ -178,6 +185,16 @@ def _judge_rows(walk: MaskWalk, softmax: Node, scores: Scores, policy: PlanPolic
         raise NotProvedError(_doubt(scores.uses))
     _check_measured_rows(walk, softmax, scores)
     return "data"
+
+
+def _can_clamp(graph: Graph, tensor: str) -> bool:
+    return tensor in graph.constants or read_fill(graph, tensor) is not None
+
+
+def _leaves_an_end(walk: MaskWalk, softmax: Node, scores: Scores) -> bool:
+    """Whether all masks leave the same end of every row that Softmax is of, or that is in one."""
+    ends = reduce(frozenset[End].__and__, (use.ends for use in scores.uses), BOTH_ENDS)
+    return bool(ends) and _axis_from_end(walk.graph, softmax) == 1
 
 
 def _check_measured_rows(walk: MaskWalk, softmax: Node, scores: Scores) -> None:
@@ -281,7 +298,7 @@ def _refuse_partners(walk: MaskWalk) -> None:
 
 def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], ground: Ground) -> MaskVerdict:
     is_infinite = ground == "infinity"
-    is_constant = origin.tensor in walk.graph.constants
+    is_constant = _can_clamp(walk.graph, origin.tensor)
     is_clamped = origin.value < -MASK_MAGNITUDE and not is_infinite and is_constant
     tensors = walk.tensors_with.get(origin.tensor, set())
     refusal = walk.refused.get(origin.tensor) or (None if uses else "it reaches no Softmax")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from fp16_emulation import run_typed
+from in_memory_calibration import floats, make_model, node, scan
 from onnx import TensorProto, helper, numpy_helper
 from typed_models import (
     NEWEST_OPSET,
@@ -26,7 +27,10 @@ from overflow_fixer.backends.mixed_onnx import describe, emit, open_runner, weig
 from overflow_fixer.backends.mixed_onnx.emission import check_artifact
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph.model import load_graph
-from overflow_fixer.records import Batch
+from overflow_fixer.planning.plan import plan_precision
+from overflow_fixer.records import Batch, PlanPolicy
+from overflow_fixer.sessions.session import open_session, run_session
+from overflow_fixer.simulation.typed_model import simulate
 
 TEXT = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) <float[4] w = {1.0001, 2, 3, 4}> {
     c = Constant <value = float {3.0001}> () a = Mul(x, w) b = Mul(a, c) y = Add(b, w) z = Exp(a)
@@ -272,3 +276,31 @@ def test_shapes_that_inference_cannot_tell_are_left_out(tmp_path: Path) -> None:
     infos = make_typed(path).model.graph.value_info
     dims = {info.name: info.type.tensor_type.shape.dim for info in infos}
     assert [[dim.HasField("dim_value") for dim in dims[name]] for name in "ab"] == [[False, False]] * 2
+
+
+def test_a_clamp_of_what_fills_a_tensor_is_built(tmp_path: Path) -> None:
+    """Right in ONNX Runtime and rounded node by node, on sizes that the data did not have, one row among them."""
+    low = numpy_helper.from_array(floats(np.finfo(np.float32).min))
+    nodes = [
+        node("Shape", "x", "size"),
+        node("ConstantOfShape", "size", "full", value=low),
+        node("Trilu", "full one", "tri"),
+        node("Add", "x tri", "s"),
+        node("Softmax", "s", "y"),
+    ]
+    triangle = make_model(nodes, {"x": ["n", "n"]}, "y", {"one": np.asarray(1, np.int64)})
+    graph, ranges = scan(triangle, tmp_path, {"x": np.eye(4, dtype=np.float32)})
+    path = tmp_path / "typed.onnx"
+    emit(graph, plan_precision(graph, ranges, PlanPolicy()), path)
+    model = onnx.load(path)
+    (fill,) = (node for node in model.graph.node if node.op_type == "ConstantOfShape")
+    assert numpy_helper.to_array(fill.attribute[0].t) == np.float16(-25000)
+    right = open_session(graph.path, graph.folder)
+    built = [open_session(path, tmp_path), open_session(simulate(load_graph(path)), tmp_path)]
+    for size in (1, 3, 9):
+        batch = Batch("b", {"x": np.random.default_rng(size).normal(size=(size, size)).astype(np.float32)})
+        (expected,) = run_session(right, ["y"], batch)
+        for session in built:
+            (found,) = run_session(session, ["y"], batch)
+            np.testing.assert_allclose(found, expected, atol=2e-3)
+            assert np.array_equal(found == 0, expected == 0)

@@ -185,12 +185,16 @@ def test_the_loader_refuses_another_model_and_says_what_tensorrt_says(
 
 
 def _model_with_masks(path: Path) -> Graph:
-    """x + mask + other, the mask an initializer in external data, the other of a Constant node."""
+    """x + mask + other + full, the mask an initializer in external data, the other of a Constant node, the last filled."""
     mask = numpy_helper.from_array(np.array([0, -3.4e38, np.nan], np.float32), "mask")
+    low = numpy_helper.from_array(np.array([-3.4e38], np.float32), "low")
     nodes = [
         helper.make_node("Constant", [], ["other"], value_floats=[1.0, -1e9, 2.0], name="const"),
         helper.make_node("Add", ["x", "mask"], ["a"], name="add"),
-        helper.make_node("Add", ["a", "other"], ["y"], name="add2"),
+        helper.make_node("Add", ["a", "other"], ["b"], name="add2"),
+        helper.make_node("Shape", ["b"], ["shape"], name="shape"),
+        helper.make_node("ConstantOfShape", ["shape"], ["full"], name="fill", value=low),
+        helper.make_node("Add", ["b", "full"], ["y"], name="add3"),
     ]
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "xy"]
     graph = helper.make_graph(nodes, "g", value[:1], value[1:], [mask])
@@ -201,7 +205,7 @@ def _model_with_masks(path: Path) -> Graph:
 
 def _clamping_plan(graph: Graph) -> PrecisionPlan:
     clamps = (Clamp("mask", 6e4, "-3.4e38 is no FP16 value"), Clamp("other", 5e4, "nor is -1e9"))
-    return replace(make_plan(graph, "add2"), clamps=clamps)
+    return replace(make_plan(graph, "add2"), clamps=(*clamps, Clamp("full", 4e4, "nor is -3.4e38")))
 
 
 def test_the_loader_clamps_what_the_backend_clamps(

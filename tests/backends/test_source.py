@@ -84,6 +84,23 @@ def test_a_constant_node_is_clamped_however_it_holds_its_value(
     onnx.checker.check_model(model)
 
 
+def test_what_fills_a_tensor_is_clamped(tmp_path: Path) -> None:
+    fill = numpy_helper.from_array(_MASK[1:2], "v")
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("ConstantOfShape", ["s"], ["mask"], value=fill),
+        helper.make_node("ConstantOfShape", ["s"], ["other"], value=fill),
+        helper.make_node("Sum", ["x", "mask", "other"], ["y"]),
+    ]
+    graph = _save(tmp_path, nodes, [])
+    before = graph.model.SerializeToString()
+    model = _clamped(graph, "mask")
+    found = [numpy_helper.to_array(node.attribute[0].t) for node in model.graph.node[1:3]]
+    np.testing.assert_array_equal(found, [_EXPECTED[1:2], _MASK[1:2]])
+    assert graph.model.SerializeToString() == before
+    onnx.checker.check_model(model)
+
+
 def test_external_data_stays_where_it_is_and_a_clamped_tensor_comes_inside(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["x", "mask"], ["p"]), helper.make_node("Add", ["p", "other"], ["y"])]
     weights = [numpy_helper.from_array(_MASK, name) for name in ("mask", "other")]

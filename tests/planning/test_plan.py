@@ -273,6 +273,35 @@ def test_a_clamp_is_given_up_when_a_node_on_its_way_runs_in_fp32(
         assert any("not clamped after all" in f.reason for p in plan.pins for f in p.findings) is not clamped
 
 
+def _triangle(folder: Path) -> tuple[Graph, RangeTable]:
+    """x + triu(full(-3.4e38), 1) of any size, under a Softmax."""
+    nodes = [
+        node("Shape", "x", "size"),
+        node("ConstantOfShape", "size", "full", value=numpy_helper.from_array(floats(MIN))),
+        node("Trilu", "full one", "tri"),
+        node("Add", "x tri", "s"),
+        node("Softmax", "s", "y"),
+    ]
+    model = make_model(nodes, {"x": ["n", "n"]}, "y", {"one": np.asarray(1, np.int64)})
+    return scan(model, folder, {"x": np.eye(4, dtype=np.float32)}, {"x": np.full((7, 7), -9, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("pinned", "clamped"),
+    [("ConstantOfShape_full", False), ("Trilu_tri", False), ("Add_s", False), ("Softmax_y", True)],
+)
+def test_a_clamp_of_what_fills_a_tensor(pinned: str, clamped: bool, tmp_path: Path) -> None:
+    graph, ranges = _triangle(tmp_path)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pinned == set()
+    assert [(clamp.tensor, clamp.covers) for clamp in plan.clamps] == [("full", ("s", "tri"))]
+    check_plan(graph, plan)
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=(f"^{pinned}$",)))
+    assert bool(plan.clamps) is clamped
+    everything = {"ConstantOfShape_full", "Trilu_tri", "Add_s", "Softmax_y"}
+    assert plan.pinned == ({pinned} if clamped else everything)
+
+
 def test_a_clamp_given_up_pins_no_excluded_node(tmp_path: Path) -> None:
     graph, ranges = _masked(tmp_path)
     policy = PlanPolicy(include_nodes=("Where",), exclude_nodes=("Identity",))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
+from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
@@ -89,6 +90,9 @@ def clamped_model(graph: Graph, clamped: list[str]) -> onnx.ModelProto:
         if tensor.name in clamped:
             value = np.clip(onnx.numpy_helper.to_array(tensor), -MASK_MAGNITUDE, MASK_MAGNITUDE)
             tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+    for made in model.graph.node:
+        if made.op_type == "ConstantOfShape" and made.output[0] in clamped:
+            clip_fill(made, MASK_MAGNITUDE)
     return model
 
 
@@ -371,12 +375,18 @@ REFUSED: dict[str, tuple[Attention, str]] = {
         ),
         "it meets a mask of -inf that is left as it is, and one that is clamped",
     ),
-    "beside -inf of a ConstantOfShape": (
+    "beside -inf of a ConstantOfShape, by data": (
         Attention(
-            [*INFINITE_TRIANGLE, node("Add", "x tri", "a"), node("Add", "a k", "s"), SOFTMAX],
-            {"k": pattern_of(CAUSAL, MIN), **TRIANGLE},
+            [
+                *INFINITE_TRIANGLE,
+                node("Add", "x tri", "a"),
+                node("Where", "d k zero", "w"),
+                node("Add", "a w", "s"),
+                SOFTMAX,
+            ],
+            {"k": scalar(MIN), "zero": scalar(0), **TRIANGLE},
         ),
-        "full is no constant that could be clamped",
+        "added to the scores, and the data may mask a row as a whole",
     ),
     "a row is masked as a whole": (
         Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, MIN)}),
@@ -655,10 +665,9 @@ def test_what_is_not_proved_is_refused_with_its_reason(name: str, tmp_path: Path
     found = verdicts(graph, ranges)
     assert found
     assert all(verdict.clamp is None for verdict in found.values())
-    refusals = ("not clamped as a mask: ", "not proved as a mask: ")  # the latter of what is no constant
-    assert all(
-        verdict.reason.startswith(refusals[key not in attention.constants]) for key, verdict in found.items()
-    )
+    refusals = ("not clamped as a mask: ", "not proved as a mask: ")  # the latter of what is fed
+    is_fed = {key: key in {spec.name for spec in graph.inputs} for key in found}
+    assert all(verdict.reason.startswith(refusals[is_fed[key]]) for key, verdict in found.items())
     assert reason in found["k"].reason
 
 
@@ -1026,3 +1035,138 @@ def test_no_clamp_ever_changes_an_output(steps: list[Any], axis: int, opset: int
         event(f"{len(clamped)} of {len(found)} clamped")
         if clamped:
             assert_clamping_changes_nothing(attention, graph, found)
+
+
+SIZES = {"two": ints(2), "end": ints(4), "k": np.asarray(1, np.int64)}
+
+
+def _fill(value: float) -> list[onnx.NodeProto]:
+    """A tensor full of the value, as high and as wide as the scores, whose sizes the data decide."""
+    number = onnx.numpy_helper.from_array(floats(value))
+    return [
+        node("Shape", "x", "dims"),
+        node("Slice", "dims two end", "square"),
+        node("ConstantOfShape", "square", "full", value=number),
+    ]
+
+
+ADDED = [node("Add", "x tri", "s"), SOFTMAX]
+FILLED: dict[str, Attention] = {
+    **{
+        f"a triangle of {value:g}": Attention(
+            [*_fill(value), node("Trilu", "full k", "tri", upper=1), *ADDED], SIZES
+        )
+        for value in (MIN, -1e9, -65504)
+    },
+    "two diagonals further": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "tri"), *ADDED], SIZES | {"k": np.asarray(3, np.int64)}
+    ),
+    "the lower one without the diagonal, of sizes that follow": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "tri", upper=0), *ADDED],
+        SIZES | {"k": np.asarray(-1, np.int64)},
+    ),
+    "expanded from one number": Attention(
+        [
+            *_fill(MIN)[:2],
+            node("ConstantOfShape", "none", "full", value=onnx.numpy_helper.from_array(floats(MIN))),
+            node("Expand", "full square", "wide"),
+            node("Trilu", "wide k", "tri"),
+            *ADDED,
+        ],
+        SIZES | {"none": ints()},
+    ),
+    "switched by a boolean, and moved": Attention(
+        [
+            *_fill(MIN),
+            node("Trilu", "full k", "upper"),
+            node("Cast", "d", "on", to=TensorProto.FLOAT),
+            node("Mul", "upper on", "some"),
+            node("Slice", "some zero end last", "tri"),
+            *ADDED,
+        ],
+        SIZES | {"zero": ints(0), "last": ints(-1)},
+    ),
+    "onto a constant": Attention(
+        [
+            *_fill(MIN),
+            node("Trilu", "full k", "tri"),
+            node("Add", "x c1", "b"),
+            node("Add", "b tri", "s"),
+            SOFTMAX,
+        ],
+        SIZES | {"c1": np.linspace(-9, 9, 16, dtype=np.float32).reshape(4, 4)},
+    ),
+    "in place of scores by data": Attention([*_fill(MIN), node("Where", "c full x", "s"), SOFTMAX], SIZES),
+}
+KEPT_IN_FP32: dict[str, Attention] = {
+    "with the diagonal": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "tri"), *ADDED], SIZES | {"k": np.asarray(0, np.int64)}
+    ),
+    "the lower one with the diagonal": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "tri", upper=0), *ADDED], SIZES | {"k": np.asarray(0, np.int64)}
+    ),
+    "rows along another axis": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "tri"), ADDED[0], node("Softmax", "s", "y", axis=-2)], SIZES
+    ),
+    "without the first column": Attention(
+        [
+            *_fill(MIN),
+            node("Trilu", "full k", "upper"),
+            node("Slice", "upper one two last", "tri"),
+            *ADDED,
+        ],
+        SIZES | {"one": ints(1), "last": ints(-1)},
+    ),
+    "turned": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "t"), node("Transpose", "t", "tri", perm=[1, 0]), *ADDED], SIZES
+    ),
+    "switched by an input": Attention(
+        [*_fill(MIN), node("Trilu", "full k", "t"), node("Mul", "t m", "tri"), *ADDED], SIZES
+    ),
+    "beside one that hides the first": Attention(
+        [
+            *_fill(MIN),
+            node("Trilu", "full k", "tri"),
+            node("Where", "d low x", "a"),
+            node("Add", "a tri", "s"),
+            SOFTMAX,
+        ],
+        SIZES | {"low": scalar(MIN)},
+    ),
+    "added as a whole": Attention([*_fill(MIN), node("Add", "x full", "s"), SOFTMAX], SIZES),
+    "given out": Attention([*_fill(MIN), node("Trilu", "full k", "tri"), *ADDED], SIZES, extra_outputs="tri"),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_what_a_constantofshape_makes_is_clamped_and_changes_no_bit(name: str, tmp_path: Path) -> None:
+    graph, ranges = FILLED[name].scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert set(found) == {"full"}
+    assert found["full"].clamp is not None, found
+    assert_clamping_changes_nothing(FILLED[name], graph, list(found.values()))
+
+
+@pytest.mark.parametrize("name", KEPT_IN_FP32)
+def test_what_a_constantofshape_makes_is_not_where_a_row_may_be_hidden(name: str, tmp_path: Path) -> None:
+    found = verdicts(*KEPT_IN_FP32[name].scan(tmp_path))["full"]
+    assert found.clamp is None
+    assert found.reason.startswith("not clamped as a mask")
+
+
+def test_a_triangle_of_minus_10000_is_left_as_it_is(tmp_path: Path) -> None:
+    attention = Attention([*_fill(-10000), node("Trilu", "full k", "tri"), *ADDED], SIZES)
+    found = verdicts(*attention.scan(tmp_path))["full"]
+    assert found.is_left
+    assert found.clamp is None
+
+
+def test_minus_infinity_of_a_constantofshape_beside_a_finite_one_is_clamped_with_it(tmp_path: Path) -> None:
+    attention = Attention(
+        [*INFINITE_TRIANGLE, node("Add", "x tri", "a"), node("Add", "a k", "s"), SOFTMAX],
+        {"k": pattern_of(CAUSAL, MIN), **TRIANGLE},
+    )
+    graph, ranges = attention.scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert {name for name, verdict in found.items() if verdict.clamp is not None} == {"full", "k"}
+    assert_clamping_changes_nothing(attention, graph, list(found.values()))

@@ -15,6 +15,7 @@ from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import replace_files
+from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
@@ -36,6 +37,9 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "
     """
     assignment, typed = _type(graph, plan, io_types)
     clamps = {clamp.tensor: clamp for clamp in plan.clamps}
+    for node in typed.model.graph.node:
+        if node.op_type == "ConstantOfShape" and node.output[0] in clamps:
+            clip_fill(node, clamps[node.output[0]].magnitude)
     with replace_files(path) as staged:
         files = write_model(graph, typed, clamps, staged)
         check_artifact(graph, staged)

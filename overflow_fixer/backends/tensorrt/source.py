@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.backends.tensorrt.network import ParsedNetwork, parse_model
 from overflow_fixer.errors import BackendError
+from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.copies import embed_weights
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -104,6 +105,8 @@ def _clamp(model: onnx.ModelProto, graph: Graph, clamps: Mapping[str, Clamp]) ->
         if node.op_type == "Constant" and node.output[0] in clamps:
             del node.attribute[:]
             node.attribute.append(helper.make_attribute("value", _clamped(graph, clamps[node.output[0]])))
+        elif node.op_type == "ConstantOfShape" and node.output[0] in clamps:
+            clip_fill(node, clamps[node.output[0]].magnitude)
 
 
 def _clamped(graph: Graph, clamp: Clamp) -> TensorProto:

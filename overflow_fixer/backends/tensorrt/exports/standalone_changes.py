@@ -49,7 +49,7 @@ def clamp_constants(model: Any, folder: str, clamps: Mapping[str, float]) -> Seq
             value = onnx.numpy_helper.to_array(tensor, folder)
             tensor.CopyFrom(clamp_tensor(value, tensor.name, left.pop(tensor.name)))
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.output[0] in left:
+        if node.op_type in ("Constant", "ConstantOfShape") and node.output[0] in left:
             name = node.output[0]
             tensor = clamp_tensor(read_constant(node, folder), name, left.pop(name))
             del node.attribute[:]
