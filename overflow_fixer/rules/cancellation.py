@@ -18,7 +18,8 @@ from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves
 
-_KEEPS_DIGITS = frozenset("Clip Max Min Where Abs Neg Sqrt Mul Div Pow".split())
+_CHOOSES = frozenset("Clip Max Min Where".split())
+_KEEPS_DIGITS = _CHOOSES | frozenset("Abs Neg Sqrt Mul Div Pow".split())
 """Operators whose output is as near to a number as their input is."""
 _ADDS_UP = frozenset("Add Sub Sum Mean ReduceSum ReduceMean".split())
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
@@ -116,24 +117,38 @@ def trace_term(graph: Graph, ranges: RangeTable, tensor: str, number: float) -> 
     """The node that writes the term, and those behind it whose rounding would bring it to the number as well.
 
     Through a sum these are terms that reach a 16th of the number, and through a product of data (a cosine of unit vectors)
-    its factors.
+    its factors. Of 1 - q that is near 1, q is small.
     """
+    near = {tensor}
 
     def keeps_digits(node: Node, name: str) -> bool:
         if not graph.is_float(name) or name in graph.constants:
             return False
-        if node.standard_op in _ADDS_UP or node.standard_op in _PRODUCTS:
-            is_data = node.standard_op in _ADDS_UP or graph.constants.keys().isdisjoint(node.inputs[:2])
-            return is_data and _is_large_term(ranges, node, name, number)
-        return node.standard_op in _KEEPS_DIGITS or moves(node, 0)
+        is_near = not near.isdisjoint(node.writes)
+        if node.standard_op in _ADDS_UP:
+            rest = _read_rest(ranges, node, name, number) if is_near else math.nan
+            return _is_large(ranges, name, number) and not abs(rest) * _LEAST_SHARE < abs(number)
+        if node.standard_op in _PRODUCTS:
+            is_data = graph.constants.keys().isdisjoint(node.inputs[:2])
+            return is_data and _is_large(ranges, name, number)
+        is_chosen = node.standard_op in _CHOOSES or moves(node, 0)
+        near.update([name] if is_near and is_chosen else [])
+        return node.standard_op in _KEEPS_DIGITS or is_chosen
 
     return walk_back(graph, tensor, keeps_digits)
 
 
-def _is_large_term(ranges: RangeTable, node: Node, name: str, number: float) -> bool:
-    """Whether the term is not much smaller than the number; of 1 - q that is near 1, q is."""
+def _is_large(ranges: RangeTable, name: str, number: float) -> bool:
+    """Whether a term is not much smaller than the number."""
     seen = ranges.get(name)
-    others = (_read_number(ranges, other) for other in node.inputs if other != name)
-    if node.standard_op in ("Add", "Sub") and any(abs(other) == abs(number) for other in others):
-        return False
     return seen is not None and seen.max_abs * _LEAST_SHARE >= abs(number)
+
+
+def _read_rest(ranges: RangeTable, node: Node, name: str, number: float) -> float:
+    """What `name` is where the node adds one number to it, or takes one from the other, and writes `number`; NaN elsewhere."""
+    if node.standard_op not in ("Add", "Sub") or node.inputs[0] == node.inputs[1]:
+        return math.nan
+    other = _read_number(ranges, node.inputs[1 - node.inputs.index(name)])
+    if node.standard_op == "Add":
+        return number - other
+    return number + other if name == node.inputs[0] else other - number

@@ -3,6 +3,7 @@
 Rotary and sinusoidal positions: position 3001 times a frequency of 0.75 is 2250.75 radians; FP16 has 2250 or 2252.
 What matters is the error of the angle, not its share of it. So the angle stays in FP32, and with it all that it
 is made of: positions, frequencies, data up to the layer that writes them, and what moves and multiplies them.
+And an angle that is made of a cosine so near 1 that FP16 rounds the angle away: see small_angles.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.digits import tell_over
 from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.small_angles import SMALLEST_ANGLE, SmallAngle, find_small_angles
 from overflow_fixer.rules.turns import Angle, unwrap
 
 LARGEST_ANGLE = 128.0
@@ -31,7 +33,21 @@ def find_lost_phases(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
 
     Whole turns may have been taken out of it before. None where FP16 holds the angle (integers up to 2048), where it has
     NaN, or where there is no value. `limit` is what 128 radians are in the tensor's own unit.
+
+    And one for each small angle that the node computes, or whose cosine it computes; `value` is its max |x| in the batch.
     """
+    yield from _find_large(node, graph, ranges)
+    for small in _evidence_of_small(graph, ranges).get(node.label, ()):
+        made = small.nodes[0]
+        reason = (
+            f"{small.tensor} is {small.value:.3g} at most in that batch, and {made.op_type} makes it of {made.inputs[0]}, which FP16 "
+            f"rounds by up to 2^-12 where it is near 1: {2**-12 / small.value**2:.2g} of the angle"
+        )
+        batch = ranges.batch_names[small.batch]
+        yield Finding("lost_phase", node.label, small.tensor, small.value, SMALLEST_ANGLE, reason, batch)
+
+
+def _find_large(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
     for angle, periodic in _evidence(graph, ranges).get(node.label, {}).items():
         seen, limit = ranges.by_tensor[angle.tensor], LARGEST_ANGLE / angle.radians
         radians = tell_over(seen.max_abs * angle.radians, LARGEST_ANGLE)
@@ -42,6 +58,16 @@ def find_lost_phases(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
         )
         batch = find_worst_batch(graph, ranges, angle.tensor)
         yield Finding("lost_phase", node.label, angle.tensor, seen.max_abs, limit, reason, batch)
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_small(graph: Graph, ranges: RangeTable) -> dict[str, list[SmallAngle]]:
+    """For each node concerned, the small angles."""
+    found: dict[str, list[SmallAngle]] = {}
+    for small in find_small_angles(graph, ranges):
+        for node in small.nodes:
+            found.setdefault(node.label, []).append(small)
+    return found
 
 
 @lru_cache(maxsize=1)
