@@ -19,6 +19,7 @@ from overflow_fixer.rules.inner_value import find_large_inner_values
 from overflow_fixer.rules.lost_box import find_lost_boxes
 from overflow_fixer.rules.lost_difference import find_lost_differences
 from overflow_fixer.rules.lost_integer import find_lost_integers
+from overflow_fixer.rules.lost_logit import find_lost_logits
 from overflow_fixer.rules.lost_phase import find_lost_phases
 from overflow_fixer.rules.lost_size import find_lost_sizes
 from overflow_fixer.rules.non_finite import find_non_finite
@@ -42,6 +43,7 @@ DEFAULT_RULES: dict[str, Rule] = {
     "lost_integer": find_lost_integers,
     "lost_box": find_lost_boxes,
     "lost_difference": find_lost_differences,
+    "lost_logit": find_lost_logits,
     "lost_phase": find_lost_phases,
     "lost_size": find_lost_sizes,
     "inner_value": find_large_inner_values,

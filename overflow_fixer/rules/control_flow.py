@@ -31,6 +31,7 @@ _FOLLOWING = (
     "lost_integer",
     "lost_box",
     "lost_difference",
+    "lost_logit",
     "lost_phase",
     "lost_size",
 )

@@ -100,7 +100,8 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("RoiAlign", "image boxes index", "cut"),
         node("Range", "far most third", "steps"),
         node("ReduceSum", "steps", "total", keepdims=0),
-        node("Sum", "d s t q side cut total", "y"),
+        node("Softmax", "place", "share", axis=0),
+        node("Sum", "d s t q side cut total share", "y"),
     ]
     inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
     constants = {"corners": ints(1, 4), "image": np.ones((1, 1, 2, 2), np.float32), "index": ints(0)}

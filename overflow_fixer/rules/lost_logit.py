@@ -1,0 +1,100 @@
+"""Logits so far from zero, all that matter of them, that FP16 rounds away the differences that a Softmax is of.
+
+At 1500 FP16's steps are 1, and e to the power of half a step is 1.6. It is no matter where one element of a row is far above all
+others, 2000 beside 0. So it counts where even the largest probability of a whole batch leaves much to others: then each row has
+logits near its largest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from onnx import TensorProto
+
+from overflow_fixer.formats import FP16_OVERFLOW, step_at
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.multiples import find_multiples
+from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.small_differences import is_finite, read_maxima
+
+_MOST_NOISE = 10.0**-1.5
+"""30 dB below a probability, as verification tolerates."""
+_STEP_NOISE = math.sqrt(12)
+"""What rounding errs by, spread evenly over a step: the step over this, root mean square."""
+
+
+class _Lost(NamedTuple):
+    """`nearest` is the least magnitude of a row's largest logit, `limit` where FP16's steps become too large.
+
+    `most` is the largest probability of the batch of that index, where it is smallest.
+    """
+
+    softmax: Node
+    nearest: float
+    limit: float
+    most: float
+    batch: int
+
+
+def find_lost_logits(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
+    """A finding for each Softmax of such logits that the node is, or whose logits it computes.
+
+    `value` is the least |x| of all rows' largest logits, which are of one sign, `limit` from where on rounding leaves less than
+    30 dB of the largest probability of `batch`. None of logits with NaN or infinities, or that FP16 is known to hold.
+    """
+    for lost in _evidence(graph, ranges).get(node.label, ()):
+        at, tensor = lost.softmax, lost.softmax.inputs[0]
+        reason = (
+            f"the largest of each row of {tensor} is {lost.nearest:.6g} or more in magnitude, where FP16's steps are "
+            f"{step_at(lost.nearest):g}, and {at.op_type} {at.label} gives no more than {lost.most:.3g} to any in that batch"
+        )
+        batch = ranges.batch_names[lost.batch]
+        yield Finding("lost_logit", node.label, tensor, lost.nearest, lost.limit, reason, batch)
+
+
+@lru_cache(maxsize=1)
+def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, list[_Lost]]:
+    """For each node concerned, the Softmax nodes of such logits."""
+    found: dict[str, list[_Lost]] = {}
+    for node in (one for one in graph.nodes if one.standard_op == "Softmax"):
+        lost = _judge(graph, ranges, node)
+        origins = () if lost is None else find_origins(graph, ranges, node.inputs[0], lost.limit)
+        for label in dict.fromkeys(one.label for one in (node, *origins)):
+            found.setdefault(label, []).extend([lost] if lost is not None else [])
+    return found
+
+
+def _judge(graph: Graph, ranges: RangeTable, node: Node) -> _Lost | None:
+    """By the batch whose largest probability is the smallest."""
+    logits, output = node.inputs[0], node.outputs[0]
+    nearest = _read_nearest(ranges, node)
+    is_fp32 = graph.dtypes.get(logits) == TensorProto.FLOAT and is_finite(graph, ranges, output)
+    most = read_maxima(ranges, output)
+    if not is_fp32 or not nearest or not (most < 1).any() or find_multiples(graph, ranges).is_held(logits):
+        return None
+    batch = int(np.nanargmin(most))
+    limit = _find_limit(float(most[batch]))
+    return _Lost(node, nearest, limit, float(most[batch]), batch) if nearest >= limit else None
+
+
+def _read_nearest(ranges: RangeTable, node: Node) -> float:
+    """The least magnitude of a row's largest logit, where all are of one sign and FP16 holds them; else 0."""
+    rows = ranges.inner_of.get(node.label, {}).get("row maximum")
+    if rows is None or rows.seen.nan_count or not rows.seen.max_abs < FP16_OVERFLOW:
+        return 0.0
+    return max(rows.seen.min, -rows.seen.max, 0.0)
+
+
+def _find_limit(most: float) -> float:
+    """From where on FP16's steps are so large that rounding errs by more than 3 % of a probability of `most`, below 1.
+
+    An error d of a logit is one of p (1 - p) d of its probability p, since the derivative of softmax is p (1 - p).
+    """
+    step = _MOST_NOISE * _STEP_NOISE / (1 - most)
+    return math.ldexp(1.0, math.ceil(math.log2(step)) + 10)

@@ -1,0 +1,114 @@
+"""Softmax of logits so large, all of them, that FP16 rounds their differences away."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.rules.lost_logit import find_lost_logits
+
+RNG = np.random.default_rng(0)
+SPREAD = RNG.normal(size=(8, 64)).astype(np.float32)
+NODES = [node("Mul", "x half", "a"), node("Softmax", "a", "y")]
+
+
+def _pins(folder: Path, *batches: Any, nodes: list[onnx.NodeProto] = NODES, opset: int = 17) -> list[str]:
+    dims = [None] * np.ndim(batches[0])
+    model = make_model(nodes, {"x": dims}, "y", {"half": scalar(0.5)}, opset)
+    graph, ranges = scan(model, folder, *({"x": 2 * np.asarray(logits, np.float32)} for logits in batches))
+    return pinned_by(find_lost_logits, graph, ranges)
+
+
+def _softmax(logits: Any) -> Any:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("offset", "is_found"), [(0, False), (100, False), (600, True), (-4500, True), (30000, True)]
+)
+def test_where_rounding_leaves_less_than_30_db(offset: float, is_found: bool, tmp_path: Path) -> None:
+    logits = SPREAD.astype(np.float64) + offset
+    right, found = _softmax(logits), _softmax(logits.astype(np.float16).astype(np.float64))
+    snr_db = 10 * np.log10(np.square(right).sum() / np.square(right - found).sum())
+    assert bool(snr_db < 30) == is_found
+    assert _pins(tmp_path, logits) == (["Mul_a", "Softmax_y"] if is_found else [])
+
+
+PAIR = np.array([[0, 0.001]])
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_found"),
+    [
+        ([PAIR + 256], True),
+        ([PAIR + 255.9], False),
+        ([PAIR - 256.1], True),
+        ([PAIR - 255.9], False),
+        ([[[2000, 0]]], False),
+        ([[[2000, 1996.5]]], False),
+        ([PAIR + 3000, [[2000, 0]]], True),
+        ([np.array([[3000.1, 3000.3], [0, 1]])], False),
+        ([np.array([[3000.1, 3000.3], [-3000, -3000.4]])], False),
+        ([PAIR + 70000], False),
+        ([PAIR + 3000, np.zeros((0, 2))], True),
+        ([[[3000, math.nan]]], False),
+        ([[[3000, math.inf]]], False),
+        ([[[3000.1, -math.inf, 3000.2]]], True),
+        ([[[3000.1]]], False),
+        ([floats(3000.1, 3000.3)], True),
+        ([np.zeros((2, 0))], False),
+    ],
+)
+def test_boundary(batches: list[Any], is_found: bool, tmp_path: Path) -> None:
+    assert _pins(tmp_path, *batches) == (["Mul_a", "Softmax_y"] if is_found else [])
+
+
+def test_a_scalar_has_no_other(tmp_path: Path) -> None:
+    model = make_model([node("Softmax", "x", "y", axis=0)], {"x": [1]}, "y", {})
+    graph, ranges = scan(model, tmp_path, {"x": floats(3000.1)})
+    assert ask(find_lost_logits, graph, ranges) == []
+
+
+def test_logits_that_fp16_holds(tmp_path: Path) -> None:
+    nodes = [node("Floor", "x", "a"), node("Softmax", "a", "y")]
+    assert _pins(tmp_path, [[1000, 1001]], nodes=nodes) == []
+
+
+def test_rows_below_opset_13(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x half", "a"), node("Softmax", "a", "y", axis=0)]
+    assert _pins(tmp_path, [[3000.1, 3000.3], [3000.2, 3000]], nodes=nodes, opset=11) == [
+        "Mul_a",
+        "Softmax_y",
+    ]
+
+
+def test_back_to_the_layer_that_writes_them(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", "x eye", "m"),
+        node("Add", "m far", "s"),
+        node("Div", "s half", "a"),
+        node("Softmax", "a", "y"),
+    ]
+    constants = {"half": scalar(0.5), "far": scalar(3000.3), "eye": np.eye(2, dtype=np.float32)}
+    model = make_model(nodes, {"x": [1, 2]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats([0.1, 0.2])})
+    assert pinned_by(find_lost_logits, graph, ranges) == ["Add_s", "Div_a", "Softmax_y"]
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    model = make_model(NODES, {"x": [2, 2]}, "y", {"half": scalar(0.5)})
+    near = np.array([[1500, 1500.25], [2500, 2501]], np.float32)
+    graph, ranges = scan(model, tmp_path, {"x": 2 * near + floats(0, 9)}, {"x": 2 * near})
+    found = ask(find_lost_logits, graph, ranges)
+    assert [(one.node, one.tensor, one.batch, one.limit) for one in found] == [
+        (label, "a", "batch_1", 512) for label in ("Mul_a", "Softmax_y")
+    ]
+    assert found[0].value == 1500.25
+    assert "no more than 0.731 to any in that batch" in found[0].reason
