@@ -22,6 +22,7 @@ from overflow_fixer.files import begin_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.layernorm_fusion import fuse_layernorms
+from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import check_plan, check_policy, check_ranges, plan_precision
 from overflow_fixer.progress import Progress, silent
@@ -91,9 +92,9 @@ def fix(
     check_policy(graph, policy)
     with begin_folder(config.folder), clock.time("scan"):
         ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
-    with clock.time("plan"):
+    with clock.time("plan"), refuse_malformed(graph.path):
         plan = plan_precision(graph, ranges, policy)
-    with Bench(config, graph, calibration, ranges, backend, progress) as bench:
+    with refuse_malformed(graph.path), Bench(config, graph, calibration, ranges, backend, progress) as bench:
         result = _try_all(config, bench, plan, clock)
         best = replace(result.best, artifact=bench.ship(result.best.artifact))
     save_plan(best.plan, config.folder / "plan.json")

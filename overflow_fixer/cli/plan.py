@@ -13,6 +13,7 @@ from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.planning.plan_changes import compare_plans, say_change
@@ -41,7 +42,7 @@ def plan_command(
     backend, _ = choose_backend(config.build.backend)
     policy = config.plan.policy(find_protected(backend, config.build.typing))
     table = load_ranges(ranges or config.folder / "ranges.h5")
-    with name_fused(config, quiet):
+    with name_fused(config, quiet), refuse_malformed(config.model):
         plan = plan_precision(graph, table, policy)
     path = config.folder / "plan.json"
     before = find_earlier_plan(path, plan.model_sha256)

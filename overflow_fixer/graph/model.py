@@ -27,6 +27,7 @@ from overflow_fixer.graph.tensor_types import (
 )
 from overflow_fixer.host.garbage import no_search_for_garbage
 from overflow_fixer.model_file.external_data import check_external_data, external_tensors, read_referring
+from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.model_file.sparse import write_dense
 from overflow_fixer.model_file.subgraphs import (
     STANDARD_DOMAINS,
@@ -218,7 +219,11 @@ class Graph:
 @no_search_for_garbage()
 def load_graph(path: Path | str) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
-    path = Path(path)
+    with refuse_malformed(Path(path)):
+        return _load(Path(path))
+
+
+def _load(path: Path) -> Graph:
     stamp = FileStamp.of(path)
     model, home = read_referring(path)
     _import_unused(model)

@@ -16,6 +16,7 @@ import numpy as np
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.host.garbage import no_search_for_garbage
+from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.ranges.bodies import ModelWalk
 from overflow_fixer.ranges.coverage import not_observed
 from overflow_fixer.ranges.levels import Level, find_level
@@ -76,7 +77,8 @@ def collect_ranges(
     CalibrationError when the data gives another number of batches than it has, OutputError when
     `store` cannot be written, PlanError when another file is in the way there.
     """
-    with ThreadPoolExecutor(max_workers=1) as beside:  # a second a GB of weights and data to hash
+    # a second a GB of weights and data to hash
+    with refuse_malformed(graph.path), ThreadPoolExecutor(max_workers=1) as beside:
         observe = choose_observe(graph, observe, provider)
         hashing = beside.submit(_make_key, graph, calibration, store, observe, provider, small_values)
         is_there = store is not None and os.path.exists(store)
