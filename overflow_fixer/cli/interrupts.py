@@ -82,8 +82,12 @@ class Interrupts:
             )
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        """The handler of Python, which the main thread runs when it is not in ONNX Runtime."""
-        if self._hurry.is_set():
+        """The handler of Python, which the main thread runs when it is not in ONNX Runtime.
+
+        It raises once: the signal and the wake-up that follows it may both be waiting, and what is raised by the one would be
+        lost where the other breaks into what takes it.
+        """
+        if self._hurry.is_set() and not self._leaving.is_set():
             self._leaving.set()
             raise KeyboardInterrupt(STOPPED_AT_ONCE)
 

@@ -96,6 +96,21 @@ def test_a_second_interrupts_python_at_once() -> None:
     assert done.stdout.endswith(" True\n")
 
 
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_the_way_out_is_not_broken_into(name: str) -> None:
+    """A second signal and the wake-up for it are two signals where they have different numbers, and both may be waiting."""
+    batch = f"""
+            try:
+                time.sleep(30)
+            except KeyboardInterrupt:
+                os.kill(os.getpid(), {name})
+                print("left in order", end="; ")
+                raise
+    """
+    done = _run(SCAN.format(quiet=True, signals="(0.3, TERM), (1.2, TERM)", batch=batch.strip(), rest=""))
+    assert done.stdout.startswith("left in order; KeyboardInterrupt: stopped at once.")
+
+
 def test_after_the_scan_signals_do_what_they_did() -> None:
     rest = "send((0.2, INT)); time.sleep(30)"
     done = _run(SCAN.format(quiet=True, signals="", batch="pass", rest=rest))
