@@ -60,7 +60,7 @@ class ShownProgress:
 def show_progress(quiet: bool) -> Iterator[ShownProgress]:
     """A callback that draws on stderr: bars on a terminal, few lines elsewhere, nothing when quiet.
 
-    While a scan runs, Ctrl-C and SIGTERM stop it after the batch at hand: see interrupts.
+    While a scan runs, Ctrl-C, SIGTERM and SIGHUP stop it after the batch at hand: see interrupts.
     """
     display = None if quiet else _open_display()
     interrupts = Interrupts(lambda text: None if display is None else display.say(text), _end_process)

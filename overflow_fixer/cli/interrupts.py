@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a scan runs: the first waits for the batch at hand, a second does not.
+"""Ctrl-C, SIGTERM and SIGHUP, of a terminal that closes, while a scan runs: the first waits for the batch at hand, a second does not.
 
 ONNX Runtime does not return to Python within a batch, so that a Python signal handler alone would
 answer only after it. A thread is woken by the signal itself (signal.set_wakeup_fd).
@@ -18,7 +18,7 @@ from typing import Any
 
 from overflow_fixer.cli.guard import SAME_SECONDS
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else ()))
 _LEAVING_SECONDS = 2.0
 """What a second signal leaves Python to end by itself, before the process is ended."""
 _WAKE_UPS = 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from overflow_fixer.zoo.summary import load_summary, summarize
 from overflow_fixer.zoo.zoo_file import read_zoo_file
 
 _PATH = click.Path(path_type=Path)
+_REQUESTS = (signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else ()))
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
@@ -83,7 +85,7 @@ def zoo_command(
     outcomes: dict[str, ZooOutcome] = {}
     with (
         _open_host(workers, chosen_gpus, ray, ray_address) as host,
-        _end_on_sigterm(),
+        _end_as_on_ctrl_c(),
         open_display(len(chosen), quiet or as_json) as display,
     ):
         for outcome in fix_zoo(chosen, host, display.show_running, force=force or failed):
@@ -161,15 +163,20 @@ def _open_host(workers: int, gpus: tuple[str, ...] | None, ray: bool, address: s
 
 
 @contextmanager
-def _end_on_sigterm() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: models are asked to stop, and a cluster is left in order. A shell's background job ignores Ctrl-C alone."""
+def _end_as_on_ctrl_c() -> Iterator[None]:
+    """By SIGTERM, or SIGHUP unless it is ignored, as Ctrl-C does: models are asked to stop, and a cluster is left in order.
+
+    A shell's background job ignores Ctrl-C alone.
+    """
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     handler = signal.default_int_handler if on_ctrl_c is signal.SIG_IGN else on_ctrl_c
-    previous = signal.signal(signal.SIGTERM, handler)
+    asked = [number for number in _REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handler) for number in asked}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def _say_end(counts: dict[str, int], path: Path) -> str:

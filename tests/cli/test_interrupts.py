@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a scan: after the batch at hand, or at once; the file is whole, and says how to go on."""
+"""Ctrl-C, SIGTERM and SIGHUP during a scan: after the batch at hand, or at once; the file is whole, and says how to go on."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def send(*times):
             time.sleep(max(0, at - (time.monotonic() - start)))
             os.kill(os.getpid(), number)
     threading.Thread(target=run, daemon=True).start()
-INT, TERM = signal.SIGINT, signal.SIGTERM
-before = [signal.getsignal(number) for number in (INT, TERM)]
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+before = [signal.getsignal(number) for number in (INT, TERM, HUP)]
 def report(text):
-    after = [signal.getsignal(number) for number in (INT, TERM)]
+    after = [signal.getsignal(number) for number in (INT, TERM, HUP)]
     print(text, after == before, flush=True)
 """
 
@@ -63,7 +63,7 @@ else:
 """
 
 
-@pytest.mark.parametrize(("name", "quiet"), [("INT", False), ("TERM", True)])
+@pytest.mark.parametrize(("name", "quiet"), [("INT", False), ("TERM", True), ("HUP", True)])
 def test_the_first_stops_after_the_batch(name: str, quiet: bool) -> None:
     done = _run(
         SCAN.format(quiet=quiet, signals=f"(0.3, {name}), (0.31, {name})", batch="time.sleep(1)", rest="")
@@ -118,12 +118,12 @@ def test_after_the_scan_signals_do_what_they_did() -> None:
     assert _run(SCAN.format(quiet=True, signals="", batch="pass", rest="")).stdout == "finished True\n"
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    body = SCAN.format(quiet=True, signals="(0.1, INT)", batch="time.sleep(0.3)", rest="")
-    assert (
-        _run("signal.signal(INT, signal.SIG_IGN); before[0] = signal.SIG_IGN" + body).stdout
-        == "finished True\n"
-    )
+@pytest.mark.parametrize(("place", "name"), [(0, "INT"), (2, "HUP")])
+def test_what_is_ignored_stays_ignored(place: int, name: str) -> None:
+    """As nohup ignores SIGHUP, and a shell Ctrl-C for what it runs in the background."""
+    body = SCAN.format(quiet=True, signals=f"(0.1, {name})", batch="time.sleep(0.3)", rest="")
+    ignore = f"signal.signal({name}, signal.SIG_IGN); before[{place}] = signal.SIG_IGN"
+    assert _run(ignore + body).stdout == "finished True\n"
 
 
 def test_outside_the_main_thread_no_signal_is_touched() -> None:

@@ -204,9 +204,12 @@ def test_the_kubernetes_job_asks_for_what_there_is() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("on_ctrl_c", [signal.SIG_DFL, signal.SIG_IGN])
+@pytest.mark.parametrize(
+    ("on_ctrl_c", "number"),
+    [(signal.SIG_DFL, signal.SIGTERM), (signal.SIG_IGN, signal.SIGTERM), (signal.SIG_DFL, signal.SIGHUP)],
+)
 def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(
-    on_ctrl_c: signal.Handlers, tmp_path: Path
+    on_ctrl_c: signal.Handlers, number: signal.Signals, tmp_path: Path
 ) -> None:
     """One that a script starts in the background, which ignores Ctrl-C, too."""
     zoo = write_model(tmp_path / "zoo", "m").parent
@@ -225,6 +228,6 @@ def test_a_zoo_that_is_told_to_end_lets_its_scans_end_their_batch(
     while (read_progress(tmp_path / "out" / "m") or ("", 0, 0))[1] < 1:
         assert process.poll() is None
         time.sleep(0.05)
-    process.terminate()
+    process.send_signal(number)
     assert process.wait() == 130
     assert (tmp_path / "out" / "m" / "ranges.h5").is_file()
