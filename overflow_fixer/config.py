@@ -181,7 +181,7 @@ class FixConfig(BaseModel):
 
     def hash_libraries(self) -> str:
         """The SHA-256 of the libraries of custom operators and TensorRT plug-ins that are there, in hexadecimal."""
-        return sha256_of([path for path in (*self.custom_ops, *self.build.plugins) if path.is_file()])
+        return sha256_of([path for path in (*self.custom_ops, *self.build.plugins) if os.path.isfile(path)])
 
     def with_files_below(self, folder: Path) -> FixConfig:
         """The same with libraries, plug-ins and the timing cache that are relative paths taken from `folder`."""
@@ -202,7 +202,7 @@ class FixConfig(BaseModel):
 def check_folders(folder: Path, calib: Path | str) -> None:
     """Raise ConfigError where results would be written among the calibration data, and be taken for data the next time."""
     data = Path(os.path.realpath(calib))
-    if calib != "random" and data.is_dir() and Path(os.path.realpath(folder)).is_relative_to(data):
+    if calib != "random" and os.path.isdir(data) and Path(os.path.realpath(folder)).is_relative_to(data):
         raise ConfigError(
             f"The output folder {folder} lies in the folder of the calibration data, {data}. Expected it elsewhere, "
             "since what is written there would be taken for data by the next run. Name another one with --out. Nothing was "

@@ -147,7 +147,7 @@ def begin_folder(folder: Path) -> Iterator[None]:
 
     Raises OutputError where it cannot be created.
     """
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     make_folder(folder)
     try:
         yield

@@ -7,6 +7,7 @@ may overflow.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ def fuse_layernorms(graph: Graph, path: Path, batches: Iterable[Batch]) -> Fused
     CalibrationError when there is no batch, OutputError when it cannot be written or is the model itself.
     """
     _check_target(graph, path)
-    new = [folder for folder in path.parents if not folder.exists()]
+    new = [folder for folder in path.parents if not os.path.exists(folder)]
     try:
         return _refuse(graph, path, batches)
     except BaseException:

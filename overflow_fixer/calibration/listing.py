@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def list_data(root: Path) -> Listing:
     file is a pipe.
     """
     try:
-        if not root.is_dir():
+        if not os.path.isdir(root):
             _refuse_special([_existing(root)])
             return Listing(root, (root,))
         direct, nested = (
@@ -77,7 +78,7 @@ def list_data(root: Path) -> Listing:
 def _refuse_special(files: Iterable[Path]) -> None:
     """Raise CalibrationError for a pipe, a socket or a device: to open a pipe that nobody writes to waits for ever."""
     for file in files:
-        if file.exists() and not file.is_file():
+        if os.path.exists(file) and not os.path.isfile(file):
             raise CalibrationError(
                 f"{file} is not a regular file but a pipe, a socket or a device. Expected calibration data, which are read several "
                 "times. Write the data to a file first."

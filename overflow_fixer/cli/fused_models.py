@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ def name_fused(config: FixConfig, quiet: bool) -> Iterator[None]:
 def _find_fused(config: FixConfig) -> Path | None:
     """What --refuse-layernorm made of a model of that name in the output folder; None where that is the model itself."""
     fused = config.folder / "fused" / config.model.name
-    return fused if fused.is_file() and not _is_same(fused, config.model) else None
+    return fused if os.path.isfile(fused) and not _is_same(fused, config.model) else None
 
 
 def _is_fused(config: FixConfig) -> bool:
@@ -48,7 +49,7 @@ def _is_fused(config: FixConfig) -> bool:
 
 
 def _is_same(first: Path, second: Path) -> bool:
-    return first.exists() and second.exists() and first.samefile(second)
+    return os.path.exists(first) and os.path.exists(second) and first.samefile(second)
 
 
 def _is_of_folder(fused: Path, config: FixConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ def report_command(path: Path, quiet: bool, debug: bool) -> int:
     Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, or other
     than what was built from it.
     """
-    is_file = path.suffix == ".json" and path.is_file()
+    is_file = path.suffix == ".json" and os.path.isfile(path)
     file = path if is_file else path / "report.json"
     document = load_document(file)
     stale = None if is_file else find_stale(document, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import signal
 import sys
@@ -101,7 +102,7 @@ def zoo_command(
 
 def _read(path: Path, out: Path | None) -> Zoo:
     """The zoo, whose results may not lie among the data of a model, nor over each other."""
-    found = read_folder(path, out) if path.is_dir() else read_zoo_file(path, out)
+    found = read_folder(path, out) if os.path.isdir(path) else read_zoo_file(path, out)
     check_places(found)
     return found
 

@@ -7,6 +7,7 @@ ONNX Runtime takes such references as external data.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,7 @@ def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
 
 def _refuse_special(path: Path) -> None:
     """Raise ModelError for a pipe, a socket or a device: to open a pipe that nobody writes to waits for ever."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise ModelError(
             f"{path} is not a regular file but a pipe, a socket or a device. Expected an ONNX model file, which is read several "
             "times. Write the model to a file first."

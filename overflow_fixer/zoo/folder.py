@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def find_data(model: Path, *, is_alone: bool) -> Path | None:
     candidates = [model.with_name(f"{stem}.calib"), *(model.with_name(stem + suffix) for suffix in _SUFFIXES)]
     candidates += [model.parent / name / stem for name in _FOLDERS]
     candidates += [model.parent / name for name in _FOLDERS] if is_alone else []
-    return next((path for path in candidates if path.exists()), None)
+    return next((path for path in candidates if os.path.exists(path)), None)
 
 
 def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iterator[ZooEntry]:

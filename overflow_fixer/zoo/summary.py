@@ -109,7 +109,7 @@ class _Compared(BaseModel):
 
 def load_summary(path: Path) -> Document:
     """A summary that was written before: a file, or the folder that it lies in. Raises ConfigError for anything else."""
-    file = path / f"{SUMMARY}.json" if path.is_dir() else path
+    file = path / f"{SUMMARY}.json" if os.path.isdir(path) else path
     try:
         found = _Compared.model_validate_json(file.read_bytes())
     except OSError as error:

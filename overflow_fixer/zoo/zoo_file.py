@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -163,7 +164,7 @@ class _Reader:
             if glob.has_magic(pattern)
             else []
         )
-        if not files and Path(pattern).is_file():
+        if not files and os.path.isfile(pattern):
             files = [Path(pattern)]
         if not files:
             self._add((*place, "path"), f"path: {pattern} is no file, and no file matches it")
@@ -205,7 +206,7 @@ class _Reader:
         for key, value in places.items():
             filled = filled.replace(f"{{{key}}}", value)
         found = Path(filled) if "{folder}" in calib else self.path.parent / filled
-        if not found.exists():
+        if not os.path.exists(found):
             self._add((*place, "calib"), f"calib: {found} is not there")
             return None
         return found

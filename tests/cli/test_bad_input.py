@@ -12,6 +12,8 @@ import pytest
 from overflow_fixer.cli import main
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
+LONG = "n" * 300
+"""More than a file system takes: 255 bytes, on most."""
 ONE_INPUT = Path(__file__).parents[2] / "calib_data" / "needs_constraints"
 
 
@@ -91,6 +93,14 @@ def unknown_operator(folder: Path) -> list[str]:
     model.graph.node[0].op_type = "NoSuchOperator"
     onnx.save(model, folder / "model.onnx")
     return [str(folder / "model.onnx"), "--calib", str(_data(folder))]
+
+
+def long_model(folder: Path) -> list[str]:
+    return [str(folder / f"{LONG}.onnx"), "--calib", str(_data(folder))]
+
+
+def long_calibration(folder: Path) -> list[str]:
+    return [str(_model(folder)), "--calib", str(folder / LONG)]
 
 
 def no_calibration(folder: Path) -> list[str]:
@@ -182,6 +192,8 @@ CASES: list[tuple[Callable[[Path], list[str]], int, tuple[str, ...]]] = [
     (escaping_external_data, 3, ("../secret", "outside the model's folder")),
     (linked_external_data, 3, ("weights.bin", "outside the model's folder")),
     (unknown_operator, 3, ("NoSuchOperator", "refuses the model")),
+    (long_model, 3, ("File name too long", "an ONNX model file")),
+    (long_calibration, 4, ("File name too long", "calibration data")),
     (no_calibration, 2, ("--calib", "random")),
     (missing_calibration, 4, ("nowhere",)),
     (empty_calibration, 4, ("data",)),
@@ -241,6 +253,30 @@ def test_bad_input_is_one_paragraph(
     assert not list(out.rglob("*.onnx"))
     assert found == 5 or not out.is_dir() or not list(out.iterdir())
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "rest", "code"),
+    [
+        ("fix", ["--out", LONG], 2),
+        ("scan", ["--out", LONG], 2),
+        ("scan", ["--out", f"out/{LONG}/deeper"], 2),
+        ("verify", ["--artifact", LONG], 6),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_told(
+    verb: str, rest: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, text = _run([verb, str(_model(tmp_path)), "--calib", str(_data(tmp_path)), *rest], capsys)
+    assert (found, text.count("\n")) == (code, 1), text
+    assert "File name too long. Expected" in text
+
+
+@pytest.mark.parametrize("zoo", [LONG, f"{LONG}.toml"])
+def test_such_a_name_of_a_zoo_is_told(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, text = _run(["zoo", zoo], capsys)
+    assert (found, text.count("\n")) == (2, 1), text
+    assert "File name too long. Expected" in text
 
 
 def test_debug_shows_the_traceback_and_keeps_the_code(
