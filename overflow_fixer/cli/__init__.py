@@ -14,7 +14,9 @@ import click
 
 from overflow_fixer import __version__
 from overflow_fixer.cli.guard import STOPPED, run_guarded
+from overflow_fixer.cli.lenient_stderr import drop_unwritable
 from overflow_fixer.cli.results import open_closed
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import EXIT_FAULT, EXIT_STOPPED, FixError, ModelError
 
 VERBS = ("fix", "scan", "plan", "build", "verify", "report", "zoo", "doctor")
@@ -26,7 +28,7 @@ _OUT_OF_MEMORY = (
 )
 
 
-class _MainJobByDefault(click.Group):
+class _MainJobByDefault(TellsHelp, click.Group):
     """A group of the verbs that takes anything but a verb as the main job's arguments."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -75,7 +77,10 @@ def main(args: list[str] | None = None) -> None:
     As a program (no `args`), guarded against a crash and a want of memory: see `guard`.
     """
     open_closed()
-    sys.exit(run_guarded(lambda: run(None)) if args is None else run(args))
+    if args is not None:
+        sys.exit(run(args))
+    drop_unwritable()
+    sys.exit(run_guarded(lambda: run(None)))
 
 
 def run(args: list[str] | None) -> int:

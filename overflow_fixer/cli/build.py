@@ -14,6 +14,7 @@ from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.planning.plan import check_plan
@@ -23,7 +24,7 @@ from overflow_fixer.reports import load_plan
 from overflow_fixer.trials.bench import make_settings
 
 
-@click.command("build")
+@click.command("build", cls=TellsHelp)
 @options.model_argument
 @click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="A plan [OUT/plan.json].")
 @click.option("--calib", type=str, help="Calibration data, for the shapes an engine is built for.")

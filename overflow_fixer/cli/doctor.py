@@ -13,12 +13,13 @@ from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_installed, probe
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.cli.results import say
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import MIN_OPSET
 from overflow_fixer.sessions.providers import Provider, find_lack
 
 
-@click.command("doctor")
+@click.command("doctor", cls=TellsHelp)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def doctor_command(debug: bool) -> None:
     """Say what this machine can do: libraries, ONNX Runtime's providers, the GPU, TensorRT."""

@@ -12,13 +12,14 @@ from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports import closing_table, render_json
 
 
-@click.command("fix")
+@click.command("fix", cls=TellsHelp)
 @options.model_argument
 @click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")
 @click.option(

@@ -11,6 +11,7 @@ from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
 from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.model_file.malformed import refuse_malformed
@@ -23,7 +24,7 @@ from overflow_fixer.reports.caveats import say_unclamped
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
 
 
-@click.command("plan")
+@click.command("plan", cls=TellsHelp)
 @options.model_argument
 @click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
 @options.plan_options

@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 
 from overflow_fixer.cli.tables import show
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
 from overflow_fixer.files import write_text
 from overflow_fixer.reports import fill_template, lay_out, load_document
 from overflow_fixer.reports.staleness import find_stale
 
 
-@click.command("report")
+@click.command("report", cls=TellsHelp)
 @click.argument("path", type=click.Path(path_type=Path), metavar="FOLDER")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")

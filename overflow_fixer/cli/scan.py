@@ -13,6 +13,7 @@ from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.config import check_folders
 from overflow_fixer.files import begin_folder
 from overflow_fixer.graph.model import load_graph
@@ -24,7 +25,7 @@ _OF_MERGE = frozenset({"out"})
 _FILES = click.Path(path_type=Path)
 
 
-@click.command("scan")
+@click.command("scan", cls=TellsHelp)
 @click.argument("paths", type=_FILES, nargs=-1, metavar="MODEL | --merge RANGES RANGES...")
 @click.option("--merge", is_flag=True, help="Join finished scans of parts of the data into OUT/ranges.h5.")
 @click.option("--fresh", is_flag=True, help="Start over, whatever OUT/ranges.h5 holds.")

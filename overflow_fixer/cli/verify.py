@@ -17,6 +17,7 @@ from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError, ModelError
 from overflow_fixer.graph.model import Graph, load_graph
@@ -41,7 +42,7 @@ _HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ENGINES = frozenset({".engine", ".plan", ".trt"})
 
 
-@click.command("verify")
+@click.command("verify", cls=TellsHelp)
 @options.model_argument
 @click.option(
     "--artifact",

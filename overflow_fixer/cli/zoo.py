@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from overflow_fixer.cli.results import say
+from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.cli.zoo_display import open_display
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, ConfigError
 from overflow_fixer.reports.numbers_json import dump_json
@@ -33,7 +34,7 @@ _REQUESTS = (signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else 
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
-@click.command("zoo")
+@click.command("zoo", cls=TellsHelp)
 @click.argument("zoo", type=_PATH)
 @click.option("--out", type=_PATH, help="Folder of the results [ZOO-stem.zoo].")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Models at once [one a core].")
