@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -59,7 +60,7 @@ def add_pins(
 
 
 def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
-    """Raise PlanError unless the plan was made for this model and each of its pins and clamps is in it."""
+    """Raise PlanError unless the plan was made for this model and each of its pins and clamps is in it, and in the plan once."""
     if plan.model_sha256 != graph.sha256:
         raise PlanError(
             f"The plan was made for another model (sha256 {plan.model_sha256[:12]}…) than {graph.path} "
@@ -72,6 +73,13 @@ def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
         raise PlanError(
             f"The plan names {lost[0]!r}, which {graph.path} does not have. Expected names of its nodes. "
             "Correct the plan, or plan again with fix-fp16 plan."
+        )
+    pinned, clamped = Counter(pin.node for pin in plan.pins), Counter(clamp.tensor for clamp in plan.clamps)
+    repeated = [name for counts in (pinned, clamped) for name, count in counts.items() if count > 1]
+    if repeated:
+        raise PlanError(
+            f"The plan names {repeated[0]!r} twice. Expected each pin and each clamp once. Take one of them out, or plan again "
+            "with fix-fp16 plan."
         )
 
 

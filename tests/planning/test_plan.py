@@ -347,6 +347,8 @@ def test_check_plan(tmp_path: Path) -> None:
     lost = Pin("nowhere", "Mul", ("a",), ())
     with pytest.raises(PlanError, match="names 'nowhere', which"):
         check_plan(graph, replace(plan, pins=(*plan.pins, lost)))
+    with pytest.raises(PlanError, match=r"twice\. Expected each pin"):
+        check_plan(graph, replace(plan, pins=(*plan.pins, plan.pins[0])))
     with pytest.raises(PlanError, match="names 'up', which"):
         check_plan(graph, replace(plan, clamps=(Clamp("up", 25000.0, "because"),)))
 
