@@ -17,5 +17,5 @@ def import_ray() -> Any:
     except ImportError as error:
         raise ConfigError(
             f"Ray cannot be imported: {' '.join(str(error).split())}. Expected it for --ray and --ray-address. Install it "
-            "(pip install 'overflow-fixer[ray]'), or leave them out: without, a zoo runs on this machine."
+            "(pip install '.[ray]' in fix-fp16's folder), or leave them out: without, a zoo runs on this machine."
         ) from error

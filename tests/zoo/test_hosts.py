@@ -484,7 +484,7 @@ main(["zoo", {str(tmp_path / "zoo")!r}, "--ray-address", {nodes.address!r}])
 
 def test_without_ray_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'overflow-fixer\[ray\]'"), open_ray():
+    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]'"), open_ray():
         pass
 
 
