@@ -143,6 +143,12 @@ class RepairOptions(BaseModel):
         return Budget(**self.model_dump())
 
 
+def _check_named(value: object) -> object:
+    if value == "":
+        raise ValueError("it names no folder; leave it out for MODEL-stem.fp16")
+    return value
+
+
 class FixConfig(BaseModel):
     """One run of the main job.
 
@@ -153,7 +159,7 @@ class FixConfig(BaseModel):
 
     model: Path
     calib: Annotated[Path | str, BeforeValidator(_check_data)]
-    out: Path | None = None
+    out: Annotated[Path | None, BeforeValidator(_check_named)] = None
     custom_ops: tuple[Path, ...] = ()
     """Libraries of custom operators for ONNX Runtime."""
     refuse_layernorm: Flag = False

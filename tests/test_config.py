@@ -93,6 +93,11 @@ def test_what_is_missing_in_a_table_is_told_as_that(settings: dict[str, Any], to
     assert told in str(refusal.value)
 
 
+def test_an_output_folder_without_a_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="out: it names no folder; leave it out"):
+        make_config(None, {**FLAGS, "out": ""})
+
+
 @pytest.mark.parametrize("value", [3, ["a", "b"]])
 def test_a_path_of_another_type_is_told_by_its_key_alone(value: object) -> None:
     for key, told in (("model", "a path"), ("calib", 'a path, or "random"'), ("out", "a path")):

@@ -13,6 +13,7 @@ from overflow_fixer.backends.tensorrt.exports import check_exports, write_export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.fused_models import name_fused
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.files import make_folder
@@ -26,7 +27,7 @@ from overflow_fixer.trials.bench import make_settings
 
 @click.command("build", cls=TellsHelp)
 @options.model_argument
-@click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="A plan [OUT/plan.json].")
+@click.option("--plan", "plan_path", type=NamedPath(), help="A plan [OUT/plan.json].")
 @click.option("--calib", type=str, help="Calibration data, for the shapes an engine is built for.")
 @options.build_options
 @options.export_options

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.config import FixConfig, make_config
 from overflow_fixer.reports.numbers_json import dump_json, encode_number
 from overflow_fixer.sessions.session import use_custom_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path)
+_FILE = NamedPath()
 _PLACES = {
     "model": (),
     "calib": (),

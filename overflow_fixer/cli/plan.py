@@ -10,6 +10,7 @@ import click
 from overflow_fixer.backends import choose_backend, find_protected
 from overflow_fixer.cli import options
 from overflow_fixer.cli.fused_models import name_fused
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.graph.foreign_operators import count_foreign
@@ -26,7 +27,7 @@ from overflow_fixer.reports.wording import say_foreign, say_unobserved
 
 @click.command("plan", cls=TellsHelp)
 @options.model_argument
-@click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
+@click.option("--ranges", type=NamedPath(), help="Ranges of a scan [OUT/ranges.h5].")
 @options.plan_options
 @options.common_options
 @options.verbose_option

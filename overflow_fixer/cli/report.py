@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.tables import show
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
@@ -16,7 +17,7 @@ from overflow_fixer.reports.staleness import find_stale
 
 
 @click.command("report", cls=TellsHelp)
-@click.argument("path", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.argument("path", type=NamedPath(), metavar="FOLDER")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def report_command(path: Path, quiet: bool, debug: bool) -> int:

@@ -12,6 +12,7 @@ from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.fused_models import name_fused
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.config import check_folders
@@ -22,7 +23,7 @@ from overflow_fixer.ranges import Existing, merge_ranges
 from overflow_fixer.records import RangeTable
 
 _OF_MERGE = frozenset({"out"})
-_FILES = click.Path(path_type=Path)
+_FILES = NamedPath()
 
 
 @click.command("scan", cls=TellsHelp)

@@ -15,6 +15,7 @@ from overflow_fixer.calibration import jitter, open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.fused_models import name_fused
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
 from overflow_fixer.cli.verb import TellsHelp
@@ -46,10 +47,10 @@ _ENGINES = frozenset({".engine", ".plan", ".trt"})
 @options.model_argument
 @click.option(
     "--artifact",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     help="Another tool's typed model or engine, without a plan.",
 )
-@click.option("--ranges", type=click.Path(path_type=Path), help="Ranges of a scan [OUT/ranges.h5].")
+@click.option("--ranges", type=NamedPath(), help="Ranges of a scan [OUT/ranges.h5].")
 @options.calibration_options
 @options.build_options
 @options.compare_option

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.cli.zoo_display import open_display
@@ -29,7 +30,7 @@ from overflow_fixer.zoo.ray_connection import open_ray
 from overflow_fixer.zoo.summary import load_summary, summarize
 from overflow_fixer.zoo.zoo_file import read_zoo_file
 
-_PATH = click.Path(path_type=Path)
+_PATH = NamedPath()
 _REQUESTS = (signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else ()))
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 

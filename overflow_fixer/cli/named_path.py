@@ -1,0 +1,20 @@
+"""A path that somebody named: an empty one, of a variable that is not set in a script, would be the current folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class NamedPath(click.Path):
+    """Paths as pathlib has them. An empty one is refused as a fault of usage."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail('"" names nothing. Expected the path of a file or folder.', param, ctx)
+        return super().convert(value, param, ctx)
