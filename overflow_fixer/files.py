@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from overflow_fixer.errors import OutputError
+from overflow_fixer.errors import FixError, OutputError
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,21 @@ def begin_folder(folder: Path) -> Iterator[None]:
             for path in new:
                 path.rmdir()
         raise
+
+
+@contextmanager
+def need_folder(folder: Path) -> Iterator[None]:
+    """Where the block fails over files and `folder`, which was there, is another one or none, raise OutputError that says so."""
+    before = os.stat(folder).st_ino if os.path.isdir(folder) else None
+    try:
+        yield
+    except (FixError, OSError) as error:
+        if before is None or (os.path.isdir(folder) and os.stat(folder).st_ino == before):
+            raise
+        raise OutputError(
+            f"{folder} was removed while it was in use. Expected the output folder to stay until the command has ended. Run "
+            "the command again."
+        ) from error
 
 
 def is_utf8(path: Path | str) -> bool:

@@ -18,7 +18,7 @@ from overflow_fixer.backends.tensorrt.exports import check_exports, write_export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.errors import BackendError
-from overflow_fixer.files import begin_folder
+from overflow_fixer.files import begin_folder, need_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.layernorm_fusion import fuse_layernorms
@@ -92,16 +92,20 @@ def fix(
     check_policy(graph, policy)
     with begin_folder(config.folder), clock.time("scan"):
         ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
-    with clock.time("plan"), refuse_malformed(graph.path):
-        plan = plan_precision(graph, ranges, policy)
-    with refuse_malformed(graph.path), Bench(config, graph, calibration, ranges, backend, progress) as bench:
-        result = _try_all(config, bench, plan, clock)
-        best = replace(result.best, artifact=bench.ship(result.best.artifact))
-    save_plan(best.plan, config.folder / "plan.json")
-    report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
-    if fused is not None:
-        report = replace(report, fused=fused, files=(*fused.files, *report.files))
-    return _write(report, config, bench)
+    with need_folder(config.folder):
+        with clock.time("plan"), refuse_malformed(graph.path):
+            plan = plan_precision(graph, ranges, policy)
+        with (
+            refuse_malformed(graph.path),
+            Bench(config, graph, calibration, ranges, backend, progress) as bench,
+        ):
+            result = _try_all(config, bench, plan, clock)
+            best = replace(result.best, artifact=bench.ship(result.best.artifact))
+        save_plan(best.plan, config.folder / "plan.json")
+        report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
+        if fused is not None:
+            report = replace(report, fused=fused, files=(*fused.files, *report.files))
+        return _write(report, config, bench)
 
 
 def _write(report: FixReport, config: FixConfig, bench: Bench) -> FixReport:

@@ -8,11 +8,12 @@ from threading import Barrier
 
 import pytest
 
-from overflow_fixer.errors import OutputError
+from overflow_fixer.errors import ModelError, OutputError
 from overflow_fixer.files import (
     begin_folder,
     hold_lock,
     make_folder,
+    need_folder,
     replace_file,
     replace_files,
     sha256_of,
@@ -157,3 +158,30 @@ def test_what_cannot_be_locked_goes_on_all_the_same(tmp_path: Path) -> None:
     with hold_lock(tmp_path / "b.txt"), hold_lock(tmp_path / "b.txt", 0.01):
         write_text(tmp_path / "b.txt", "written")
     assert (tmp_path / "b.txt").read_text() == "written"
+
+
+@pytest.mark.parametrize("error", [ModelError("typed.onnx cannot be read"), FileNotFoundError("gone")])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_was_removed_is_what_an_error_tells(
+    error: Exception, again: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    @need_folder(folder)
+    def fail() -> None:
+        folder.rename(tmp_path / "elsewhere")
+        if again:
+            folder.mkdir()
+        raise error
+
+    with pytest.raises(OutputError, match="out was removed while it was in use") as told:
+        fail()
+    assert told.value.__cause__ is error
+
+
+def test_other_errors_stay_where_the_folder_does(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read"), need_folder(tmp_path):
+        raise ModelError("typed.onnx cannot be read")
+    with pytest.raises(ModelError, match="cannot be read"), need_folder(tmp_path / "never there"):
+        raise ModelError("typed.onnx cannot be read")

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from sparse_tensors import make_sparse
 
 from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOptions
-from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, PlanError
+from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, OutputError, PlanError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.reports import render_text
@@ -44,6 +44,17 @@ def test_plain_fp16_that_cannot_be_built_is_a_warning_and_not_the_end(
     assert report.naive is None
     assert report.warnings == ("Plain FP16 was not compared: No kernel. Expected one. Do without.",)
     assert "Warning: Plain FP16 was not compared: No kernel." in render_text(report)
+
+
+def test_an_output_folder_that_is_removed_on_the_way_is_what_is_told(tmp_path: Path) -> None:
+    """And not the model that cannot be read from it."""
+
+    def remove(stage: str, done: int, total: int) -> None:
+        if stage != "scan":
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+    with pytest.raises(OutputError, match="out was removed while it was in use"):
+        fix(_config(tmp_path), remove)
 
 
 def test_other_data_are_told_as_what_was_verified_on_and_not_as_what_was_scanned(tmp_path: Path) -> None:
