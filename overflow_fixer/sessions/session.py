@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,14 @@ from overflow_fixer.sessions.providers import (
 _ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
 _MOST_BYTES = 1 << 44
 """More than a machine has."""
+_OF_MEMORY = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "out of memory",
+    "cannot allocate memory",  # what mmap says
+    "pthread_create failed",  # of a thread's stack
+)
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _OPTIMIZED_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
@@ -285,7 +293,8 @@ def _create(source: str | bytes, options: Any, provider: Provider, providers: li
     try:
         return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime raises many unrelated types
-        raise ModelError(_refusal(provider, first_line(error))) from error
+        tell = _want_of_memory if _tells_of_memory(error) else partial(_refusal, provider)
+        raise ModelError(tell(first_line(error))) from error
 
 
 def _ordinary_ops(model: onnx.ModelProto | Path) -> set[str]:
@@ -305,6 +314,14 @@ def _refusal(provider: Provider, reason: str) -> str:
     return (
         f"ONNX Runtime {onnxruntime.__version__} refuses the model: {reason}. Expected a model that it can run "
         f"{expected}, since every value is taken from a real run. {remedy}."
+    )
+
+
+def _want_of_memory(reason: str) -> str:
+    return (
+        f"Memory ran out when ONNX Runtime {onnxruntime.__version__} opened the model: {reason}. Expected room for the model, one "
+        "batch and what is computed from it. Use a machine with more memory, or raise the limit of what a process may take "
+        "(ulimit -v), and of its threads (ulimit -u)."
     )
 
 
@@ -330,8 +347,7 @@ def _tells_of_memory(error: Exception) -> bool:
     asked = _ASKED_BYTES.search(str(error))
     if asked is not None and int(asked[1]) >= _MOST_BYTES:
         return False
-    words = ("bad_alloc", "bad allocation", "failed to allocate", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OF_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Sessions compute each node as it stands, and say in one paragraph why they cannot."""
 
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -263,3 +264,25 @@ def test_what_runs_on_the_cpu_is_counted_by_operator() -> None:
     )
     told = hasattr(session, "get_provider_graph_assignment_info")
     assert count_on_cpu(session) == ({"Neg": 1, "Abs": 1} if told else None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_of_memory"),
+    [
+        ("Exception during initialization: std::bad_alloc", True),
+        ("mmap failed: Cannot allocate memory", True),
+        ("PosixThread pthread_create failed, error code: 11", True),
+        ("Fatal error: com.acme:Twice(-1) is not a registered function/op", False),
+    ],
+)
+def test_a_model_that_memory_cannot_hold_is_not_told_as_refused(
+    reason: str, is_of_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **more: Any) -> None:
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(ModelError, match=re.escape(reason)) as raised:
+        open_session(_model(), tmp_path)
+    assert str(raised.value).startswith("Memory ran out when ONNX Runtime") is is_of_memory
+    assert ("--ort-custom-op" in str(raised.value)) is not is_of_memory
