@@ -45,8 +45,16 @@ UTF8 = np.dtype(object, metadata={"vlen": str})
 
 
 def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"]) -> Any:
-    """An h5py.File. h5py is imported here: it takes 12 MB that a scan without such files can spare."""
-    import h5py
+    """An h5py.File. h5py is imported here: it takes 12 MB that a scan without such files can spare.
+
+    Raises MemoryError where there is no room for its libraries.
+    """
+    try:
+        import h5py
+    except ImportError as error:  # which is how the loader tells it
+        if any(word in str(error) for word in ("failed to map segment", "annot allocate memory")):
+            raise MemoryError(str(error)) from error
+        raise
 
     return h5py.File(source, mode)
 

@@ -1,10 +1,13 @@
 """Files appear whole or not at all."""
 
+import builtins
 import hashlib
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from overflow_fixer.files import (
     hold_lock,
     make_folder,
     need_folder,
+    open_hdf5,
     replace_file,
     replace_files,
     sha256_of,
@@ -185,3 +189,25 @@ def test_other_errors_stay_where_the_folder_does(tmp_path: Path) -> None:
         raise ModelError("typed.onnx cannot be read")
     with pytest.raises(ModelError, match="cannot be read"), need_folder(tmp_path / "never there"):
         raise ModelError("typed.onnx cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("told", "raised"),
+    [
+        ("h5s.so: failed to map segment from shared object", MemoryError),
+        ("No module named 'h5py'", ImportError),
+    ],
+)
+def test_libraries_that_memory_has_no_room_for_are_a_want_of_memory(
+    told: str, raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = builtins.__import__
+
+    def refuse(name: str, *more: Any) -> Any:
+        if name == "h5py":
+            raise ImportError(told)
+        return usual(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(raised, match=re.escape(told)):
+        open_hdf5(tmp_path / "a.h5", "w")
