@@ -34,7 +34,7 @@ PLUGIN_DOMAIN = "trt.plugins"
 _TITLES: dict[Provider, str] = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 _CUDA_OPTIONS = {
     "use_tf32": "0",
-    "cudnn_conv_algo_search": "HEURISTIC",
+    "cudnn_conv_algo_search": "DEFAULT",  # by any other search, what has no plan without TF32 is computed with it
     "arena_extend_strategy": "kSameAsRequested",
     "enable_cuda_graph": "0",
 }
@@ -69,7 +69,7 @@ def find_lack(provider: Provider) -> str | None:
             "which is in onnxruntime-gpu"
         )
     preload_libraries()
-    with _quiet_onnxruntime():
+    with quiet_onnxruntime():
         failure = _try(provider)
     return None if failure is None else f"its provider does not load: {failure}"
 
@@ -86,7 +86,7 @@ def preload_libraries() -> None:
 def list_providers(provider: Provider, op_types: Iterable[str] = ()) -> list[Any]:
     """What to give ONNX Runtime as a session's providers: the one named, and what takes the nodes it cannot.
 
-    CUDA computes in true FP32, with convolutions that are chosen without timing them. TensorRT is to take
+    CUDA computes in true FP32, with the convolutions that cuDNN falls back to. TensorRT is to take
     none of `op_types`: those of all nodes that are no plug-ins, so that CUDA computes them one by one.
     """
     cpu = EXECUTION_PROVIDERS["cpu"]
@@ -159,7 +159,7 @@ def _shorten(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet_onnxruntime() -> Iterator[None]:
+def quiet_onnxruntime() -> Iterator[None]:
     """Without what ONNX Runtime logs of its own accord; its default afterwards, for it does not tell its level."""
     onnxruntime.set_default_logger_severity(_FATAL)
     try:

@@ -6,7 +6,7 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from overflow_fixer.sessions.providers import (
     has_plugins,
     list_providers,
     preload_libraries,
+    quiet_onnxruntime,
 )
 
 _ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
@@ -168,16 +169,17 @@ def make_run_options() -> Any:
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, options: Any = None) -> list[Any]:
     """Run one batch and return the outputs asked for (None: all), BF16 as numpy has it with ml_dtypes.
 
-    `options` are those of make_run_options. Raises RunError naming the batch; where memory ran out, a plain ModelError.
+    `options` are those of make_run_options. On a GPU nothing is logged: each of its convolutions would be warned of. Raises RunError naming the batch; where memory ran out, a plain ModelError.
     """
     try:
-        return run_with_bf16(session, outputs, batch.feeds, options)
+        with nullcontext() if _is_on_the_cpu(session) else quiet_onnxruntime():
+            return run_with_bf16(session, outputs, batch.feeds, options)
     except Exception as error:
         reason = first_line(error)
         text = (
             f"The model could not be run on batch {batch.name}: {reason}. Expected every batch to run in "
             f"ONNX Runtime {onnxruntime.__version__}. Check that the batch has the shapes the model was made "
-            f"for; if memory ran out, use a smaller batch{_or_the_cpu(session)}."
+            f"for; if memory ran out, use a smaller batch{'' if _is_on_the_cpu(session) else ', or --provider cpu'}."
         )
         raise (ModelError(text) if _tells_of_memory(error) else RunError(text, reason)) from error
 
@@ -325,8 +327,8 @@ def _want_of_memory(reason: str) -> str:
     )
 
 
-def _or_the_cpu(session: Any) -> str:
-    return "" if session.get_providers() == [EXECUTION_PROVIDERS["cpu"]] else ", or --provider cpu"
+def _is_on_the_cpu(session: Any) -> bool:
+    return bool(session.get_providers() == [EXECUTION_PROVIDERS["cpu"]])
 
 
 def _serialize(model: onnx.ModelProto) -> bytes:

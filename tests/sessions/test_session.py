@@ -155,6 +155,27 @@ def test_a_run_that_fails_says_whether_memory_ran_out(error: Exception, is_of_me
         assert raised.value.reason == str(error)
 
 
+@pytest.mark.parametrize(("providers", "levels"), [(["CUDA", "CPU"], [4, 2]), (["CPU"], [])])
+def test_what_a_gpu_logs_of_a_run_is_not_shown(
+    providers: list[str], levels: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Session:
+        def get_providers(self) -> list[str]:
+            return [f"{name}ExecutionProvider" for name in providers]
+
+        def get_outputs(self) -> list[Any]:
+            return []
+
+        def run(self, *arguments: Any) -> list[Any]:
+            assert seen == levels[:1]
+            return []
+
+    seen: list[int] = []
+    monkeypatch.setattr(onnxruntime, "set_default_logger_severity", seen.append)
+    run_session(Session(), None, Batch("b", {}))
+    assert seen == levels
+
+
 def test_an_output_and_an_input_left_out_do_not_need_each_other() -> None:
     nodes = [
         helper.make_node("MaxPool", ["x"], ["p", ""], kernel_shape=[1]),
