@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_square
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found
 
@@ -17,23 +18,18 @@ _HANDS_ON = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Expand Identi
 def find_in_difference(expression: Expression) -> Iterator[Found]:
     """How many times what is left the first term is, where the second is a square; 0 where less is left than FP32 tells."""
     node = expression.node
-    if node.op_type == "Sub" and _is_square(expression.graph, node.inputs[1]):
+    if node.op_type == "Sub" and _comes_of_a_square(expression.graph, node.inputs[1]):
         times = expression.apply("Abs", expression.apply("Div", node.inputs[0], node.outputs[0]))
         is_sure = expression.apply("Less", times, expression.number(_MOST))
         yield "cancellation", expression.apply("Where", is_sure, times, expression.number(0.0))
 
 
-def _is_square(graph: Graph, tensor: str) -> bool:
+def _comes_of_a_square(graph: Graph, tensor: str) -> bool:
     """Whether it is computed as one, and moved or scaled by a constant at most."""
     writer = graph.producers.get(tensor)
     while writer is not None and (source := _find_source(graph, writer)):
         writer = graph.producers.get(source)
-    if writer is None or tensor in graph.constants:
-        return False
-    if writer.standard_op == "Mul":
-        return writer.inputs[0] == writer.inputs[1]
-    exponent = graph.read_constant(writer.inputs[1]) if writer.standard_op == "Pow" else None
-    return exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) == 2
+    return writer is not None and tensor not in graph.constants and is_square(graph, writer)
 
 
 def _find_source(graph: Graph, writer: Node) -> str:

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import InnerRange, RangeTable
 from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_given, find_ways
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_differences import find_lost_terms, is_finite
-from overflow_fixer.rules.small_sources import read_exponent
 
 _MOST_WHERE_GIVEN_OUT = 32.0
 """FP16 rounds terms so many times what is left of them by up to a 64th of it."""

@@ -12,13 +12,13 @@ from functools import partial
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_square
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED, Divided, find_sources
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference, find_small
-from overflow_fixer.rules.small_sources import is_square
 
 _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
 _TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})

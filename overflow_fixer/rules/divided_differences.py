@@ -15,6 +15,7 @@ from typing import NamedTuple
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
@@ -27,7 +28,6 @@ from overflow_fixer.rules.small_differences import (
     find_small,
     read_maxima,
 )
-from overflow_fixer.rules.small_sources import read_exponent
 
 _STEPS_OF_A_DIVISOR = 16.0
 """Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""

@@ -15,19 +15,12 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_square, read_exponent
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import Cancellation, find_cancellation
 from overflow_fixer.rules.semantics import moves, readers
-from overflow_fixer.rules.small_sources import (
-    Part,
-    carry_back,
-    count_terms,
-    is_lost,
-    is_never_negative,
-    is_square,
-    read_exponent,
-)
+from overflow_fixer.rules.small_sources import Part, carry_back, count_terms, is_lost, is_never_negative
 
 _DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
 _DIVIDES_INSIDE = frozenset("LpNormalization ReduceLogSum".split())

@@ -15,11 +15,11 @@ import numpy as np
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Range, RangeTable
 from overflow_fixer.rules.near_zero import NO_SMALLER
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_sources import least_exponent
 
 _HALF_STEP = 2.0**-11
 """By which share of itself FP16 may round a number."""

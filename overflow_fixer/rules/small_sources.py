@@ -16,6 +16,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_square
 from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.semantics import moves
@@ -158,21 +159,3 @@ def is_never_negative(ranges: RangeTable, tensor: str) -> bool:
     """Whether no element below zero was seen: what is small there is not a difference of larger values."""
     seen = ranges.get(tensor)
     return seen is not None and seen.min >= 0
-
-
-def is_square(graph: Graph, node: Node) -> bool:
-    if node.standard_op == "Mul":
-        return node.inputs[0] == node.inputs[1]
-    return read_exponent(graph, node) == 2
-
-
-def least_exponent(graph: Graph, node: Node) -> float:
-    """The least of Pow's exponents, NaN where they are not constant."""
-    value = graph.read_constant(node.inputs[1])
-    return math.nan if value is None or not value.size else float(value.min())
-
-
-def read_exponent(graph: Graph, node: Node) -> float:
-    """Pow's exponent, where it is one number; NaN elsewhere."""
-    value = graph.read_constant(node.inputs[1]) if node.standard_op == "Pow" else None
-    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else math.nan

@@ -17,13 +17,14 @@ from functools import lru_cache, partial
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import trace_term
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_sources import carry_back, read_exponent, trace_small
+from overflow_fixer.rules.small_sources import carry_back, trace_small
 
 _KEEPS_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
