@@ -15,6 +15,22 @@ class NamedPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail('"" names nothing. Expected the path of a file or folder.', param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(_refuse_nothing(self, value, param, ctx), param, ctx)
+
+
+class NamedSource(click.types.StringParamType):
+    """What data are named by, a path or a word, as text. An empty one is refused as NamedPath refuses it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_refuse_nothing(self, value, param, ctx), param, ctx)
+
+
+def _refuse_nothing(
+    kind: click.Path | click.types.StringParamType,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> Any:
+    if value == "":
+        kind.fail('"" names nothing. Expected the path of a file or folder.', param, ctx)
+    return value

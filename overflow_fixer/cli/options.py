@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from overflow_fixer.cli.named_path import NamedPath
+from overflow_fixer.cli.named_path import NamedPath, NamedSource
 from overflow_fixer.config import FixConfig, make_config
 from overflow_fixer.reports.numbers_json import dump_json, encode_number
 from overflow_fixer.sessions.session import use_custom_ops
@@ -116,7 +116,7 @@ def verbose_option(function: F) -> F:
 def calibration_options(function: F) -> F:
     """The data, and how they are read."""
     options = [
-        click.option("--calib", type=str, help='Calibration data: a folder or file, or "random".'),
+        click.option("--calib", type=NamedSource(), help='Calibration data: a folder or file, or "random".'),
         click.option("--allow-nonfinite", is_flag=True, default=None, help="Accept NaN and Inf in the data."),
         click.option("--batch-size", type=int, help="Samples a batch, where a sample axis is cut."),
         click.option("--max-batches", type=int, help="Batches used, from the first."),

@@ -13,6 +13,8 @@ _SUMS = frozenset("Add Sub Sum".split())
 _HANDS_ON = frozenset(
     "Neg Abs Relu Clip Max Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast".split()
 )
+_FARTHEST = 8
+"""So many nodes may stand between a sum and the choice: ways through long chains are not followed."""
 _TOPK_CHOOSES_LEAST_SINCE = 11
 
 
@@ -34,6 +36,7 @@ def find_in_choice(expression: Expression) -> Iterator[Found]:
 def _is_of_a_sum(graph: Graph, node: Node) -> bool:
     """Whether it reads what a sum writes, behind moves and bounds."""
     writer = graph.producers.get(node.inputs[0])
-    while writer is not None and writer.standard_op in _HANDS_ON:
-        writer = graph.producers.get(writer.inputs[0])
+    for _ in range(_FARTHEST):
+        if writer is not None and writer.standard_op in _HANDS_ON:
+            writer = graph.producers.get(writer.inputs[0])
     return writer is not None and writer.standard_op in _SUMS

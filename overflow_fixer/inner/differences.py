@@ -12,6 +12,8 @@ from overflow_fixer.inner.quantities import Found
 
 _MOST = 65536.0
 """What is less beside the terms is made of FP32's own rounding, or nearly: 8 bits are left."""
+_FARTHEST = 8
+"""So many nodes may move or scale a square before it is subtracted: ways through long chains are not followed."""
 _HANDS_ON = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Expand Identity".split())
 
 
@@ -27,8 +29,9 @@ def find_in_difference(expression: Expression) -> Iterator[Found]:
 def _comes_of_a_square(graph: Graph, tensor: str) -> bool:
     """Whether it is computed as one, and moved or scaled by a constant at most."""
     writer = graph.producers.get(tensor)
-    while writer is not None and (source := _find_source(graph, writer)):
-        writer = graph.producers.get(source)
+    for _ in range(_FARTHEST):
+        source = _find_source(graph, writer) if writer is not None else ""
+        writer = graph.producers.get(source) if source else writer
     return writer is not None and tensor not in graph.constants and is_square(graph, writer)
 
 

@@ -72,12 +72,14 @@ def _is_filled(reference: Array, candidate: Array, fills: Sequence[float]) -> Ar
 def _find_places(reference: Array, number: float) -> Array:
     """Where an array holds this number or, if it is -1000 or less, has it as a mask added to what is far smaller; bool of its shape.
 
-    The latter are all within a tenth of it, but only where nothing else is beyond a tenth of it on its side.
+    The latter are all within a tenth of it, but only where nothing else is beyond a tenth of it on its side, and something is there
+    that is not masked: a product that is as large throughout is no mask.
     """
     if number <= LEAST_MASK:
         with np.errstate(over="ignore"):
             is_masked = np.abs(reference - reference.dtype.type(number)) <= -_GAP * number
-        if np.count_nonzero(is_masked) == np.count_nonzero(reference < _GAP * number):
+        count = np.count_nonzero(is_masked)
+        if count == np.count_nonzero(reference < _GAP * number) and count < reference.size:
             return np.asarray(is_masked)
     return np.asarray(reference == number)
 

@@ -66,7 +66,8 @@ class SignMeter:
         expected, found = (self.part.take(one).reshape(-1) for one in arrays)
         if not expected.size:
             return
-        least, largest = float(np.fmin.reduce(expected)), float(np.fmax.reduce(expected))
+        least = float(np.fmin.reduce(expected))
+        largest = float(np.max(expected, initial=0.0, where=np.isfinite(expected)))
         self.is_signed |= least < -_OWN_ROUNDING * largest
         self.has_zeros |= least <= 0
         self.elements += expected.size

@@ -60,10 +60,12 @@ def _densify(path: Path, sparse: SparseTensorProto) -> TensorProto:
 def _scatter(values: Array, places: Array, dims: tuple[int, ...]) -> Array:
     """Of that shape and the type of `values` [n], which stand at the `places` [n] (flat) or [n, rank]; 0 elsewhere.
 
-    Raises ValueError for strings, and for places that there are not.
+    Raises ValueError for strings, and for places that there are not, or not as many.
     """
     if values.dtype == object:
         raise ValueError("it holds strings")
+    if len(values) != len(places) or places.dtype != np.int64:
+        raise ValueError(f"it has {len(values)} values and {len(places)} places of type {places.dtype}")
     flat = places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), dims)
     dense = np.zeros(dims, values.dtype)
     dense[np.unravel_index(flat, dims)] = values

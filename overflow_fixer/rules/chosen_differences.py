@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -100,9 +100,22 @@ def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
 
 def is_distance(graph: Graph, node: Node) -> bool:
     """Whether it adds up products of vectors and sums of squares."""
-    writers = list(walk_back(graph, node.outputs[0], partial(_adds_up, graph)))
-    has_product = any(writer.standard_op in _PRODUCTS for writer in writers)
-    return has_product and any(_sums_squares(graph, writer) for writer in writers)
+    return node.label in _find_distances(graph)
+
+
+@lru_cache(maxsize=1)
+def _find_distances(graph: Graph) -> frozenset[str]:
+    """The labels of all such nodes, in one pass: of a long chain of sums each is behind all before."""
+    products, squares = set[str](), set[str]()
+    for node in graph.nodes:
+        added = [name for name in node.inputs if _adds_up(graph, node, name)]
+        if node.standard_op in _PRODUCTS or not products.isdisjoint(added):
+            products.update(node.writes)
+        if _sums_squares(graph, node) or not squares.isdisjoint(added):
+            squares.update(node.writes)
+    return frozenset(
+        node.label for node in graph.nodes if node.writes and {*node.writes} <= products & squares
+    )
 
 
 def _adds_up(graph: Graph, node: Node, name: str) -> bool:

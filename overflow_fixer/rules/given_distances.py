@@ -16,7 +16,7 @@ from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.chosen_differences import FP32_NOISE, is_distance, keeps_size
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.paths import find_given
+from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, find_lost_terms, is_finite
 
 
@@ -38,17 +38,26 @@ def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[Given]:
 
     Behind moves, bounds and roots, too. None of terms or distances with NaN or infinities.
     """
-    for node in graph.nodes:
-        if node.standard_op not in DIFFERENCES or not is_distance(graph, node):
-            continue
-        output = find_given(graph, node.outputs[0], _keeps)
-        if output is None or not all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes)):
-            continue
-        largest = max(ranges.by_tensor[name].max_abs for name in node.inputs)
-        least = ranges.by_tensor[node.outputs[0]].min
-        found = Given(tuple(_find_sources(graph, ranges, node, least)), least, largest, output)
-        if FP32_NOISE * largest < least < found.limit:
-            yield found
+    for output in graph.outputs:
+        for node in _find_sums_given(graph, output):
+            if not is_distance(graph, node) or not all(
+                is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes)
+            ):
+                continue
+            largest = max(ranges.by_tensor[name].max_abs for name in node.inputs)
+            least = ranges.by_tensor[node.outputs[0]].min
+            found = Given(tuple(_find_sources(graph, ranges, node, least)), least, largest, output)
+            if FP32_NOISE * largest < least < found.limit:
+                yield found
+
+
+def _find_sums_given(graph: Graph, output: str) -> Iterator[Node]:
+    """The last sums before the output, behind what keeps their size: from outputs, since of long chains of sums these are few."""
+
+    def keeps(node: Node, name: str) -> bool:
+        return node.standard_op not in DIFFERENCES and _keeps(node, node.inputs.index(name))
+
+    return (node for node in walk_back(graph, output, keeps) if node.standard_op in DIFFERENCES)
 
 
 def _keeps(node: Node, slot: int) -> bool:

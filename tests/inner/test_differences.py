@@ -87,3 +87,10 @@ def test_an_empty_batch(tmp_path: Path) -> None:
     (found,) = _measure(tmp_path, SQUARES["Mul"], np.empty((0, 50), np.float32), _draw(2, 2))
     assert 1 < found.batch_max_abs[1] < 4
     assert math.isnan(found.batch_max_abs[0])
+
+
+def test_a_long_way_to_the_square_is_not_followed(tmp_path: Path) -> None:
+    """Of a chain of products by constants each could be asked, and all before it."""
+    chain = [node("Mul", f"c{i} one", f"c{i + 1}") for i in range(9)]
+    square = [node("Mul", "m m", "c0"), *chain, node("Identity", "c9", "mm")]
+    assert _measure(tmp_path, square, _draw(1, 3)) == []

@@ -109,6 +109,12 @@ def test_of_what_is_masked_the_candidate_has_what_fp32_has(found: float, is_take
     assert (left[0] == 0) == (right[0] == 0) == is_taken
 
 
+def test_a_product_that_is_as_large_throughout_is_no_mask() -> None:
+    """x * -5000 of x near 1: all of it is signal."""
+    reference, candidate = f32(-4990, -5003, -5010), f32(-4980, -5010, -5012)
+    assert _take([-5000], reference, candidate) == (reference.tolist(), candidate.tolist())
+
+
 def test_each_constant_counts_by_itself() -> None:
     """5 is as large as the others are, and hides none of them."""
     values = f32(*[-5000] * 4, 5, 4, 6)

@@ -143,6 +143,13 @@ def test_where_fp32_has_a_zero_zeros_are_not_told() -> None:
     assert _find((right, found)) == {}
 
 
+def test_an_infinity_beside_negative_values_does_not_hide_these() -> None:
+    rest = [np.inf, *[5.0] * 9]
+    assert _find((f32(-12.33, *rest), f32(-12.34, *rest))) == {}
+    found = _find((f32(0.25, *rest), f32(-0.5, *rest)))
+    assert (found["negative"].count, found["negative"].candidate) == (1, -0.5)
+
+
 def test_where_fp32_is_negative_in_any_batch_nothing_is_told() -> None:
     right, found = f32(*[5] * 9, 1), f32(*[5] * 8, 0, -1)
     assert set(_find((right, found))) == {"negative", "zero"}

@@ -182,7 +182,7 @@ def _cache(error: float, axis: int = 2, size: int = 1501, count: int = 1) -> tup
     """[1, 4, ...], copied but for the last `count` along the axis, of which this share is lost."""
     shape = [1, 4, 6, 6]
     shape[axis] = size
-    right = RNG.normal(size=shape).astype(np.float32)
+    right = np.random.default_rng(3).normal(size=shape).astype(np.float32)
     wrong = right.copy()
     last = tuple(slice(None) if one != axis else slice(-count, None) for one in range(4))
     wrong[last] *= np.float32(1 - error)

@@ -79,7 +79,8 @@ def test_attributes_of_operators_of_other_domains_stay() -> None:
         ([1], [-1], [4], "index -1 is out of bounds"),
         ([1], [[0, 2]], [2, 2], "invalid entry in coordinates"),
         ([1], [[0, 0, 0]], [2, 2], "must be a sequence of length 2"),
-        ([1, 2], [0], [4], "shape mismatch"),
+        ([1, 2], [0], [4], "2 values and 1 places"),
+        ([1], [0, 2], [4], "1 values and 2 places"),
         ([1], [0], [-4], "negative dimensions"),
     ],
 )
@@ -88,6 +89,13 @@ def test_places_that_there_are_not_are_refused(
 ) -> None:
     sparse = make_sparse("s", values, places, dims)
     with pytest.raises(ModelError, match=rf"folder/m.onnx: the sparse tensor 's' of shape .*{reason}"):
+        write_dense(PATH, _hold(sparse))
+
+
+def test_places_that_are_no_integers_are_refused() -> None:
+    sparse = make_sparse("s", [1], [0], [4])
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, np.float32)))
+    with pytest.raises(ModelError, match="1 places of type float32"):
         write_dense(PATH, _hold(sparse))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from fp16_emulation import run_fp16, run_fp32
-from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, save, scalar, scan
 
-from overflow_fixer.rules.given_distances import find_given_distances
+from overflow_fixer.rules.given_distances import _find_sums_given, find_given_distances
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 GENERATOR = np.random.default_rng(9)
@@ -101,3 +101,10 @@ def test_of_what_is_not_finite_nothing_is_concluded(value: float, tmp_path: Path
     x = NEAR.copy()
     x[0, 0] = value
     assert list(find_given_distances(*_scan(tmp_path, GIVEN["as they are"], x))) == []
+
+
+def test_of_a_long_chain_of_sums_the_last_is_asked_about(tmp_path: Path) -> None:
+    """Of each of them all before it could be walked."""
+    chain = [node("Add", f"t{i} x", f"t{i + 1}") for i in range(20)]
+    model = make_model([node("Neg", "x", "t0"), *chain, node("Relu", "t20", "y")], {"x": [2]}, "y")
+    assert [one.label for one in _find_sums_given(save(model, tmp_path), "y")] == ["Add_t20"]
