@@ -50,10 +50,8 @@ def _count(reference: Array, candidate: Array) -> tuple[int, int]:
     is_sizable = [r >= max(2**-14, 2**-20 * largest) for r, _ in both]
     limits = [2**-24 if it_is else max(2**-24, 2**-8 * largest) for it_is in is_sizable]
     negative = [largest > 0 and c < -limit for (_, c), limit in zip(both, limits, strict=True)]
-    zero = [
-        it_is and c <= 0 and not below
-        for (_, c), it_is, below in zip(both, is_sizable, negative, strict=True)
-    ]
+    least = max(2**-14, 2**-11 * largest)
+    zero = [r >= least and c <= 0 and not below for (r, c), below in zip(both, negative, strict=True)]
     return sum(negative), sum(zero)
 
 
