@@ -14,16 +14,15 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import InnerRange, RangeTable
+from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_given, find_ways
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_differences import find_lost_terms, is_finite
 
-_MOST_WHERE_GIVEN_OUT = 32.0
-"""FP16 rounds terms so many times what is left of them by up to a 64th of it."""
 _MOST_WHERE_DIVIDED_BY = 128.0
-"""By up to a 16th: see docs/numerics.md."""
+"""FP16 rounds terms so many times what is left of them by up to a 16th of it: see docs/numerics.md."""
 _FP32_NOISE = 2.0**-16
 """Of the terms: below zero by less is what FP32 rounds of what is never below."""
 _KEEPS = frozenset("Abs Relu Clip Max Sqrt".split())
@@ -69,7 +68,7 @@ def _find_use(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange) -
     keeps = partial(_keeps, graph, ranges, least)
     given = find_given(graph, node.outputs[0], keeps)
     if given is not None:
-        return _MOST_WHERE_GIVEN_OUT, f"the output {given} tells it"
+        return MOST_ROUNDED, f"the output {given} tells it"
     ways = find_ways(graph, node.outputs[0], keeps, partial(divides, graph))
     return (
         (_MOST_WHERE_DIVIDED_BY, f"{ways[-1].op_type} {ways[-1].label} divides by it")
@@ -91,5 +90,5 @@ def _find_sources(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRang
     """The node, and those whose rounding moves what is left by more than a 64th of it."""
     yield node
     for name in find_lost_terms(graph, ranges, node):
-        most = _MOST_WHERE_GIVEN_OUT * ranges.by_tensor[name].max_abs / inner.seen.max_abs
+        most = MOST_ROUNDED * ranges.by_tensor[name].max_abs / inner.seen.max_abs
         yield from find_origins(graph, ranges, name, most)

@@ -44,7 +44,9 @@ def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
                 made = f"{end.op_type} {end.label} chooses among it"
                 is_place = end.standard_op in _TELLS_WHERE
                 nodes = (
-                    _find_sums(graph, ranges, small, end) if is_place else find_sources(graph, ranges, small)
+                    _find_sums(graph, ranges, small, end)
+                    if is_place
+                    else find_sources(graph, ranges, small.node, small.value)
                 )
                 yield Divided(small, tuple(nodes), made)
                 break

@@ -61,13 +61,13 @@ def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
         kept = way if _grows_tiny(ranges, small, way) else ()
         verb = "takes its logarithm" if way[-1].standard_op == "Log" else "divides by it"
         made = f"{way[-1].op_type} {way[-1].label} {verb}"
-        yield Divided(small, (*find_sources(graph, ranges, small), *kept), made)
+        yield Divided(small, (*find_sources(graph, ranges, small.node, small.value), *kept), made)
     for divisor, way in ways:
         for end, small in _find_dividends(graph, ranges, divisor, way):
             if small.node.label not in told:
                 told.add(small.node.label)
                 made = f"{end.op_type} {end.label} scales it up"
-                yield Divided(small, tuple(find_sources(graph, ranges, small)), made)
+                yield Divided(small, tuple(find_sources(graph, ranges, small.node, small.value)), made)
 
 
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
@@ -92,11 +92,11 @@ def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...
     return any(0 < read_maxima(ranges, name)[small.batch] < FP16_MIN_NORMAL for name in made)
 
 
-def find_sources(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
-    """The node that computes the difference, and those whose rounding moves its terms by more than a 64th of it."""
-    yield small.node
-    for name in find_lost_terms(graph, ranges, small.node):
-        yield from find_origins(graph, ranges, name, MOST_ROUNDED * small.value)
+def find_sources(graph: Graph, ranges: RangeTable, node: Node, left: float) -> Iterator[Node]:
+    """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`."""
+    yield node
+    for name in find_lost_terms(graph, ranges, node):
+        yield from find_origins(graph, ranges, name, MOST_ROUNDED * left)
 
 
 def _keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:

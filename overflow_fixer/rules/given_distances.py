@@ -7,6 +7,7 @@ anything, below zero too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from overflow_fixer.formats import step_at
@@ -14,10 +15,9 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.chosen_differences import FP32_NOISE, is_distance, keeps_size
-from overflow_fixer.rules.divided_differences import MOST_ROUNDED
-from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.paths import walk_back
-from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, find_lost_terms, is_finite
+from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, is_finite
 
 
 class Given(NamedTuple):
@@ -39,16 +39,13 @@ def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[Given]:
     Behind moves, bounds and roots, too. None of terms or distances with NaN or infinities.
     """
     for output in graph.outputs:
-        for node in _find_sums_given(graph, output):
-            if not is_distance(graph, node) or not all(
-                is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes)
-            ):
+        for node in filter(partial(is_distance, graph), _find_sums_given(graph, output)):
+            if not all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes)):
                 continue
             largest = max(ranges.by_tensor[name].max_abs for name in node.inputs)
             least = ranges.by_tensor[node.outputs[0]].min
-            found = Given(tuple(_find_sources(graph, ranges, node, least)), least, largest, output)
-            if FP32_NOISE * largest < least < found.limit:
-                yield found
+            if FP32_NOISE * largest < least < FEWEST_STEPS * step_at(largest):
+                yield Given(tuple(find_sources(graph, ranges, node, least)), least, largest, output)
 
 
 def _find_sums_given(graph: Graph, output: str) -> Iterator[Node]:
@@ -62,10 +59,3 @@ def _find_sums_given(graph: Graph, output: str) -> Iterator[Node]:
 
 def _keeps(node: Node, slot: int) -> bool:
     return keeps_size(node, slot) or node.standard_op == "Sqrt"
-
-
-def _find_sources(graph: Graph, ranges: RangeTable, node: Node, least: float) -> Iterator[Node]:
-    """The node, and those whose rounding moves its terms by more than a 64th of the least distance."""
-    yield node
-    for name in find_lost_terms(graph, ranges, node):
-        yield from find_origins(graph, ranges, name, MOST_ROUNDED * least)

@@ -85,6 +85,13 @@ def test_of_others_nothing_is_measured(nodes: list[onnx.NodeProto], tmp_path: Pa
     assert _measure(tmp_path, nodes, X) == []
 
 
+def test_a_long_way_to_the_sum_is_not_followed(tmp_path: Path) -> None:
+    """Of a chain of such nodes each could be asked, and all before it."""
+    chain = [node("Neg", f"s{i}", f"s{i + 1}") for i in range(9)]
+    nodes = [node("Add", "x b", "s0"), *chain, node("ArgMin", "s9", "i", axis=2)]
+    assert _measure(tmp_path, nodes, X) == []
+
+
 def test_of_rows_of_any_length_nothing_is_measured(tmp_path: Path) -> None:
     """They may have one element, and the model would not run."""
     nodes = [node("Add", "x b", "s"), node("ArgMin", "s", "i", axis=0)]
