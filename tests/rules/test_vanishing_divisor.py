@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from tensor_parts import PART_CONSTANTS, take_part
 from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.formats import FP16_UNDERFLOW
@@ -505,31 +506,16 @@ def test_a_bound_that_fp16_rounds_onto_a_pole(left: float, is_found: bool, tmp_p
         )
 
 
-PARTS = {
-    "Slice": [node("Slice", "v from to axis", "a")],
-    "Split": [node("Split", "v sizes", "rest a", axis=0)],
-    "Gather": [node("Gather", "v places", "a")],
-    "GatherND": [node("GatherND", "v rows", "a")],
-    "GatherElements": [node("GatherElements", "v places", "a")],
-    "Compress": [node("Compress", "v chosen", "a", axis=0)],
-    "root": [node("Sqrt", "v", "r"), node("Slice", "r from to axis", "a")],
-    "moved": [node("Neg", "v", "r"), node("Gather", "r places", "s"), node("Neg", "s", "a")],
-}
-CHOICE = {
-    "from": ints(2),
-    "to": ints(4),
-    "axis": ints(0),
-    "sizes": ints(2, 2),
-    "places": ints(2, 3),
-    "rows": np.array([[2], [3]], np.int64),
-    "chosen": np.array([False, False, True, True]),
+PARTS = {name: [one] for name, one in take_part("v", "a").items()} | {
+    "root": [node("Sqrt", "v", "r"), take_part("r", "a")["Slice"]],
+    "moved": [node("Neg", "v", "r"), take_part("r", "s")["Gather"], node("Neg", "s", "a")],
 }
 
 
 def _part_pins(folder: Path, part: list[onnx.NodeProto], values: Any) -> list[str]:
     nodes = [node("Mul", "x one", "v"), *part, node("Div", "one a", "y")]
     graph, ranges = scan(
-        make_model(nodes, {"x": None}, "y", CONSTANTS | CHOICE), folder, {"x": floats(*values)}
+        make_model(nodes, {"x": None}, "y", CONSTANTS | PART_CONSTANTS), folder, {"x": floats(*values)}
     )
     return pinned_by(find_vanishing_divisors, graph, ranges)
 
@@ -557,7 +543,7 @@ def test_a_part_that_does_not_is_no_divisor_as_small(
 def test_a_part_of_both_signs_of_which_nobody_took_the_smallest_may_hold_it(tmp_path: Path) -> None:
     part = [node("Slice", "v from to axis", "s"), node("Abs", "s", "a")]
     nodes = [node("Sin", "x", "v"), node("Div", "one v", "z"), *part, node("Div", "one a", "y")]
-    model = make_model(nodes, {"x": None}, "y z", CONSTANTS | CHOICE)
+    model = make_model(nodes, {"x": None}, "y z", CONSTANTS | PART_CONSTANTS)
     graph, ranges = scan(model, tmp_path, {"x": floats(1, 1, -1, 1e-11)})
     assert ranges.by_tensor["s"].min_nonzero_abs == -math.inf
     expected = ["Sin_v", "Div_z", "Slice_s", "Abs_a", "Div_y"]
@@ -566,7 +552,7 @@ def test_a_part_of_both_signs_of_which_nobody_took_the_smallest_may_hold_it(tmp_
 
 def test_a_part_tells_of_its_own_smallest(tmp_path: Path) -> None:
     nodes = [node("Mul", "x one", "v"), *PARTS["Slice"], node("Div", "one a", "y")]
-    model = make_model(nodes, {"x": None}, "y", CONSTANTS | CHOICE)
+    model = make_model(nodes, {"x": None}, "y", CONSTANTS | PART_CONSTANTS)
     graph, ranges = scan(model, tmp_path, {"x": floats(1e-11, 1, 2e-9, 1)})
     found = ask(find_vanishing_divisors, graph, ranges)
     assert {(one.node, one.tensor, round(one.value, 12)) for one in found} == {
@@ -576,7 +562,7 @@ def test_a_part_tells_of_its_own_smallest(tmp_path: Path) -> None:
 
 def test_a_difference_of_which_a_part_is_taken(tmp_path: Path) -> None:
     nodes = [node("Mul", "x one", "p"), node("Sub", "one p", "v"), *PARTS["Slice"], node("Log", "a", "y")]
-    model = make_model(nodes, {"x": None}, "y", CONSTANTS | CHOICE)
+    model = make_model(nodes, {"x": None}, "y", CONSTANTS | PART_CONSTANTS)
     for values, expected in (
         ([0.5, 0.5, 0.9999, 0.5], ["Mul_p", "Sub_v", "Slice_a", "Log_y"]),
         ([0.9999, 0.5, 0.5, 0.5], []),

@@ -20,6 +20,7 @@ from in_memory_calibration import (
     scalar,
     scan,
 )
+from tensor_parts import PART_CONSTANTS, take_part
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL
@@ -348,24 +349,8 @@ def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
     assert pinned_by(find_vanishing_outputs, graph, ranges) == ["Exp_y"]
 
 
-PARTS = {
-    "Slice": node("Slice", "v from to axis", "y"),
-    "Split": node("Split", "v sizes", "rest y", axis=0),
-    "Gather": node("Gather", "v places", "y"),
-    "GatherND": node("GatherND", "v rows", "y"),
-    "GatherElements": node("GatherElements", "v places", "y"),
-    "Compress": node("Compress", "v chosen", "y", axis=0),
-}
-CHOICE = {
-    "from": ints(2),
-    "to": ints(4),
-    "axis": ints(0),
-    "sizes": ints(2, 2),
-    "places": ints(2, 3),
-    "rows": np.array([[2], [3]], np.int64),
-    "chosen": np.array([False, False, True, True]),
-    "one": scalar(1),
-}
+PARTS = take_part("v", "y")
+CHOICE = PART_CONSTANTS | {"one": scalar(1)}
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
