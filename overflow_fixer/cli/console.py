@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from overflow_fixer.cli.guard import note_stage
+from overflow_fixer.cli.heartbeat import Heartbeat
 from overflow_fixer.cli.interrupts import STOPPED_AT_ONCE, Interrupts
 from overflow_fixer.cli.progress_bars import ProgressBars
 from overflow_fixer.cli.progress_lines import ProgressLines
@@ -18,6 +19,7 @@ from overflow_fixer.errors import EXIT_STOPPED
 from overflow_fixer.records import Range
 
 _STDERR = 2
+_REMIND_SECONDS = 1.0
 _PATIENT_STAGE = "scan"
 """The stage in which a signal waits for the batch at hand."""
 
@@ -72,13 +74,20 @@ def show_progress(quiet: bool) -> Iterator[ShownProgress]:
             display.close()
 
 
+class RemindingLines(ProgressLines):
+    """Lines on stderr, also where a step takes long: an engine's build tells nothing until it is done."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: click.echo(text, err=True))
+        self._heartbeat = Heartbeat(self.remind, _REMIND_SECONDS)
+
+    def close(self) -> None:
+        self._heartbeat.stop()
+
+
 def _open_display() -> Display:
     console = Console(stderr=True)
-    return (
-        ProgressBars(console)
-        if console.is_terminal
-        else ProgressLines(lambda text: click.echo(text, err=True))
-    )
+    return ProgressBars(console) if console.is_terminal else RemindingLines()
 
 
 def _end_process() -> NoReturn:

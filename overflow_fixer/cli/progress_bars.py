@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -70,10 +71,14 @@ class _Steps(MofNCompleteColumn):
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """What is left of a stage; of one with a limit of seconds nobody knows."""
+    """What is left of a stage, or what its first step has taken; of one with a limit of seconds nobody knows."""
 
     def render(self, task: Task) -> Text:
-        return Text("") if is_timed(task.fields["stage"]) else super().render(task)
+        if is_timed(task.fields["stage"]):
+            return Text("")
+        if task.completed == 0 and task.elapsed is not None:
+            return Text(f"{timedelta(seconds=int(task.elapsed))} so far", style="progress.elapsed")
+        return super().render(task)
 
 
 class _BarsAndLines(Progress):

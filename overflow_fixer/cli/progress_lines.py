@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Lock
 
 from overflow_fixer.progress import TIMED, is_timed, say_steps
 from overflow_fixer.records import Range
@@ -35,23 +36,42 @@ class ProgressLines:
     """A line each tenth of a stage or half minute, and each tensor over the limit once.
 
     Nothing is said in a stage's first seconds, so that a short one says nothing; of many tensors the
-    first twenty are named. A stage that begins again is a new one.
+    first twenty are named. A stage that begins again is a new one. `remind` is for another thread.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say = say
         self._clock = clock
+        self._lock = Lock()
         self._stage = ""
-        self._done = 0
+        self._done = self._total = 0
+        self._began = self._said = (0.0, 0)
+        self._moved = 0.0
         self._new: list[Range] = []
         self._over: set[str] = set()
 
     def advance(self, stage: str, done: int, total: int) -> None:
-        now = self._clock()
+        with self._lock:
+            self._advance(stage, done, total, self._clock())
+
+    def remind(self) -> None:
+        """Say how long the step at hand has taken, where nothing was said for half a minute."""
+        with self._lock:
+            now = self._clock()
+            if not self._stage or now - self._said[0] < _LATEST_SECONDS:
+                return
+            self._say_new()
+            steps = say_steps(self._done, self._total, self._stage)
+            step = "the next step" if self._done < self._total else "what follows"
+            taken = timedelta(seconds=round(now - self._moved))
+            self.say(f"{self._stage.removesuffix(TIMED)}: {steps}; {step} has taken {taken} so far")
+            self._said = (now, self._said[1])
+
+    def _advance(self, stage: str, done: int, total: int, now: float) -> None:
         if stage != self._stage or done < self._done:
             self._stage, self._began = stage, (now, done)
             self._said = self._began
-        self._done = done
+        self._done, self._total, self._moved = done, total, now
         waited, gained = now - self._said[0], done - self._said[1]
         if waited >= _LATEST_SECONDS or (
             waited >= _SOONEST_SECONDS and (self._new or gained >= _SHARE * total)
@@ -62,11 +82,9 @@ class ProgressLines:
             self._said = (now, done)
 
     def over(self, ranges: Sequence[Range]) -> None:
-        self._new += [found for found in ranges if found.tensor not in self._over]
-        self._over |= {found.tensor for found in ranges}
-
-    def close(self) -> None:
-        """Nothing is open."""
+        with self._lock:
+            self._new += [found for found in ranges if found.tensor not in self._over]
+            self._over |= {found.tensor for found in ranges}
 
     def _say_new(self) -> None:
         room = max(_MOST_TENSORS - (len(self._over) - len(self._new)), 0)

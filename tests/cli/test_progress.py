@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from overflow_fixer.cli import console, progress_lines
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.progress_bars import ProgressBars
 from overflow_fixer.cli.progress_lines import ProgressLines, say_over
@@ -26,6 +29,13 @@ class Told:
         self.now = 0.0
         self.lines: list[str] = []
         self.progress = ProgressLines(self.lines.append, lambda: self.now)
+
+    def remind_at(self, seconds: float) -> list[str]:
+        """What is said of itself at this time."""
+        self.now = seconds
+        self.lines.clear()
+        self.progress.remind()
+        return list(self.lines)
 
     def at(self, seconds: float, done: int, total: int = 100, stage: str = "scan") -> list[str]:
         """What is said when `done` is told at this time."""
@@ -62,6 +72,45 @@ def test_a_stage_that_begins_again_is_a_new_one() -> None:
     assert told.at(100, 10, 10, "repair") == ["repair: 10 of 10"]
     assert told.at(1000, 0, 10, "repair") == []
     assert told.at(1002, 1, 10, "repair") == ["repair: 1 of 10, 0:00:18 left"]
+
+
+def test_a_step_of_which_nothing_is_told_is_reminded_of_each_half_minute() -> None:
+    """An engine's build: one step, of minutes."""
+    told = Told()
+    assert told.remind_at(1000) == []
+    assert told.at(1000, 0, 1, "naive: build") == []
+    assert told.remind_at(1029.9) == []
+    assert told.remind_at(1030) == ["naive: build: 0 of 1; the next step has taken 0:00:30 so far"]
+    assert told.remind_at(1059) == []
+    assert told.remind_at(1061) == ["naive: build: 0 of 1; the next step has taken 0:01:01 so far"]
+    assert told.at(1070, 1, 1, "naive: build") == ["naive: build: 1 of 1"]
+    assert told.remind_at(1100) == ["naive: build: 1 of 1; what follows has taken 0:00:30 so far"]
+    assert told.at(1101, 0, 10, "verify") == []
+
+
+def test_a_reminder_names_the_tensors_over_the_limit() -> None:
+    told = Told()
+    told.at(0, 1)
+    told.progress.over([found("a", 3e5)])
+    assert told.remind_at(30) == [
+        "over the threshold or not finite: max |x| 300000       a",
+        "scan: 1 of 100; the next step has taken 0:00:30 so far",
+    ]
+
+
+def test_reminders_come_from_a_thread_that_ends_with_the_display(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_REMIND_SECONDS", 0.01)
+    monkeypatch.setattr(progress_lines, "_LATEST_SECONDS", 0.05)
+    before = threading.active_count()
+    with show_progress(quiet=False) as progress:
+        progress("naive: build", 0, 1)
+        time.sleep(0.5)
+    assert threading.active_count() == before
+    said = capsys.readouterr().err
+    assert said.startswith("naive: build: 0 of 1; the next step has taken 0:00:00 so far\n")
+    assert said.count("\n") > 1
 
 
 def test_a_limit_of_seconds_is_no_total() -> None:
@@ -140,6 +189,16 @@ def test_a_scan_that_went_on_is_not_reckoned_as_fast_as_if_it_had_begun(terminal
     bars.advance("scan", 900, 1000)
     (task,) = bars._bars.tasks
     assert (task.completed, task.speed) == (900, None)
+    bars.close()
+
+
+def test_a_bar_tells_what_its_first_step_has_taken(terminal: Console) -> None:
+    bars = ProgressBars(terminal)
+    bars.advance("naive: build", 0, 1)
+    assert "0/1 0:00:00 so far" in drawn(bars)[0]
+    bars.advance("naive: build", 1, 1)
+    assert "1/1 0:00:00" in drawn(bars)[0]
+    assert "so far" not in drawn(bars)[0]
     bars.close()
 
 
