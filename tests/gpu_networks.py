@@ -66,6 +66,19 @@ def make_big_conv_chain(batch: int = 8, channels: int = 128, size: int = 112) ->
     return Network(model, tuple({"image": _normal(rng, 1.0, *shape)} for _ in range(3)))
 
 
+def make_wide_convs(channels: int = 512) -> Network:
+    """As at the end of a ResNet: by its heuristics cuDNN has no plan for them without TF32, and 3e-4 is off."""
+    rng, net = Random(16), _Nodes()
+    shape, x = (1, channels, 7, 7), "features"
+    for index in range(3):
+        scale = np.sqrt(2 / (9 * channels))
+        weights = net.weight(f"conv{index}.weight", _normal(rng, scale, channels, channels, 3, 3))
+        x = net.add("Conv", f"conv{index}", x, weights, pads=[1, 1, 1, 1])
+        x = net.add("Relu", f"relu{index}", x)
+    model = net.to_model(13, {"features": (FLOAT, shape)}, {x: (FLOAT, shape)})
+    return Network(model, tuple({"features": _normal(rng, 1.0, *shape)} for _ in range(3)))
+
+
 def make_transformer_block(batch: int = 8, tokens: int = 256, width: int = 1024, heads: int = 16) -> Network:
     """A pre-norm block and a last norm, each norm written out: squares of a residual of up to 2e3 overflow."""
     net, rng = _Nodes(), Random(6)

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from gpu_networks import make_big_conv_chain, make_masked_block, make_transformer_block
+from gpu_networks import (
+    make_big_conv_chain,
+    make_masked_block,
+    make_transformer_block,
+    make_wide_convs,
+)
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
 from onnx import TensorProto
 
@@ -29,6 +34,7 @@ SAMPLES = Path(__file__).parents[2] / "calib_data"
 SAMPLE_NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/model.onnx"))
 NETWORKS = {
     "conv chain": lambda: make_big_conv_chain(batch=2, channels=64, size=56),
+    "wide convs": make_wide_convs,
     "transformer": lambda: make_transformer_block(batch=2, tokens=64, width=256, heads=4),
     "masked": lambda: make_masked_block(batch=2, tokens=64, width=256, heads=4),
 }
