@@ -14,6 +14,16 @@ def is_square(graph: Graph, node: Node) -> bool:
     return read_exponent(graph, node) == 2
 
 
+def is_root(graph: Graph, node: Node) -> bool:
+    """Whether it is a square root."""
+    return node.standard_op == "Sqrt" or read_exponent(graph, node) == 0.5
+
+
+def sums_squares(graph: Graph, node: Node) -> bool:
+    read = graph.producers.get(node.inputs[0]) if node.standard_op == "ReduceSum" else None
+    return node.standard_op == "ReduceSumSquare" or (read is not None and is_square(graph, read))
+
+
 def least_exponent(graph: Graph, node: Node) -> float:
     """The least of Pow's exponents, NaN where they are not constant."""
     value = graph.read_constant(node.inputs[1])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_root
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found
 
@@ -21,22 +23,35 @@ _TOPK_CHOOSES_LEAST_SINCE = 11
 def find_in_choice(expression: Expression) -> Iterator[Found]:
     """The mean over rows of what is between the element that is chosen and the next: of two alike it is 0.
 
-    Of a sum alone, which may be a difference of nearly equal numbers, and of rows that are sure to have two elements.
+    Of a sum alone, which may be a difference of nearly equal numbers, and of rows that are sure to have two elements. Of
+    roots it is that of their squares.
     """
     rows = expression.rows([expression.attribute("axis", 0)])
     (length,) = expression.lengths(rows)
     is_told = expression.graph.opset >= _TOPK_CHOOSES_LEAST_SINCE and isinstance(length, int) and length > 1
-    if is_told and _is_of_a_sum(expression.graph, expression.node):
+    way = _trace_sum(expression.graph, expression.node) if is_told else None
+    if way is not None:
         best = expression.find_best(2, rows, is_largest=expression.node.op_type == "ArgMax")
+        if any(is_root(expression.graph, node) for node in way):
+            best = expression.apply("Mul", best, best)
         largest, least = (expression.reduce(op, best, rows.axes) for op in ("ReduceMax", "ReduceMin"))
         margins = expression.apply("Flatten", expression.apply("Sub", largest, least), axis=0)
         yield "mean margin", expression.add_up("ReduceMean", Rows(margins, (1,), (None,)))
 
 
-def _is_of_a_sum(graph: Graph, node: Node) -> bool:
-    """Whether it reads what a sum writes, behind moves and bounds."""
+def _trace_sum(graph: Graph, node: Node) -> list[Node] | None:
+    """The moves, bounds and roots between a sum and what reads it, the last first; None where it reads no sum."""
+    way: list[Node] = []
     writer = graph.producers.get(node.inputs[0])
-    for _ in range(_FARTHEST):
-        if writer is not None and writer.standard_op in _HANDS_ON:
-            writer = graph.producers.get(writer.inputs[0])
-    return writer is not None and writer.standard_op in _SUMS
+    while writer is not None and len(way) < _FARTHEST and _hands_on(graph, writer):
+        way.append(writer)
+        writer = graph.producers.get(writer.inputs[0])
+    return way if writer is not None and _adds_up(graph, writer) else None
+
+
+def _hands_on(graph: Graph, node: Node) -> bool:
+    return node.standard_op in _HANDS_ON or is_root(graph, node)
+
+
+def _adds_up(graph: Graph, node: Node) -> bool:
+    return node.standard_op in _SUMS or bool(find_joined_squares(graph, node))

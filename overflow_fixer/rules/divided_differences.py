@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.graph.distances import find_joining
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
@@ -22,6 +23,7 @@ from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import (
+    DIFFERENCES,
     FEWEST_STEPS,
     SmallDifference,
     find_lost_terms,
@@ -93,8 +95,13 @@ def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...
 
 
 def find_sources(graph: Graph, ranges: RangeTable, node: Node, left: float) -> Iterator[Node]:
-    """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`."""
+    """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
+
+    Of distances as one product also what joins its operands.
+    """
     yield node
+    if node.standard_op not in DIFFERENCES:
+        yield from find_joining(graph, node)
     for name in find_lost_terms(graph, ranges, node):
         yield from find_origins(graph, ranges, name, MOST_ROUNDED * left)
 

@@ -14,10 +14,10 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.chosen_differences import FP32_NOISE, is_distance, keeps_size
+from overflow_fixer.rules.chosen_differences import FP32_NOISE, hands_on, is_distance
 from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.paths import walk_back
-from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, is_finite
+from overflow_fixer.rules.small_differences import FEWEST_STEPS, find_terms, is_finite
 
 
 class Given(NamedTuple):
@@ -40,22 +40,19 @@ def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[Given]:
     """
     for output in graph.outputs:
         for node in filter(partial(is_distance, graph), _find_sums_given(graph, output)):
-            if not all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes)):
+            terms = find_terms(graph, node)
+            if not all(is_finite(graph, ranges, name) for name in (*terms, *node.writes)):
                 continue
-            largest = max(ranges.by_tensor[name].max_abs for name in node.inputs)
+            largest = max(ranges.by_tensor[name].max_abs for name in terms)
             least = ranges.by_tensor[node.outputs[0]].min
             if FP32_NOISE * largest < least < FEWEST_STEPS * step_at(largest):
                 yield Given(tuple(find_sources(graph, ranges, node, least)), least, largest, output)
 
 
 def _find_sums_given(graph: Graph, output: str) -> Iterator[Node]:
-    """The last sums before the output, behind what keeps their size: from outputs, since of long chains of sums these are few."""
+    """The last sums before the output, behind moves, bounds and roots: from outputs, since of long chains of sums these are few."""
 
-    def keeps(node: Node, name: str) -> bool:
-        return node.standard_op not in DIFFERENCES and _keeps(node, node.inputs.index(name))
+    def goes_on(node: Node, name: str) -> bool:
+        return not find_terms(graph, node) and hands_on(graph, node, node.inputs.index(name))
 
-    return (node for node in walk_back(graph, output, keeps) if node.standard_op in DIFFERENCES)
-
-
-def _keeps(node: Node, slot: int) -> bool:
-    return keeps_size(node, slot) or node.standard_op == "Sqrt"
+    return (node for node in walk_back(graph, output, goes_on) if find_terms(graph, node))

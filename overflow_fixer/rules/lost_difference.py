@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TypeVar
 
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
+from overflow_fixer.graph.distances import find_joining
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
@@ -21,7 +22,7 @@ from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.divided_differences import find_divided
 from overflow_fixer.rules.given_distances import Given, find_given_distances
 from overflow_fixer.rules.places import is_far, trace_back
-from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference
+from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference, find_terms
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 
 _Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given)
@@ -69,8 +70,9 @@ def _find_divided(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Find
     for small, made in _evidence_of_divided(graph, ranges).get(node.label, ()):
         name, batch = small.node.outputs[0], ranges.batch_names[small.batch]
         whose = "its terms" if small.shown == name else f"the terms of {name}"
+        squared = f", squared {small.left:.6g}," if small.of_roots else ""
         reason = (
-            f"{small.shown} is {small.value:.6g} at most in that batch, and {whose}, up to {small.largest:.6g}, lose much: "
+            f"{small.shown} is {small.value:.6g} at most{squared} in that batch, and {whose}, up to {small.largest:.6g}, lose much: "
             f"{_tell_steps(small.largest)}, and {made}"
         )
         yield Finding("lost_difference", node.label, small.shown, small.value, small.limit, reason, batch)
@@ -114,11 +116,17 @@ def _tell_steps(most: float) -> str:
 
 @lru_cache(maxsize=1)
 def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tuple[SmallDifference, str]]]:
-    """For each node concerned, the differences that are divided by, divided or chosen among, and by what; none that are told."""
+    """For each node concerned, the differences that are divided by, divided or chosen among, and by what; each once.
+
+    None that are told as over 1024 and small, but for what is chosen among, of which less may be left.
+    """
     found: dict[str, list[tuple[SmallDifference, str]]] = {}
     told: set[str] = set()
-    for small, nodes, made in chain(find_divided(graph, ranges), find_chosen(graph, ranges)):
-        is_told = small.node.label in told or bool(_find_terms(graph, ranges, small.node))
+    divided = (
+        one for one in find_divided(graph, ranges) if not _find_terms(graph, ranges, one.difference.node)
+    )
+    for small, nodes, made in chain(divided, find_chosen(graph, ranges)):
+        is_told = small.node.label in told
         told.add(small.node.label)
         for label in dict.fromkeys(node.label for node in nodes if not is_told):
             found.setdefault(label, []).append((small, made))
@@ -166,17 +174,19 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for node in graph.nodes:
         terms = _find_terms(graph, ranges, node)
-        for concerned in (node, *(made for name in terms for made in trace_back(graph, ranges, name))):
-            if terms:
-                found.setdefault(concerned.label, {}).setdefault(node.outputs[0], terms)
+        joining = find_joining(graph, node) if node.standard_op not in DIFFERENCES else ()
+        traced = (made for name in terms for made in trace_back(graph, ranges, name))
+        for concerned in (node, *joining, *traced) if terms else ():
+            found.setdefault(concerned.label, {}).setdefault(node.outputs[0], terms)
     return found
 
 
 def _find_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
     """The terms over 1024 of which no more than a few steps are left; none where more is, or none is so large."""
-    left = ranges.get(node.outputs[0]) if node.standard_op in DIFFERENCES else None
+    added = find_terms(graph, node)
+    left = ranges.get(node.outputs[0]) if added else None
     if left is None or not left.max_abs > 0:
         return ()
-    terms = tuple(dict.fromkeys(name for name in node.inputs if is_far(graph, ranges, name)))
+    terms = tuple(dict.fromkeys(name for name in added if is_far(graph, ranges, name)))
     step = max((step_at(ranges.by_tensor[name].max_abs) for name in terms), default=0.0)
     return terms if left.max_abs < FEWEST_STEPS * step else ()

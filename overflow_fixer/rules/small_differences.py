@@ -15,6 +15,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.formats import step_at
+from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
@@ -29,7 +30,8 @@ FEWEST_STEPS = 64
 class SmallDifference:
     """What `node` writes: in the batch of that index `value`, its max |x|, is under `limit`: so many steps at `largest`.
 
-    Or the max |x| of what is chosen of that, or by how much on average, as `shown` names it.
+    Or the max |x| of what is chosen of that, or by how much on average, as `shown` names it; where `of_roots`, of the roots of
+    that, and the limit is the root of so many steps.
     `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost, unless
     they are equal there (rows of one number, which leave zero).
     """
@@ -40,39 +42,54 @@ class SmallDifference:
     limit: float
     batch: int
     shown: str
+    of_roots: bool = False
+
+    @property
+    def left(self) -> float:
+        """What is left of the difference itself."""
+        return self.value**2 if self.of_roots else self.value
+
+
+def find_terms(graph: Graph, node: Node) -> tuple[str, ...]:
+    """What a sum or a difference adds up; of distances as one product the squares in it; none of other nodes."""
+    return node.inputs if node.standard_op in DIFFERENCES else find_joined_squares(graph, node)
 
 
 def find_small(
-    graph: Graph, ranges: RangeTable, node: Node, steps: float, chosen: str = ""
+    graph: Graph, ranges: RangeTable, node: Node, steps: float, chosen: str = "", of_roots: bool = False
 ) -> Iterator[SmallDifference]:
     """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
 
-    Or of what `chosen` names, where that is given: what is chosen of it, or by how much, inside a node.
+    Or of what `chosen` names, where that is given: what is chosen of it or of its roots, or by how much, inside a node.
     None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds.
     """
     if not _is_difference(graph, ranges, node) or not find_lost_terms(graph, ranges, node):
         return
     shown = chosen or node.outputs[0]
     left = read_maxima(ranges, shown)
-    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in node.inputs])
+    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in find_terms(graph, node)])
     limits = steps * step_at(largest)
+    limits = np.sqrt(limits) if of_roots else limits
     small = np.flatnonzero((left > 0) & (left < limits))
     for batch in sorted(small.tolist(), key=lambda index: left[index] / limits[index]):
-        yield SmallDifference(
-            node, float(left[batch]), float(largest[batch]), float(limits[batch]), batch, shown
-        )
+        value, most, limit = (float(row[batch]) for row in (left, largest, limits))
+        yield SmallDifference(node, value, most, limit, batch, shown, of_roots)
 
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it adds or subtracts finite floats that were measured."""
-    touched = (*node.inputs, *node.writes) if node.standard_op in DIFFERENCES else ()
-    return bool(touched) and all(is_finite(graph, ranges, name) for name in touched)
+    terms = find_terms(graph, node)
+    return bool(terms) and all(is_finite(graph, ranges, name) for name in (*terms, *node.writes))
 
 
 def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
-    """The terms, each once, that FP16 is not known to hold; none of integers, which are another rule's, and no constant."""
+    """The terms, each once, that FP16 is not known to hold; none of integers, which are another rule's, and no constant.
+
+    Of a node that is no sum and no difference, such as a BatchNormalization, they are what it reads.
+    """
     multiples = find_multiples(graph, ranges)
-    terms = (name for name in dict.fromkeys(node.inputs) if name not in graph.constants)
+    read = find_terms(graph, node) or node.inputs
+    terms = (name for name in dict.fromkeys(read) if name not in graph.constants)
     return tuple(name for name in terms if not multiples.is_lost(name) and not multiples.is_held(name))
 
 

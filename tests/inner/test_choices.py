@@ -14,6 +14,15 @@ from onnx import TensorProto
 from overflow_fixer.records import InnerRange
 
 B = floats(5, 6, 7, 8)
+POINTS = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+CONSTANTS = {
+    "b": B,
+    "zero": scalar(0),
+    "half": scalar(0.5),
+    "minus": scalar(-2),
+    "ones": np.ones((2, 3, 1), np.float32),
+    "right": np.concatenate([POINTS, np.ones((5, 1)), np.square(POINTS).sum(1)[:, None]], 1).T.astype("f4"),
+}
 X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 
 
@@ -24,7 +33,7 @@ def _measure(
         nodes,
         {"x": [length, 3, 4]},
         "i",
-        {"b": B, "zero": scalar(0)},
+        CONSTANTS,
         opset,
         {"i": TensorProto.INT64},
     )
@@ -62,6 +71,27 @@ def test_behind_moves_and_bounds_too(tmp_path: Path) -> None:
     ]
     (found,) = _measure(tmp_path, nodes, 9 * X)
     assert found.seen.max_abs == pytest.approx(_margin("ArgMin", np.maximum(9 * X - B, 0), 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("root", [node("Sqrt", "s", "r"), node("Pow", "s half", "r")], ids=["Sqrt", "Pow"])
+def test_behind_a_root_it_is_that_of_the_squares(root: onnx.NodeProto, tmp_path: Path) -> None:
+    nodes = [node("Add", "x b", "s"), root, node("Neg", "r", "n"), node("ArgMax", "n", "i", axis=2)]
+    (found,) = _measure(tmp_path, nodes, X)
+    assert found.seen.max_abs == pytest.approx(_margin("ArgMin", X + B, 2), rel=1e-5)
+
+
+def test_of_distances_as_one_product(tmp_path: Path) -> None:
+    """As PyTorch exports cdist."""
+    nodes = [
+        node("ReduceSumSquare", "x", "a", axes=[2]),
+        node("Mul", "x minus", "m"),
+        node("Concat", "m a ones", "left", axis=2),
+        node("MatMul", "left right", "d"),
+        node("ArgMin", "d", "i", axis=2),
+    ]
+    (found,) = _measure(tmp_path, nodes, X)
+    distances = np.square(X[:, :, None].astype(np.float64) - POINTS).sum(-1)
+    assert found.seen.max_abs == pytest.approx(_margin("ArgMin", distances, 2), rel=1e-4)
 
 
 @pytest.mark.parametrize("op", ["ArgMin", "ArgMax"])

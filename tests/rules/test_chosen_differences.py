@@ -31,13 +31,29 @@ DISTANCES = [
     node("Add", "sx sp", "sum"),
     node("Sub", "sum xp2", "d"),
 ]
-CONSTANTS = {"last": ints(-1), "two": scalar(2), "k": ints(1), "zero": scalar(0), "square": ints(64, 64)}
+AS_ONE_PRODUCT = [
+    *DISTANCES[:4],
+    node("Mul", "x minus", "m"),
+    node("Concat", "m sx ones", "left", axis=2),
+    node("Concat", "p ones s", "joined", axis=2),
+    node("Transpose", "joined", "right", perm=[0, 2, 1]),
+    node("MatMul", "left right", "d"),
+]
+"""As PyTorch exports cdist."""
+CONSTANTS = {"last": ints(-1), "two": scalar(2), "k": ints(1), "zero": scalar(0), "square": ints(64, 64)} | {
+    "minus": scalar(-2),
+    "ones": np.ones((1, 64, 1), np.float32),
+}
 CHOICES = {
     "the nearest": [node("ReduceMin", "d", "y", axes=[2], keepdims=0)],
     "the first": [node("TopK", "d k", "y i", axis=2, largest=0)],
     "the first, turned about": [node("Neg", "d", "n"), node("TopK", "n k", "y i", axis=2)],
     "the nearest, moved and bounded": [
-        node("Max", "d zero", "r"), node("Reshape", "r square", "m"), node("ReduceMin", "m", "y", axes=[1])
+        node("Max", "d zero", "r"), node("Reshape", "r square", "q"), node("ReduceMin", "q", "y", axes=[1])
+    ],
+    "the least root": [node("Max", "d zero", "r"), node("Sqrt", "r", "q"), node("ReduceMin", "q", "y", axes=[2])],
+    "the first root, turned about": [
+        node("Max", "d zero", "r"), node("Sqrt", "r", "q"), node("Neg", "q", "n"), node("TopK", "n k", "y i", axis=2)
     ],
 }  # fmt: skip
 OTHERS = {
@@ -49,18 +65,27 @@ OTHERS = {
         node("Sub", "n m", "e"),
         node("Exp", "e", "y"),
     ],
-    "behind a function": [node("Sqrt", "d", "r"), node("ReduceMin", "r", "y", axes=[2], keepdims=0)],
+    "behind a function": [node("Exp", "d", "r"), node("ReduceMin", "r", "y", axes=[2], keepdims=0)],
+    "behind two roots": [
+        node("Abs", "d", "a"),
+        node("Sqrt", "a", "r"),
+        node("Sqrt", "r", "q"),
+        node("ReduceMin", "q", "y", axes=[2], keepdims=0),
+    ],
 }
 
 
-def _scan(folder: Path, choice: list[onnx.NodeProto], *clouds: Any) -> tuple[Any, Any]:
-    model = make_model([*DISTANCES, *choice], {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS)
+def _scan(
+    folder: Path, choice: list[onnx.NodeProto], *clouds: Any, distances: list[onnx.NodeProto] = DISTANCES
+) -> tuple[Any, Any]:
+    model = make_model([*distances, *choice], {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS)
     return scan(model, folder, *({"x": CLOUD, "p": cloud} for cloud in clouds))
 
 
+@pytest.mark.parametrize("distances", [DISTANCES, AS_ONE_PRODUCT], ids=["added", "as one product"])
 @pytest.mark.parametrize("form", CHOICES)
-def test_the_nearest_are_not_told_apart(form: str, tmp_path: Path) -> None:
-    graph, ranges = _scan(tmp_path, CHOICES[form], NEAR)
+def test_the_nearest_are_not_told_apart(form: str, distances: list[onnx.NodeProto], tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, CHOICES[form], NEAR, distances=distances)
     assert {one.difference.node.outputs[0] for one in find_chosen(graph, ranges)} == {"d"}
     fp32 = {
         name
@@ -78,6 +103,7 @@ PLACES = {
     "the nearest, moved and bounded": [
         node("Max", "d zero", "r"), node("Reshape", "r square", "m"), node("ArgMin", "m", "i", axis=1)
     ],
+    "the least root": [node("Max", "d zero", "r"), node("Sqrt", "r", "q"), node("ArgMin", "q", "i", axis=-1)],
 }  # fmt: skip
 TWINS = np.concatenate([CLOUD, CLOUD + np.float32(0.01)], 1)[:, ::2]
 """Of two points that are next to each other one or the other is nearest."""
@@ -175,6 +201,28 @@ def test_the_evidence(tmp_path: Path) -> None:
         in found.reason
     )
     assert found.reason.endswith("and ReduceMin ReduceMin_y chooses among it")
+
+
+def test_the_evidence_of_roots(tmp_path: Path) -> None:
+    """What is chosen and its limit are told as roots, and what that is squared."""
+    graph, ranges = _scan(tmp_path, CHOICES["the least root"], NEAR)
+    found = next(one for one in ask(find_lost_differences, graph, ranges) if one.node == "Sub_d")
+    most = max(ranges.by_tensor[name].max_abs for name in ("sum", "xp2"))
+    assert (found.tensor, found.value) == ("y", ranges.by_tensor["y"].max_abs)
+    assert found.limit == pytest.approx(math.sqrt(64 * np.spacing(np.float16(most))), rel=1e-6)
+    told = f"y is {found.value:.6g} at most, squared {found.value**2:.6g}, in that batch, and the terms of d"
+    assert found.reason.startswith(told)
+
+
+def test_where_the_places_of_a_topk_are_read_it_stays_in_fp32_too(tmp_path: Path) -> None:
+    behind = [*CHOICES["the first root, turned about"][:-1], node("TopK", "n k", "v i", axis=2)]
+    for last, is_pinned in (
+        (node("Cast", "i", "y", to=TensorProto.FLOAT), True),
+        (node("Neg", "v", "y"), False),
+    ):
+        graph, ranges = _scan(tmp_path, [*behind, last], NEAR)
+        pinned = set(pinned_by(find_lost_differences, graph, ranges))
+        assert ({"Max_r", "Sqrt_q", "Neg_n", "TopK_v"} <= pinned) == is_pinned
 
 
 def test_the_distance_of_a_point_to_itself_is_what_fp32_rounds(tmp_path: Path) -> None:
