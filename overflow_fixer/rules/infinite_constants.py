@@ -1,10 +1,14 @@
-"""Infinities that constants bring and that nodes only move or choose: FP16 holds them, and makes the same choice."""
+"""Infinities that constants bring, as far as FP16 makes of them what FP32 does.
+
+Nodes move and choose them, add finite values to them or scale them, and an exponential or the like ends them: of −∞ it is 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
 
+from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range, RangeTable
@@ -12,10 +16,23 @@ from overflow_fixer.rules.constant_range import origins
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.traces import chooses
 
+_ADDS = frozenset("Add Sub Sum".split())
+_ENDS = frozenset("Exp Sigmoid HardSigmoid Tanh Erf Relu Softplus Elu Celu".split())
+"""Operators that have a finite limit at an infinity, on one side at least."""
 
-def hands_on(node: Node) -> bool:
-    """Whether every element that it writes is one that it reads, or of that magnitude."""
-    return moves(node, 0) or chooses(node)
+
+def is_same_in_fp16(node: Node, graph: Graph, ranges: RangeTable) -> bool:
+    """Whether FP16 makes of such an infinity what FP32 makes: the node hands it on, or ends it."""
+    is_ended = node.standard_op in _ENDS and all(_is_finite(ranges.get(name)) for name in node.writes)
+    return is_ended or _hands_on(node, graph, ranges)
+
+
+def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
+    """Whether an infinity stays one, and none comes of what is finite. No scale that FP16 rounds to zero."""
+    if node.standard_op in ("Mul", "Div"):
+        scale = ranges.get(node.inputs[1]) if node.inputs[1] in graph.constants else None
+        return _is_finite(scale) and scale is not None and scale.min_nonzero_abs >= FP16_MIN_NORMAL
+    return node.standard_op in _ADDS or moves(node, 0) or chooses(node)
 
 
 @lru_cache(maxsize=2)
@@ -23,7 +40,8 @@ def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str
     """Tensors with infinities that are those of constants, and without NaN or a finite value that FP16 cannot hold."""
     found = {origin.tensor for origin in origins(graph, ranges) if origin.is_infinite}
     for node in graph.nodes if found else ():
-        if found.intersection(node.inputs) and hands_on(node) and _are_plain(node, graph, ranges, found):
+        is_handed = found.intersection(node.inputs) and _hands_on(node, graph, ranges)
+        if is_handed and _are_plain(node, graph, ranges, found):
             found |= {name for name in node.writes if _has_only_infinities(ranges.get(name))}
     return frozenset(found)
 
@@ -31,7 +49,11 @@ def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str
 def _are_plain(node: Node, graph: Graph, ranges: RangeTable, found: set[str]) -> bool:
     """Whether no other float that it reads has a NaN or an infinity of its own."""
     others = [ranges.get(name) for name in _floats(node, graph) if name not in found]
-    return all(seen is not None and seen.is_finite for seen in others)
+    return all(_is_finite(seen) for seen in others)
+
+
+def _is_finite(seen: Range | None) -> bool:
+    return seen is not None and seen.is_finite
 
 
 def _floats(node: Node, graph: Graph) -> Iterator[str]:

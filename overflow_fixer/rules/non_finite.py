@@ -10,7 +10,7 @@ from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.infinite_constants import find_infinities_handed_on, hands_on
+from overflow_fixer.rules.infinite_constants import find_infinities_handed_on, is_same_in_fp16
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.rules.semantics import only_bounds, touched
 
@@ -22,7 +22,7 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
     `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
     batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none. What comes from an overflow in
     the model's own FP16 is for the record, unless there are finite values beside it that FP16 cannot hold. So are
-    infinities of constants at a node that only moves or chooses.
+    infinities of constants of which the node makes in FP16 what it makes in FP32.
     """
     lost = find_lost_in_own_fp16(graph, ranges)
     for tensor, verb in touched(node).items():
@@ -38,11 +38,8 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
         action: Action = "pin"
         if tensor in lost and seen.over_fp16_count == seen.inf_count:
             action, reason = "none", f"{reason}; {_say_source(tensor, lost[tensor])}"
-        elif hands_on(node) and tensor in find_infinities_handed_on(graph, ranges):
-            action, reason = (
-                "none",
-                f"{reason}; a constant brings them, FP16 holds them, and the node makes nothing new",
-            )
+        elif tensor in find_infinities_handed_on(graph, ranges) and is_same_in_fp16(node, graph, ranges):
+            action, reason = "none", f"{reason}; a constant brings them, and FP16 makes the same of them"
         is_seen = seen.inf_count and tensor not in graph.constants
         batch = ranges.worst_batch_of(seen) if is_seen else None
         yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, reason, batch, action)

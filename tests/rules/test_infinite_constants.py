@@ -1,4 +1,4 @@
-"""Infinities of constants go as far as nodes only move and choose, and no further."""
+"""Infinities of constants go as far as FP16 makes of them what FP32 does, and no further."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
 
 from overflow_fixer.rules.infinite_constants import find_infinities_handed_on
@@ -36,16 +37,51 @@ def test_moves_and_choices_hand_them_on(tmp_path: Path) -> None:
     assert {f.action for f in ask(find_non_finite, graph, ranges)} == {"none"}
 
 
-def test_what_computes_with_them_is_pinned(tmp_path: Path) -> None:
-    nodes = [
-        node("Max", "x low", "a"),
-        node("Where", "c low a", "b"),
-        node("Exp", "b", "e"),
-        node("Neg", "e", "y"),
-    ]
-    constants = {**LOW, "c": np.asarray([False, True, False])}
-    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3], [4, 5, 6]))
-    assert pinned_by(find_non_finite, graph, ranges) == ["Exp_e"]
+SAME = {
+    "an exponential, as in the decay of a state": [node("Exp", "b", "y")],
+    "less a maximum": [
+        node("ReduceMax", "b", "m", axes=[1]),
+        node("Sub", "b m", "s"),
+        node("Exp", "s", "y"),
+    ],
+    "added and scaled": [node("Add", "b x", "s"), node("Mul", "s half", "t"), node("Sigmoid", "t", "y")],
+    "divided": [node("Div", "b half", "s"), node("Tanh", "s", "y")],
+    "beside zero": [node("Relu", "b", "y")],
+}
+OTHERS = {
+    "a norm": ([node("LogSoftmax", "b", "s"), node("Exp", "s", "y")], ["LogSoftmax_s", "Exp_y"]),
+    "a scale that FP16 rounds to zero": (
+        [node("Mul", "b tiny", "s"), node("Exp", "s", "y")],
+        ["Mul_s", "Exp_y"],
+    ),
+    "a scale of the data": ([node("Mul", "b x", "s"), node("Exp", "s", "y")], ["Mul_s", "Exp_y"]),
+    "an end that is infinite": (
+        [node("Neg", "b", "n"), node("Exp", "n", "e"), node("Relu", "e", "y")],
+        ["Exp_e", "Relu_y"],
+    ),
+    "NaN of two": ([node("Sub", "b b", "s"), node("Exp", "s", "y")], ["Sub_s", "Exp_y"]),
+}
+MASKED = [node("Max", "x low", "a"), node("Where", "c low a", "b")]
+MASKS = {**LOW, "c": np.asarray([False, True, False]), "half": scalar(0.5), "tiny": scalar(1e-9)}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_of_which_fp16_makes_the_same_nothing_is_pinned(form: str, tmp_path: Path) -> None:
+    x = floats([1, 2, 3], [4, 5, 6])
+    graph, ranges = _scan(tmp_path, [*MASKED, *SAME[form]], MASKS, x)
+    assert pinned_by(find_non_finite, graph, ranges) == []
+    assert {f.action for f in ask(find_non_finite, graph, ranges)} == {"none"}
+    right, found = (
+        run(tmp_path / "model.onnx", {"x": x}) for run in (run_fp32, lambda *a: run_fp16(*a, set()))
+    )
+    np.testing.assert_allclose(found["y"], right["y"], rtol=2e-3)
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_what_else_computes_with_them_is_pinned(form: str, tmp_path: Path) -> None:
+    nodes, pinned = OTHERS[form]
+    graph, ranges = _scan(tmp_path, [*MASKED, *nodes], MASKS, floats([1, 2, 3], [4, 5, 6]))
+    assert pinned_by(find_non_finite, graph, ranges) == pinned
 
 
 @pytest.mark.parametrize("other", [math.inf, math.nan, 1e6])
