@@ -32,8 +32,9 @@ def find_joined_squares(graph: Graph, node: Node) -> tuple[str, ...]:
 
 
 def find_joining(graph: Graph, node: Node) -> Iterator[Node]:
-    """The nodes that join, move and scale what such a product multiplies, up to those that compute with it."""
-    pending, seen = list(node.inputs), set(node.inputs)
+    """The nodes that join, move and scale what such a product multiplies, up to those that compute with it; none of others."""
+    pending = list(node.inputs) if find_joined_squares(graph, node) else []
+    seen = set(pending)
     while pending:
         writer = graph.producers.get(pending.pop())
         if writer is None or not _joins(graph, writer):

@@ -22,6 +22,7 @@ from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import (
     DIFFERENCES,
     FEWEST_STEPS,
+    FP32_NOISE,
     SmallDifference,
     find_small,
     find_terms,
@@ -33,8 +34,6 @@ _TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
-FP32_NOISE = 2.0**-20
-"""Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
 
 
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:

@@ -23,7 +23,6 @@ from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import (
-    DIFFERENCES,
     FEWEST_STEPS,
     SmallDifference,
     find_lost_terms,
@@ -38,7 +37,7 @@ MOST_ROUNDED = 32.0
 _MOST_BATCHES = 8
 """Of those in which a difference is small, the worst that are followed to what divides by it."""
 _ZERO_AT_ZERO = frozenset(
-    """Sqrt Mul Abs Neg Relu ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin TopK MaxPool
+    """Sqrt Mul Abs Neg Relu Sin Tan Asin Atan Sinh Asinh Atanh Tanh Erf ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin TopK MaxPool
     GlobalMaxPool AveragePool GlobalAveragePool""".split()
 )
 _BESIDE = frozenset("Add Sum Max Concat".split())
@@ -77,11 +76,11 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDiff
     for node in graph.nodes:
         worst = list(islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES))
         if not worst or not find_ways(
-            graph, node.outputs[0], partial(_may_keep, graph), partial(divides, graph)
+            graph, node.outputs[0], partial(may_keep, graph), partial(divides, graph)
         ):
             continue
         for small in worst:
-            goes_on = partial(_keeps_small, graph, ranges, small.batch)
+            goes_on = partial(keeps_small, graph, ranges, small.batch)
             way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
             if way:
                 yield small, way
@@ -100,22 +99,21 @@ def find_sources(graph: Graph, ranges: RangeTable, node: Node, left: float) -> I
     Of distances as one product also what joins its operands.
     """
     yield node
-    if node.standard_op not in DIFFERENCES:
-        yield from find_joining(graph, node)
+    yield from find_joining(graph, node)
     for name in find_lost_terms(graph, ranges, node):
         yield from find_origins(graph, ranges, name, MOST_ROUNDED * left)
 
 
-def _keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
+def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
     """Whether what comes in there is zero where it goes out, or nearly so, as the data of the batch are."""
     if node.standard_op in _BESIDE and not _is_largest(ranges, batch, node, slot):
         return False
     if node.standard_op == "Clip" and not _is_over_bound(ranges, batch, node):
         return False
-    return _may_keep(graph, node, slot)
+    return may_keep(graph, node, slot)
 
 
-def _may_keep(graph: Graph, node: Node, slot: int) -> bool:
+def may_keep(graph: Graph, node: Node, slot: int) -> bool:
     """The same, whatever the data are; of Where, where it may put a constant in its place."""
     op = node.standard_op
     if op == "Where":

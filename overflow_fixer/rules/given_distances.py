@@ -14,10 +14,10 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.chosen_differences import FP32_NOISE, hands_on, is_distance
+from overflow_fixer.rules.chosen_differences import hands_on, is_distance
 from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.paths import walk_back
-from overflow_fixer.rules.small_differences import FEWEST_STEPS, find_terms, is_finite
+from overflow_fixer.rules.small_differences import FEWEST_STEPS, FP32_NOISE, find_terms, is_finite
 
 
 class Given(NamedTuple):

@@ -20,9 +20,10 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
 from overflow_fixer.rules.chosen_differences import find_chosen
 from overflow_fixer.rules.divided_differences import find_divided
+from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
 from overflow_fixer.rules.places import is_far, trace_back
-from overflow_fixer.rules.small_differences import DIFFERENCES, FEWEST_STEPS, SmallDifference, find_terms
+from overflow_fixer.rules.small_differences import FEWEST_STEPS, SmallDifference, find_terms
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 
 _Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given)
@@ -116,16 +117,17 @@ def _tell_steps(most: float) -> str:
 
 @lru_cache(maxsize=1)
 def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tuple[SmallDifference, str]]]:
-    """For each node concerned, the differences that are divided by, divided or chosen among, and by what; each once.
+    """For each node concerned, the differences that are divided by, divided, chosen among or given out, and by what; each once.
 
     None that are told as over 1024 and small, but for what is chosen among, of which less may be left.
     """
     found: dict[str, list[tuple[SmallDifference, str]]] = {}
     told: set[str] = set()
-    divided = (
-        one for one in find_divided(graph, ranges) if not _find_terms(graph, ranges, one.difference.node)
+    divided, given = (
+        (one for one in find(graph, ranges) if not _find_terms(graph, ranges, one.difference.node))
+        for find in (find_divided, find_given_differences)
     )
-    for small, nodes, made in chain(divided, find_chosen(graph, ranges)):
+    for small, nodes, made in chain(divided, find_chosen(graph, ranges), given):
         is_told = small.node.label in told
         told.add(small.node.label)
         for label in dict.fromkeys(node.label for node in nodes if not is_told):
@@ -174,9 +176,8 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for node in graph.nodes:
         terms = _find_terms(graph, ranges, node)
-        joining = find_joining(graph, node) if node.standard_op not in DIFFERENCES else ()
         traced = (made for name in terms for made in trace_back(graph, ranges, name))
-        for concerned in (node, *joining, *traced) if terms else ():
+        for concerned in (node, *find_joining(graph, node), *traced) if terms else ():
             found.setdefault(concerned.label, {}).setdefault(node.outputs[0], terms)
     return found
 

@@ -21,6 +21,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.multiples import find_multiples
 
+FP32_NOISE = 2.0**-20
+"""Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
 DIFFERENCES = frozenset("Sub Add Sum".split())
 FEWEST_STEPS = 64
 """A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
@@ -60,6 +62,8 @@ def find_small(
 ) -> Iterator[SmallDifference]:
     """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
 
+    A logarithm counts as a difference of what it reads from 1.
+
     Or of what `chosen` names, where that is given: what is chosen of it or of its roots, or by how much, inside a node.
     None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds.
     """
@@ -67,7 +71,7 @@ def find_small(
         return
     shown = chosen or node.outputs[0]
     left = read_maxima(ranges, shown)
-    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in find_terms(graph, node)])
+    largest = _read_largest(graph, ranges, node)
     limits = steps * step_at(largest)
     limits = np.sqrt(limits) if of_roots else limits
     small = np.flatnonzero((left > 0) & (left < limits))
@@ -78,8 +82,16 @@ def find_small(
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it adds or subtracts finite floats that were measured."""
-    terms = find_terms(graph, node)
+    terms = node.inputs if node.standard_op == "Log" else find_terms(graph, node)
     return bool(terms) and all(is_finite(graph, ranges, name) for name in (*terms, *node.writes))
+
+
+def _read_largest(graph: Graph, ranges: RangeTable, node: Node) -> npt.NDArray[np.float64]:
+    """The max |x| of the terms, by batch; 1 of a logarithm, which is small beside what it reads where that is near 1."""
+    if node.standard_op == "Log":
+        return np.ones(len(ranges.batch_names))
+    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in find_terms(graph, node)])
+    return largest
 
 
 def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ FORMS = {
 def _scan(folder: Path, nodes: list[onnx.NodeProto], x: Any, **constants: Any) -> tuple[Any, Any]:
     fed = {"x": np.asarray(x, np.float32), "w": FEATURES}
     model = make_model(
-        [*nodes, node("Neg", "z", "y")], {"x": [2, 2], "w": [2, 2]}, "y", CONSTANTS | constants
+        [*nodes, node("Sigmoid", "z", "y")], {"x": [2, 2], "w": [2, 2]}, "y", CONSTANTS | constants
     )
     return scan(model, folder, fed)
 

@@ -110,7 +110,12 @@ def test_choices_are_settled_by_the_share_that_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("distance", "is_told"), [(2e-6, True), (1e-3, False)])
 def test_what_a_repair_pins_for_nothing_is_told(distance: float, is_told: bool, tmp_path: Path) -> None:
     """A difference that the plan does not find."""
-    nodes = [node("Sqrt", "x", "r"), node("Sub", "x r", "d"), node("Mul", "d large", "y")]
+    nodes = [
+        node("Sqrt", "x", "r"),
+        node("Sub", "x r", "d"),
+        node("LeakyRelu", "d", "e", alpha=1.0),
+        node("Mul", "e large", "y"),
+    ]
     save(make_model(nodes, {"x": [64]}, "y", CONSTANTS), tmp_path)
     np.savez(tmp_path / "b.npz", x=_near_one(distance))
     config = FixConfig(
