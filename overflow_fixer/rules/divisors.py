@@ -15,7 +15,7 @@ from onnx import TensorProto
 from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.powers import is_square, read_exponent
+from overflow_fixer.graph.powers import is_root, is_square, read_exponent
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import Cancellation, find_cancellation
@@ -82,10 +82,11 @@ def _of_an_output(graph: Graph, ranges: RangeTable, node: Node, name: str) -> It
 
 
 def _of_inputs(graph: Graph, ranges: RangeTable) -> Iterator[Divisor]:
-    """Inputs of the model that a node divides by as they are; others are told of by what is made of them."""
+    """Inputs of the model that a node divides by as they are, or takes the root of; others are told of by what is made of them."""
     for name in (spec.name for spec in graph.inputs if graph.dtypes.get(spec.name) == TensorProto.FLOAT):
         seen = ranges.get(name)
-        if seen is not None and any(divides(graph, *read) for read in readers(graph, name)):
+        read_by = readers(graph, name)
+        if seen is not None and any(divides(graph, *read) or is_root(graph, read[0]) for read in read_by):
             least = seen.min_nonzero_abs
             if 0 < least <= FP16_UNDERFLOW:
                 yield Divisor(name, least, f"{name} is as small as {least:.3g}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
@@ -24,7 +24,8 @@ from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guard
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_sources import carry_back, trace_small
+from overflow_fixer.rules.small_sources import Part, carry_back, trace_small
+from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
 
 _KEEPS_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
@@ -69,7 +70,42 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
             divisor = _say_guard(graph, ranges, divisor, reached)
             for node in (*_sources(graph, ranges, divisor), *reached):
                 found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
+            for node, end, makes in _find_dividends(graph, ranges, divisor, reached):
+                found.setdefault(node.label, {}).setdefault(replace(divisor, makes=makes), end)
     return found
+
+
+def _find_dividends(
+    graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]
+) -> Iterator[tuple[Node, Node, str]]:
+    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it.
+
+    Where the divisor is smallest, it is no more than the largest quotient times that; zero, where that is known to be.
+    """
+    small = {divisor.tensor} | {name for node in reached for name in node.writes}
+    for end in reached:
+        if end.standard_op != "Div" or end.inputs[1] not in small or end.inputs[0] in small:
+            continue
+        divided, by, quotient = (ranges.by_tensor[name] for name in (*end.inputs, end.outputs[0]))
+        dividend = Part(divided.tensor, quotient.max_abs * by.min_nonzero_abs)
+        if divided.min_nonzero_abs < dividend.magnitude < LEAST_MAGNITUDE:
+            makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
+            yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
+
+
+def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
+    """The nodes that write it and what it is made of where that is as small, in FP16's subnormal numbers."""
+    pending, seen = [dividend], set[str]()
+    while pending:
+        part = pending.pop()
+        writer = graph.producers.get(part.tensor)
+        is_normal = part.magnitude >= FP16_MIN_NORMAL or part.tensor in graph.constants
+        if writer is None or is_normal or part.tensor in seen:
+            continue
+        seen.add(part.tensor)
+        if part.magnitude < LEAST_MAGNITUDE:
+            yield writer
+        pending += carry_back(graph, ranges, writer, part.magnitude)
 
 
 def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor) -> tuple[Node, ...]:

@@ -631,3 +631,65 @@ def test_an_epsilon_under_an_angle(tmp_path: Path) -> None:
         model = make_model(nodes, {"x": None}, "y", CONSTANTS | {"c": scalar(guard)})
         graph, ranges = scan(model, tmp_path, {"x": floats(0.9999, 0.5)})
         assert bool(pinned_by(find_vanishing_divisors, graph, ranges)) == is_found
+
+
+GRADIENT = np.float32(1e-6) * np.random.default_rng(7).normal(size=(4, 16)).astype(np.float32)
+NORMALISED = [
+    node("Sqrt", "v", "r"),
+    node("Add", "r guard", "d"),
+    node("Mul", "x one", "n"),
+    node("Div", "n d", "y"),
+]
+
+
+def _normalise(folder: Path, scale: float, nodes: list[onnx.NodeProto]) -> tuple[Any, Any]:
+    """A step of Adam: rows of gradients, over the root of their mean square. The first row is 1,000 times as large."""
+    x = np.float32(scale) * GRADIENT * np.float32([[1000], [1], [1], [1]])
+    feeds = {"x": x, "v": np.mean(x**2, axis=1, keepdims=True)}
+    inputs = {"x": [4, 16], "v": [4, 1]}
+    constants = {**CONSTANTS, **SCALES, "guard": scalar(1e-12)}
+    return scan(make_model(nodes, inputs, "y", constants), folder, feeds)
+
+
+@pytest.mark.parametrize(("scale", "is_found"), [(1, True), (30, False)])
+def test_what_is_divided_by_as_little_stays_too(scale: float, is_found: bool, tmp_path: Path) -> None:
+    """Of x up to 2e-6 FP16 has steps of a 30th of it; of v, 1e-12, it makes zero. 30 times that v is zero too, and x has digits."""
+    graph, ranges = _normalise(tmp_path, scale, NORMALISED)
+    found = {one.node: one for one in ask(find_vanishing_divisors, graph, ranges)}
+    assert found.keys() == {"Sqrt_r", "Add_d", "Div_y"} | ({"Mul_n"} if is_found else set())
+    if is_found:
+        most = ranges.by_tensor["y"].max_abs * ranges.by_tensor["d"].min_nonzero_abs
+        said = f"Div Div_y makes less of what it divides, which is {most:.3g} at most there"
+        assert found["Mul_n"].reason.endswith(said)
+
+
+def test_what_is_divided_is_traced_back_through_what_fp16_holds_badly(tmp_path: Path) -> None:
+    nodes = [*NORMALISED[:2], node("Mul", "x one", "m"), node("Neg", "m", "n"), NORMALISED[3]]
+    graph, ranges = _normalise(tmp_path, 1, nodes)
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Mul_m", "Neg_n", "Div_y"]
+
+
+def test_what_is_fed_or_constant_is_not_among_it(tmp_path: Path) -> None:
+    """Nor is what divides itself."""
+    for dividend, second in (("x", "d"), ("thousandth", "d"), ("d", "d")):
+        nodes = [*NORMALISED[:2], node("Div", f"{dividend} {second}", "q"), node("Add", "q x", "y")]
+        graph, ranges = _normalise(tmp_path, 1, nodes)
+        assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_q"]
+
+
+def test_zeros_that_are_divided_are_left(tmp_path: Path) -> None:
+    """A masked mean of a row that is masked as a whole: the smallest of the sums was taken, and is no smaller."""
+    nodes = [
+        node("Mul", "x m", "p"),
+        node("ReduceSum", "p one_axis", "n", keepdims=1),
+        node("ReduceSum", "m one_axis", "c", keepdims=1),
+        node("Add", "c guard", "d"),
+        node("Div", "n d", "y"),
+    ]
+    model = make_model(
+        nodes, {"x": [2, 4], "m": [2, 4]}, "y n", CONSTANTS | {"guard": scalar(1e-9), "one_axis": ints(1)}
+    )
+    x, m = np.abs(np.random.default_rng(8).normal(size=(2, 2, 4)).astype(np.float32))
+    m = np.where([[True], [False]], 1, 0 * m).astype(np.float32)
+    graph, ranges = scan(model, tmp_path, {"x": x, "m": m})
+    assert "ReduceSum_n" not in pinned_by(find_vanishing_divisors, graph, ranges)
