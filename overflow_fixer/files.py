@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import secrets
 import shutil
@@ -110,25 +109,6 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     for stale in {path.with_name(path.name + ".data") for path in moved} - set(moved):
         stale.unlink(missing_ok=True)
     return moved
-
-
-@contextmanager
-def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
-    """Run the block while no other process or thread runs one that holds the lock of this path: a hidden file beside it.
-
-    On a file system that has no locks, in a folder that cannot be written, or when another held it for so long, the block runs
-    all the same. Raises OutputError where the folder cannot be made.
-    """
-    from filelock import FileLock, Timeout  # imported here: few runs need it
-
-    make_folder(path.parent)
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=-1 if math.isinf(seconds) else seconds)
-    with suppress(Timeout, OSError, NotImplementedError):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -18,10 +18,11 @@ from overflow_fixer.backends.tensorrt.exports import check_exports, write_export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.errors import BackendError
-from overflow_fixer.files import begin_folder, need_folder
+from overflow_fixer.files import need_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.layernorm_fusion import fuse_layernorms
+from overflow_fixer.locks import claim_folder, hold_folder
 from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import check_plan, check_policy, check_ranges, plan_precision
@@ -71,7 +72,7 @@ def fix(
     the ranges belong is an error, unless `fresh` lets everything be replaced.
 
     Returns the report whether verification passed or not: see `FixReport.passed`. Raises a FixError
-    for what cannot be done; what had been written by then stays valid.
+    for what cannot be done, such as to write where another run does; what had been written by then stays valid.
     """
     clock = _Clock()
     check_folders(config.folder, config.calib)
@@ -82,30 +83,31 @@ def fix(
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     check_request(config, graph, BACKENDS[backend])
-    fused = None
-    if config.refuse_layernorm:
-        with clock.time("fuse"):
-            path = config.folder / "fused" / config.model.name
-            fused = fuse_layernorms(graph, path, _tell("fuse", calibration, progress))
-        config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
-    policy = make_policy(config, backend)
-    check_policy(graph, policy)
-    with begin_folder(config.folder), clock.time("scan"):
-        ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
-    with need_folder(config.folder):
-        with clock.time("plan"), refuse_malformed(graph.path):
-            plan = plan_precision(graph, ranges, policy)
-        with (
-            refuse_malformed(graph.path),
-            Bench(config, graph, calibration, ranges, backend, progress) as bench,
-        ):
-            result = _try_all(config, bench, plan, clock)
-            best = replace(result.best, artifact=bench.ship(result.best.artifact))
-        save_plan(best.plan, config.folder / "plan.json")
-        report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
-        if fused is not None:
-            report = replace(report, fused=fused, files=(*fused.files, *report.files))
-        return _write(report, config, bench)
+    with claim_folder(config.folder):
+        fused = None
+        if config.refuse_layernorm:
+            with clock.time("fuse"):
+                path = config.folder / "fused" / config.model.name
+                fused = fuse_layernorms(graph, path, _tell("fuse", calibration, progress))
+            config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
+        policy = make_policy(config, backend)
+        check_policy(graph, policy)
+        with clock.time("scan"):
+            ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
+        with need_folder(config.folder):
+            with clock.time("plan"), refuse_malformed(graph.path):
+                plan = plan_precision(graph, ranges, policy)
+            with (
+                refuse_malformed(graph.path),
+                Bench(config, graph, calibration, ranges, backend, progress) as bench,
+            ):
+                result = _try_all(config, bench, plan, clock)
+                best = replace(result.best, artifact=bench.ship(result.best.artifact))
+            save_plan(best.plan, config.folder / "plan.json")
+            report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
+            if fused is not None:
+                report = replace(report, fused=fused, files=(*fused.files, *report.files))
+            return _write(report, config, bench)
 
 
 def _write(report: FixReport, config: FixConfig, bench: Bench) -> FixReport:
@@ -124,13 +126,18 @@ def verify_built(
     config: FixConfig, progress: Progress = silent, ranges_path: Path | None = None
 ) -> FixReport:
     """Verify the artifact and plan that earlier stages left in `config.folder`, and report; the ranges too, unless named."""
+    with hold_folder(config.folder):
+        return _verify_held(config, progress, ranges_path or config.folder / "ranges.h5")
+
+
+def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path) -> FixReport:
     clock = _Clock()
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-        ranges = load_ranges(ranges_path or config.folder / "ranges.h5")
+        ranges = load_ranges(ranges_path)
         plan = load_plan(config.folder / "plan.json")
         check_plan(graph, plan)
         check_ranges(graph, ranges)

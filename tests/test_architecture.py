@@ -9,7 +9,7 @@ ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
     {"errors", "formats", "host", "lazy_names", "native", "progress"},
     {"files", "records"},
-    {"calibration", "metrics", "model_file"},
+    {"calibration", "locks", "metrics", "model_file"},
     {"sessions"},
     {"config", "graph"},
     {"flops", "inner", "patterns", "simulation"},

@@ -4,9 +4,7 @@ import builtins
 import hashlib
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ import pytest
 from overflow_fixer.errors import ModelError, OutputError
 from overflow_fixer.files import (
     begin_folder,
-    hold_lock,
     make_folder,
     need_folder,
     open_hdf5,
@@ -138,30 +135,6 @@ def test_sha256_is_that_of_the_bytes_in_turn(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     expected = hashlib.sha256(b"x" * 5_000_000 + b"yz").hexdigest()
     assert sha256_of([tmp_path / "a", tmp_path / "b"]) == expected
-
-
-def test_whoever_holds_the_lock_of_a_path_is_alone(tmp_path: Path) -> None:
-    path, barrier = tmp_path / "deep" / "count", Barrier(6)
-
-    def add_one(_: int) -> None:
-        barrier.wait()
-        for _ in range(10):
-            with hold_lock(path):
-                write_text(path, str(int(path.read_text()) + 1 if path.exists() else 1))
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(add_one, range(6)))
-    assert path.read_text() == "60"
-
-
-def test_what_cannot_be_locked_goes_on_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / ".a.txt.lock").mkdir()  # no file, so nothing to lock
-    with hold_lock(tmp_path / "a.txt"):
-        write_text(tmp_path / "a.txt", "written")
-    assert (tmp_path / "a.txt").read_text() == "written"
-    with hold_lock(tmp_path / "b.txt"), hold_lock(tmp_path / "b.txt", 0.01):
-        write_text(tmp_path / "b.txt", "written")
-    assert (tmp_path / "b.txt").read_text() == "written"
 
 
 @pytest.mark.parametrize("error", [ModelError("typed.onnx cannot be read"), FileNotFoundError("gone")])

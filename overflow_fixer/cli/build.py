@@ -16,8 +16,8 @@ from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
-from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.locks import claim_folder
 from overflow_fixer.planning.plan import check_plan
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Artifact
@@ -39,15 +39,15 @@ def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: boo
     name, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, name)
     graph = load_graph(config.model)
-    plan = load_plan(plan_path or config.folder / "plan.json")
-    with name_fused(config, quiet):
-        check_plan(graph, plan)
-    make_folder(config.folder)
-    path = config.folder / f"{config.model.stem}{BACKENDS[name].suffix}"
-    calibration = open_calibration(config.calib, graph.inputs, config.calibration) if has_data else None
-    settings = make_settings(config, graph, calibration, BACKENDS[name])
-    artifact = BACKENDS[name].emit(graph, plan, path, settings, silent)
-    exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
+    with claim_folder(config.folder):
+        plan = load_plan(plan_path or config.folder / "plan.json")
+        with name_fused(config, quiet):
+            check_plan(graph, plan)
+        path = config.folder / f"{config.model.stem}{BACKENDS[name].suffix}"
+        calibration = open_calibration(config.calib, graph.inputs, config.calibration) if has_data else None
+        settings = make_settings(config, graph, calibration, BACKENDS[name])
+        artifact = BACKENDS[name].emit(graph, plan, path, settings, silent)
+        exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
     if as_json:
         say(_to_json(artifact, reason, exported))
     elif not quiet:

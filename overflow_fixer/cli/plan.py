@@ -15,6 +15,7 @@ from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.locks import claim_folder
 from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import plan_precision
@@ -43,12 +44,13 @@ def plan_command(
     graph = load_graph(config.model)
     backend, _ = choose_backend(config.build.backend)
     policy = config.plan.policy(find_protected(backend, config.build.typing))
-    table = load_ranges(ranges or config.folder / "ranges.h5")
-    with name_fused(config, quiet), refuse_malformed(config.model):
-        plan = plan_precision(graph, table, policy)
     path = config.folder / "plan.json"
-    before = find_earlier_plan(path, plan.model_sha256)
-    save_plan(plan, path)
+    with claim_folder(config.folder):
+        table = load_ranges(ranges or config.folder / "ranges.h5")
+        with name_fused(config, quiet), refuse_malformed(config.model):
+            plan = plan_precision(graph, table, policy)
+        before = find_earlier_plan(path, plan.model_sha256)
+        save_plan(plan, path)
     if as_json:
         say(path.read_text(encoding="utf-8"))
     elif not quiet:

@@ -16,8 +16,8 @@ from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.config import check_folders
-from overflow_fixer.files import begin_folder
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.locks import claim_folder
 from overflow_fixer.pipeline import scan
 from overflow_fixer.ranges import Existing, merge_ranges
 from overflow_fixer.records import RangeTable
@@ -50,7 +50,8 @@ def scan_command(
     existing: Existing = "overwrite" if fresh else "keep"
     if merge:
         path = _check_merge(paths, flags)
-        ranges = merge_ranges(paths, path, existing=existing)
+        with claim_folder(path.parent):
+            ranges = merge_ranges(paths, path, existing=existing)
     else:
         ranges, path = _scan(_check_one(paths), flags, existing, quiet or as_json)
     if as_json:
@@ -66,7 +67,7 @@ def _scan(
     check_folders(config.folder, config.calib)
     graph = load_graph(config.model)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-    with name_fused(config, quiet), begin_folder(config.folder), show_progress(quiet) as progress:
+    with name_fused(config, quiet), claim_folder(config.folder), show_progress(quiet) as progress:
         ranges = scan(config, graph, calibration, progress, progress.over, existing)
     if ranges.provider_lack is not None and not quiet:
         click.echo(ranges.provider_lack, err=True)

@@ -13,6 +13,7 @@ import onnxruntime
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from overflow_fixer import __version__
+from overflow_fixer.errors import OutputError
 from overflow_fixer.files import write_text
 from overflow_fixer.zoo.entries import ZooEntry
 
@@ -171,11 +172,13 @@ def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutc
     if any(InputFile.of(known.path) != known for known in found.basis.files):
         return None
     is_complete = {file.path for file in basis.files} <= {file.path for file in found.basis.files}
-    return found if is_complete and has_result(found) else None
+    return found if is_complete and is_settled(found) else None
 
 
-def has_result(found: ZooOutcome) -> bool:
-    """Whether what was built is still there, if something was."""
+def is_settled(found: ZooOutcome) -> bool:
+    """Whether what was built is still there, if something was; never where the folder was in the way: full, or in use."""
+    if found.exit_code == OutputError.exit_code:
+        return False
     return found.result is None or found.result.artifact.is_file()
 
 

@@ -24,9 +24,10 @@ from pydantic import BaseModel, ConfigDict
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FAULT, EXIT_FIXED, EXIT_NOT_VERIFIED, EXIT_STOPPED, FixError
-from overflow_fixer.files import hold_lock, make_folder
+from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.host.processes import die_with
+from overflow_fixer.locks import hold_lock
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
 from overflow_fixer.repair.attempts import Attempt
@@ -41,8 +42,8 @@ from overflow_fixer.zoo.outcomes import (
     ZooOutcome,
     ZooResult,
     describe_basis,
-    has_result,
     has_same_settings,
+    is_settled,
     list_inputs,
     load_outcome,
     make_outcome,
@@ -126,7 +127,7 @@ def run_job(job: Job) -> ZooOutcome:
 
 def _still_holds(found: ZooOutcome, basis: Basis) -> bool:
     is_same = found.basis.content == basis.content and has_same_settings(found, basis)
-    return is_same and has_result(found)
+    return is_same and is_settled(found)
 
 
 _OUT_OF_MEMORY = (

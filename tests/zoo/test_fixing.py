@@ -19,6 +19,7 @@ from zoo_models import AddModel, make_entry, write_model
 
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import ConfigError
+from overflow_fixer.locks import hold_folder
 from overflow_fixer.reports.numbers_json import parse_json
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.fixing import fix_zoo
@@ -41,6 +42,18 @@ def test_what_is_finished_is_not_run_again_and_what_failed_neither(add_model: Ad
     assert _fix(*entries) == {"good": True, "bad": True}
     assert {path: path.stat().st_mtime_ns for path in entries[0].folder.iterdir()} == before
     assert _fix(*entries, force=True) == {"good": False, "bad": False}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who holds a lock is told on Linux")
+def test_a_model_whose_folder_was_in_use_is_run_again(add_model: AddModel) -> None:
+    entry = make_entry(add_model("good"))
+    entry.folder.mkdir(parents=True)
+    with hold_folder(entry.folder):
+        (found,) = fix_zoo([entry], MACHINE)
+    assert (found.kind, found.exit_code) == ("failed", 2)
+    assert f"in use by process {os.getpid()}" in found.message
+    assert _fix(entry) == {"good": False}
+    assert _fix(entry) == {"good": True}
 
 
 def _touch(entry: ZooEntry) -> ZooEntry:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from overflow_fixer.files import hold_lock, replace_file
+from overflow_fixer.files import replace_file
+from overflow_fixer.locks import hold_lock
 
 _MAPS = Path("/proc/self/maps")
 _SHIM = "libcudnn.so.8"

@@ -1,0 +1,128 @@
+"""What keeps two runs from writing at once: a lock of one file, which is waited for, and one of an output folder, which is not.
+
+The kernel drops both where their holder ends, however it ends, so that none is ever left behind.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from overflow_fixer.errors import OutputError
+from overflow_fixer.files import begin_folder, make_folder
+
+_GRACE_SECONDS = 2.0
+"""A process that was killed holds its lock until its memory is given back; who starts again at once need not hear of it."""
+_PAUSE_SECONDS = 0.05
+_KERNEL_LOCKS = Path("/proc/locks")
+
+
+@contextmanager
+def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
+    """Run the block while no other process or thread runs one that holds the lock of this path: a hidden file beside it.
+
+    On a file system that has no locks, in a folder that cannot be written, or when another held it for so long, the block runs
+    all the same. Raises OutputError where the folder cannot be made.
+    """
+    from filelock import FileLock, Timeout  # imported here: few runs need it
+
+    make_folder(path.parent)
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=-1 if math.isinf(seconds) else seconds)
+    with suppress(Timeout, OSError, NotImplementedError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def claim_folder(folder: Path) -> Iterator[None]:
+    """Run the block that writes into `folder`, which is made as begin_folder says and held as hold_folder says."""
+    with begin_folder(folder), hold_folder(folder):
+        yield
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Run the block while no other process or thread of this machine holds `folder`; nothing is written there for that.
+
+    Raises OutputError where another does. Where there is no such folder, or the file system has no locks, the block runs all
+    the same; so it does on Windows.
+    """
+    descriptor = _open(folder)
+    if descriptor is None:
+        yield
+        return
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        _unlock(descriptor)
+
+
+def _open(folder: Path) -> int | None:
+    """A descriptor that no program started later inherits; None where there is nothing to hold."""
+    if sys.platform == "win32":
+        return None
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    latest = time.monotonic() + _GRACE_SECONDS
+    while not _try_lock(descriptor):
+        if time.monotonic() > latest:
+            raise _refusal(folder, _find_holder(descriptor))
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether no other holds it; of a file system without locks, none is known to."""
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    return True
+
+
+def _unlock(descriptor: int) -> None:
+    """By word: a process that was forked meanwhile has the descriptor too, and would hold on to it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _find_holder(descriptor: int) -> int | None:
+    """The number of the process that holds the lock, as Linux tells it; None where it does not."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError, ValueError):
+        for line in _KERNEL_LOCKS.read_text().splitlines():
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [place] and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def _refusal(folder: Path, holder: int | None) -> OutputError:
+    who = "another run of fix-fp16" if holder is None else f"process {holder} of this machine"
+    return OutputError(
+        f"{folder} is in use by {who}. Expected an output folder that nothing else writes to meanwhile, or its files would be of "
+        "two runs. Wait until that one has ended, or name another folder with --out."
+    )

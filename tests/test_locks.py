@@ -1,0 +1,164 @@
+"""Two runs never write at once: they wait for each other's files, and refuse each other's folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from overflow_fixer import locks
+from overflow_fixer.errors import OutputError
+from overflow_fixer.files import write_text
+from overflow_fixer.locks import claim_folder, hold_folder, hold_lock
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells who holds a lock as Linux does")
+unix = pytest.mark.skipif(sys.platform == "win32", reason="flock")
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from overflow_fixer.locks import claim_folder
+with claim_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_GRACE_SECONDS", 0.1)
+
+
+@contextmanager
+def _held_elsewhere(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_whoever_holds_the_lock_of_a_path_is_alone(tmp_path: Path) -> None:
+    path, barrier = tmp_path / "deep" / "count", Barrier(6)
+
+    def add_one(_: int) -> None:
+        barrier.wait()
+        for _ in range(10):
+            with hold_lock(path):
+                write_text(path, str(int(path.read_text()) + 1 if path.exists() else 1))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(add_one, range(6)))
+    assert path.read_text() == "60"
+
+
+def test_what_cannot_be_locked_goes_on_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / ".a.txt.lock").mkdir()  # no file, so nothing to lock
+    with hold_lock(tmp_path / "a.txt"):
+        write_text(tmp_path / "a.txt", "written")
+    assert (tmp_path / "a.txt").read_text() == "written"
+    with hold_lock(tmp_path / "b.txt"), hold_lock(tmp_path / "b.txt", 0.01):
+        write_text(tmp_path / "b.txt", "written")
+    assert (tmp_path / "b.txt").read_text() == "written"
+
+
+@linux
+def test_a_folder_that_another_process_holds_is_refused_with_its_number(
+    tmp_path: Path, impatient: None
+) -> None:
+    with (
+        _held_elsewhere(tmp_path / "out") as holder,
+        pytest.raises(OutputError, match=rf"out is in use by process {holder.pid} of this machine.*--out"),
+        claim_folder(tmp_path / "out"),
+    ):
+        pass
+    assert list(tmp_path.glob("out/*")) == []
+
+
+@unix
+def test_a_holder_that_cannot_be_told_is_another_run(
+    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_KERNEL_LOCKS", tmp_path / "none")
+    with (
+        hold_folder(tmp_path),
+        pytest.raises(OutputError, match="in use by another run"),
+        hold_folder(tmp_path),
+    ):
+        pass
+
+
+@unix
+def test_threads_hold_folders_of_their_own_and_are_refused_each_others(
+    tmp_path: Path, impatient: None
+) -> None:
+    barrier = Barrier(2, timeout=30)
+
+    def claim(name: str) -> str:
+        try:
+            with claim_folder(tmp_path / name):
+                barrier.wait()
+                time.sleep(0.5)
+        except OutputError as error:
+            barrier.wait()
+            return str(error)
+        return "done"
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(claim, ("a", "b"))) == ["done", "done"]
+        told = sorted(pool.map(claim, ("a", "a")))
+    assert told[0].startswith(f"{tmp_path / 'a'} is in use")
+    assert told[1] == "done"
+
+
+@unix
+def test_a_killed_holder_leaves_nothing_behind(tmp_path: Path) -> None:
+    with _held_elsewhere(tmp_path) as holder:
+        os.kill(holder.pid, signal.SIGKILL)
+        with claim_folder(tmp_path):
+            assert list(tmp_path.iterdir()) == []
+
+
+@unix
+def test_a_program_that_outlives_its_run_does_not_hold_the_folder(tmp_path: Path, impatient: None) -> None:
+    with claim_folder(tmp_path):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(600)
+            os._exit(0)
+    try:
+        with claim_folder(tmp_path):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
+
+
+def test_a_folder_that_is_not_there_is_held_by_nobody(tmp_path: Path) -> None:
+    with hold_folder(tmp_path / "none"), hold_folder(tmp_path / "none"):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+@unix
+def test_a_file_system_without_locks_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with claim_folder(tmp_path), claim_folder(tmp_path):
+        pass
