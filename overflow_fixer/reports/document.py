@@ -34,7 +34,7 @@ from overflow_fixer.reports.numbers_json import JsonNumber, encode_number, encod
 from overflow_fixer.reports.verdict import (
     is_proved,
     judge,
-    select_over_threshold,
+    select_over,
     warn_of_random,
 )
 from overflow_fixer.reports.wording import say_values
@@ -174,17 +174,21 @@ def _describe_tolerance(tolerance: Tolerance) -> Document:
 
 
 def _describe_ranges(report: FixReport) -> Document:
-    ranges = report.ranges
+    found = _find_file(report, "ranges.h5")
+    return {"file": found, **describe_observed(report.ranges, report.plan.threshold)}
+
+
+def describe_observed(ranges: RangeTable, threshold: float) -> Document:
+    """What a scan saw, held against a threshold: the part of a report by which its ranges are known again."""
     return {
-        "file": _find_file(report, "ranges.h5"),
         "observe": ranges.observe,
         "provider": ranges.provider,
         "values": say_values(ranges.observe, ranges.provider),
-        "threshold": encode_number(report.plan.threshold),
+        "threshold": encode_number(threshold),
         "tensor_count": len(ranges.ranges),
         "over_threshold": [
-            {**_describe_range(found), "batch": report.ranges.worst_batch_of(found)}
-            for found in select_over_threshold(report)
+            {**_describe_range(found), "batch": ranges.worst_batch_of(found)}
+            for found in select_over(ranges, threshold)
         ],
         "not_observed": [
             {"tensor": tensor, "reason": reason} for tensor, reason in ranges.not_observed.items()

@@ -8,8 +8,12 @@ from pathlib import Path
 from overflow_fixer.backends.origins import Origin, read_origin
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, FixError, PlanError
-from overflow_fixer.records import PrecisionPlan
-from overflow_fixer.reports.document import Document
+from overflow_fixer.ranges import load_ranges
+from overflow_fixer.ranges.recording import FORMAT_VERSION
+from overflow_fixer.ranges.store import load_header
+from overflow_fixer.records import PrecisionPlan, RangeTable
+from overflow_fixer.reports.document import Document, describe_observed
+from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
 from overflow_fixer.reports.plan_file import find_earlier_plan, read_reported
 
 _IO_TYPES = ("keep", "fp16")
@@ -18,16 +22,17 @@ _IO_TYPES = ("keep", "fp16")
 def find_stale(document: Document, folder: Path) -> FixError | None:
     """What of the folder no longer fits its report: a BackendError about what was built, else a PlanError; None for nothing.
 
-    The artifact is held against the report by its size and by the model and plan that it names; no weight is read. A plan
-    that is not there any more is not missed: the report has it.
+    The artifact is held against the report by its size and by the model and plan that it names; no weight is read. The ranges
+    are by their model and by what the report tells of them. A plan, or ranges, that are not there any more are not missed.
     """
     plan = read_reported(document)
-    built, planned = list(_check_artifact(document, folder, plan)), list(_check_plan(folder, plan))
+    built = list(_check_artifact(document, folder, plan))
+    planned = [*_check_plan(folder, plan), *_check_ranges(document, folder / "ranges.h5", plan)]
     if not built and not planned:
         return None
     text = (
         f"The report of {folder} no longer fits what is there: {'; '.join([*built, *planned])}. Expected the folder as it "
-        "was verified. Its verdict is of what was there then: build and verify again, with fix-fp16 build and verify or "
+        "was verified. Its verdict is of what was there then: plan, build and verify again, with these verbs of fix-fp16 or "
         "fix-fp16 MODEL."
     )
     return BackendError(text) if built else PlanError(text)
@@ -54,3 +59,33 @@ def _check_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
     is_same = found is not None and fingerprint(found, "keep") == fingerprint(plan, "keep")
     if path.is_file() and not is_same:
         yield "plan.json is another plan than the one that was verified"
+
+
+def _check_ranges(document: Document, path: Path, plan: PrecisionPlan) -> Iterator[str]:
+    if document["ranges"]["file"] is None or not path.is_file():
+        return
+    try:
+        key = load_header(path).key
+        if key.model_sha256 != plan.model_sha256:
+            yield f"{path.name} is of another model"
+        elif key.format_version == FORMAT_VERSION and not _is_reported(load_ranges(path), document, plan):
+            yield f"{path.name} is of another scan than the one that is reported"
+    except PlanError:
+        yield f"{path.name} is not that of a finished scan any more"
+
+
+def _is_reported(ranges: RangeTable, document: Document, plan: PrecisionPlan) -> bool:
+    """Wherever the data lay: of one scan, a path may be told in two ways."""
+    observed = describe_observed(ranges, plan.threshold)
+    nearest = document["confidence"]["nearest"]
+    return (
+        document["calibration"]["batch_names"] == list(ranges.batch_names)
+        and {**document["ranges"], **observed} == document["ranges"]
+        and all(_has_maximum(ranges, found["tensor"], found["max_abs"]) for found in nearest)
+    )
+
+
+def _has_maximum(ranges: RangeTable, tensor: str, reported: JsonNumber) -> bool:
+    """Of a value inside a node, the table of tensors has nothing to hold it against."""
+    found = ranges.by_tensor.get(tensor)
+    return found is None or encode_number(found.max_abs) == reported

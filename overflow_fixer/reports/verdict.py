@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from overflow_fixer.records import FixReport, Range, Verification
+from overflow_fixer.records import FixReport, Range, RangeTable, Verification
 from overflow_fixer.reports.pin_outcomes import say_outcomes, sort_pins
 from overflow_fixer.reports.wording import say_batches, say_plural, shorten_middle
 
@@ -61,11 +61,16 @@ def warn_of_random(report: FixReport) -> str | None:
 
 
 def select_over_threshold(report: FixReport) -> list[Range]:
-    """The tensors over the plan's threshold or with non-finite values, lowest headroom first.
+    """The tensors over the plan's threshold or with non-finite values: see select_over."""
+    return select_over(report.ranges, report.plan.threshold)
+
+
+def select_over(ranges: RangeTable, threshold: float) -> list[Range]:
+    """The tensors over a threshold or with non-finite values, lowest headroom first.
 
     A tensor that holds NaN and no other value comes first: it has no headroom to speak of.
     """
-    over = [r for r in report.ranges.ranges if _is_over(r, report.plan.threshold)]
+    over = [r for r in ranges.ranges if _is_over(r, threshold)]
     return sorted(over, key=lambda r: (-math.inf if math.isnan(r.max_abs) else r.headroom, r.tensor))
 
 

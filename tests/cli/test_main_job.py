@@ -63,7 +63,7 @@ def test_the_stages_give_what_the_main_job_gives(name: str, tmp_path: Path) -> N
     assert _run("plan", model, "--out", staged, "-q") == 0
     assert _run("build", model, "--out", staged, "-q") == 0
     assert _run("verify", model, "--calib", data, "--out", staged, "-q") == 0
-    assert _run("report", staged, "-q") == 0
+    assert [_run("report", folder, "-q") for folder in (whole, staged)] == [0, 0]
     for file in ("plan.json", "model.fp16.onnx"):
         assert (whole / file).read_bytes() == (staged / file).read_bytes()
     with h5py.File(whole / "ranges.h5") as one, h5py.File(staged / "ranges.h5") as other:
@@ -229,6 +229,45 @@ def test_a_report_of_what_is_no_longer_there_says_so(
     assert "model.fp16.onnx is not there; plan.json" in capsys.readouterr().err
     assert _run("report", out / "report.json", "-q") == 0
     assert capsys.readouterr().err == ""
+
+
+def test_ranges_that_were_changed_since_do_not_fit_their_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, other, out = SAMPLES / "conv_chain", SAMPLES / "needs_constraints", tmp_path / "out"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", out, "-q")
+    assert _run(*arguments) == 0
+    assert _run("report", out, "-q") == 0
+    ranges = out / "ranges.h5"
+    kept = ranges.read_bytes()
+
+    def tell() -> str:
+        assert _run("report", out, "-q") == 5
+        return capsys.readouterr().err
+
+    assert _run("scan", other / "model.onnx", "--calib", other / "data", "--out", out, "--fresh", "-q") == 0
+    assert "no longer fits what is there: ranges.h5 is of another model. Expected" in tell()
+    data = tmp_path / "data"
+    shutil.copytree(sample / "data", data)
+    for file in data.glob("*.npz"):
+        np.savez(file, **{name: array * np.float32(1.25) for name, array in np.load(file).items()})
+    assert _run("scan", sample / "model.onnx", "--calib", data, "--out", out, "--fresh", "-q") == 0
+    assert "ranges.h5 is of another scan than the one that is reported" in tell()
+    ranges.write_bytes(kept[: len(kept) // 2])
+    assert "ranges.h5 is not that of a finished scan any more" in tell()
+    ranges.unlink()
+    assert _run("report", out, "-q") == 0
+
+
+def test_ranges_of_elsewhere_are_not_looked_for_beside_their_report(tmp_path: Path) -> None:
+    sample, out, elsewhere = SAMPLES / "conv_chain", tmp_path / "out", tmp_path / "scan.h5"
+    arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", out, "-q")
+    assert _run(*arguments) == 0
+    shutil.copy(out / "ranges.h5", elsewhere)
+    (out / "ranges.h5").write_bytes(b"another's")
+    assert _run("verify", *arguments, "--ranges", elsewhere) == 0
+    assert json.loads((out / "report.json").read_text())["ranges"]["file"] is None
+    assert _run("report", out, "-q") == 0
 
 
 def test_an_artifact_that_was_cut_off_does_not_fit_its_report(
