@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -121,6 +122,26 @@ def refuse_os_errors(path: Path) -> Iterator[None]:
             f"{path} could not be written: {error.strerror or error}. Expected a folder that can be written to, "
             "with room left on its disk. Name another with --out, or free some space; nothing was left half written."
         ) from error
+
+
+@contextmanager
+def open_temporary() -> Iterator[Path]:
+    """A folder below the system's for temporary files, removed afterwards. Raises OutputError where none can be made."""
+    try:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    except OSError as error:
+        raise refuse_temporary(os.environ.get("TMPDIR", ""), error.strerror or str(error)) from error
+    with folder as name:
+        yield Path(name)
+
+
+def refuse_temporary(folder: Path | str, reason: str) -> OutputError:
+    """What is to be raised where `folder`, the system's for temporary files, cannot be written."""
+    return OutputError(
+        f"The folder for temporary files{f', {folder},' if str(folder) else ''} could not be written: {reason}. Expected a folder "
+        "that can be written to, with room left on its disk. Free some space there, or name another one in the environment "
+        "variable TMPDIR."
+    )
 
 
 def make_folder(folder: Path) -> None:

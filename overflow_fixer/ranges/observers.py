@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +11,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.files import open_temporary
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
 from overflow_fixer.ranges.carried import Values, restore_fetched
@@ -333,8 +332,8 @@ class OptimizedObserver(ReductionObserver):
 
     def _open_probed(self, probed: Probed) -> Any:
         try:
-            with TemporaryDirectory() as work:
-                model, folder = optimize_probed(probed, Path(work))
+            with open_temporary() as work:
+                model, folder = optimize_probed(probed, work)
                 return open_session(model, folder, by_priority=True, pack_weights=False)
         except ModelError as error:
             super()._open_probed(probed)  # one that ONNX Runtime refuses as it stands is told as such

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -15,7 +16,7 @@ import onnx
 import onnxruntime
 
 from overflow_fixer.errors import ModelError, RunError
-from overflow_fixer.files import sha256_of
+from overflow_fixer.files import refuse_temporary, sha256_of
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.host.allotment import count_threads
 from overflow_fixer.model_file.subgraphs import captured_by
@@ -37,6 +38,8 @@ from overflow_fixer.sessions.providers import (
 _ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
 _MOST_BYTES = 1 << 44
 """More than a machine has."""
+_OF_WRITING = ("Failed to write external initializers", "Protobuf serialization failed")
+"""ONNX Runtime's words where a file cannot be written; it does not say why."""
 _OF_MEMORY = (
     "bad_alloc",
     "bad allocation",
@@ -187,7 +190,8 @@ def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, optio
 def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
     """Write the model as ONNX Runtime optimises it by default, large weights into a file beside `path`.
 
-    What stands there needs no further optimisation, and this processor. Raises ModelError as open_session.
+    What stands there needs no further optimisation, and this processor. Raises ModelError as open_session, OutputError where
+    the folder of `path`, one below that for temporary files, has no room.
     """
     options = _session_options(optimize=True, by_priority=False, provider="cpu")
     options.optimized_model_filepath = str(path)
@@ -196,7 +200,14 @@ def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
     options.add_session_config_entry(_OPTIMIZED_LEAST_BYTES, "1024")
     options.add_session_config_entry(_DISABLE_PREPACKING, "1")  # it is never run
     _add_native(options, model)
-    _create(_serialize(model), options, "cpu", list_providers("cpu"))
+    try:
+        _create(_serialize(model), options, "cpu", list_providers("cpu"))
+    except ModelError as error:
+        if not any(word in str(error.__cause__) for word in _OF_WRITING):
+            raise
+        left = shutil.disk_usage(path.parent).free
+        reason = f"ONNX Runtime cannot write the optimised model, and {left / 1e6:.1f} MB are left there"
+        raise refuse_temporary(path.parent.parent, reason) from error
     _return_memory()
 
 

@@ -1,5 +1,7 @@
 """The scan of optimised kernels: near the exact values, and no tensor kept longer than it must be."""
 
+import subprocess
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +11,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from scan_cases import MemoryBatches, save_model, value_info
 
-from overflow_fixer.errors import ModelError
+from overflow_fixer.errors import ModelError, OutputError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.instrument import add_probes
@@ -215,6 +217,36 @@ def test_a_model_that_the_optimiser_breaks_is_told_to_go_without(
         ModelError, match=r"of it: no single static assignment\. Expected .* Leave --fast out"
     ):
         collect_ranges(graph, batches(1), observe="optimized")
+
+
+@pytest.mark.parametrize("size", ["64k", "900k"])
+def test_a_folder_for_temporary_files_that_is_full_is_told(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small").mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", tmp_path / "small"], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a small file system can be mounted by root alone")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "small"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    try:
+        graph = conv_net(tmp_path / "m.onnx", 256)
+        with pytest.raises(OutputError, match=r"temporary files, .*/small, could not be written: .* TMPDIR"):
+            collect_ranges(graph, batches(1), observe="optimized")
+        assert list((tmp_path / "small").iterdir()) == []
+    finally:
+        subprocess.run(["umount", tmp_path / "small"], check=True)
+
+
+def test_no_folder_for_temporary_files_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(OutputError, match=r"could not be written: No usable .* TMPDIR"):
+        collect_ranges(conv_net(tmp_path / "m.onnx", 16), batches(1), observe="optimized")
 
 
 def test_what_a_body_that_is_not_looked_into_captures_is_still_there(tmp_path: Path) -> None:
