@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -36,6 +37,9 @@ class FileStamp:
         return self.identity is not None and self.identity == _identify(self.path)
 
 
+TRIALS_PREFIX = ".trials-"
+"""How the folder begins in which a run keeps its trials, each below it in one that has a number: see trials.folders."""
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _HASHED_BYTES = 1 << 22
 """At a time: little memory, and other threads are seldom waited for. A file that is mapped instead would kill the process
 where another one cuts it short."""
@@ -60,15 +64,15 @@ def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"]) -> Any:
 
 
 @contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
+def replace_file(path: Path, size_bytes: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success flush it to disk and rename it to `path`.
 
     On any failure the temporary file is removed and `path` is what it was before. Raises
-    OutputError where the folder cannot be written or the disk is full.
+    OutputError where the folder cannot be written or the disk is full, with about how many bytes were to be written.
     """
     temporary = _name_temporary(path)
     try:
-        with refuse_os_errors(path):
+        with refuse_os_errors(path, size_bytes):
             make_folder(path.parent)
             yield temporary
             _flush(temporary)
@@ -113,14 +117,15 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
 
 
 @contextmanager
-def refuse_os_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into an OutputError about `path`."""
+def refuse_os_errors(path: Path, size_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError about `path`, as it is to be in the end, and its size where that is known."""
     try:
         yield
     except OSError as error:
+        size = "" if size_bytes is None else f" for a file of {_say_size(size_bytes)}"
         raise OutputError(
-            f"{path} could not be written: {error.strerror or error}. Expected a folder that can be written to, "
-            "with room left on its disk. Name another with --out, or free some space; nothing was left half written."
+            f"{_find_place(path)} could not be written: {error.strerror or error}. Expected a folder that can be written to, "
+            f"with room left on its disk{size}. Name another with --out, or free some space; nothing was left half written."
         ) from error
 
 
@@ -193,7 +198,7 @@ def is_utf8(path: Path | str) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8, whole or not at all."""
-    with replace_file(path) as temporary:
+    with replace_file(path, len(text)) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -210,6 +215,22 @@ def sha256_of(paths: Iterator[Path] | list[Path]) -> str:
 
 def _name_temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _find_place(path: Path) -> Path:
+    """Where a file goes that is made in folders of this tool's own first: those are left out."""
+    kept: list[str] = []
+    parts = iter(path.parts)
+    for part in parts:
+        if part.startswith(TRIALS_PREFIX):
+            next(parts, None)  # the number of the trial
+        elif not _TEMPORARY.fullmatch(part):
+            kept.append(part)
+    return Path(*kept)
+
+
+def _say_size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _identify(path: Path) -> tuple[int, int, int] | None:

@@ -15,6 +15,7 @@ from overflow_fixer.files import (
     make_folder,
     need_folder,
     open_hdf5,
+    refuse_os_errors,
     replace_file,
     replace_files,
     sha256_of,
@@ -102,6 +103,23 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         make_folder(tmp_path / "file" / "folder")
     with pytest.raises(OutputError, match=r"a\.onnx could not be written"):
         _write_both(tmp_path / "file" / "a.onnx", "text")
+
+
+def test_what_is_made_elsewhere_first_is_told_by_where_it_goes_and_how_large_it_is() -> None:
+    def tell(path: str, size_bytes: int | None = None) -> str:
+        with pytest.raises(OutputError) as told, refuse_os_errors(Path(path), size_bytes):
+            raise OSError(28, "No space left on device")
+        return str(told.value)
+
+    staged = "q/.trials-gvd1aj92/0/.vit.fp16.onnx.26563-13435a3b.tmp/vit.fp16.onnx"
+    assert tell(staged, 5_430_000).startswith(
+        "q/vit.fp16.onnx could not be written: No space left on device. Expected a folder that can be written to, with room "
+        "left on its disk for a file of 5.4 MB. Name another with --out"
+    )
+    assert tell("q/.trials-gvd1aj92/0").startswith("q could not be written")
+    assert tell("/a/.hidden.tmp/x.json", 12_340).startswith("/a/.hidden.tmp/x.json could not be written")
+    assert "for a file of 12.3 kB." in tell("x.json", 12_340)
+    assert "left on its disk. Name" in tell("x.json")
 
 
 def test_a_folder_that_was_begun_in_vain_is_removed(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def save_recording(recording: Recording, path: Path) -> None:
     buffer = io.BytesIO()
     with open_hdf5(buffer, "w") as file:
         _write(file, recording)
-    with replace_file(path) as temporary:
+    with replace_file(path, buffer.getbuffer().nbytes) as temporary:
         temporary.write_bytes(buffer.getbuffer())
     _remove_abandoned(path)
 

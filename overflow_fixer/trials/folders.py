@@ -15,12 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overflow_fixer.files import make_folder, refuse_os_errors
+from overflow_fixer.files import TRIALS_PREFIX, make_folder, refuse_os_errors
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-_PREFIX = ".trials-"
 _MARK = "trials"
 """The file that tells a run's folder with trials in it from one of the user's. It goes where they go, also to another machine."""
 _LOCK = "run.lock"
@@ -58,7 +57,7 @@ class TrialFolders:
 
 def clear_abandoned(output: Path) -> Iterator[Path]:
     """Trials of runs that are over, each in its folder; what is not taken from there is removed when all were given."""
-    for mark in sorted(output.glob(f"{_PREFIX}*/{_MARK}")):
+    for mark in sorted(output.glob(f"{TRIALS_PREFIX}*/{_MARK}")):
         lock = _make_lock(mark.parent)
         try:
             lock.acquire(timeout=0)
@@ -72,7 +71,7 @@ def clear_abandoned(output: Path) -> Iterator[Path]:
 
 def _clear_unmarked(output: Path) -> None:
     """Remove what is left of runs that were killed while they made their folder, or while they removed it."""
-    for run in output.glob(f"{_PREFIX}*"):
+    for run in output.glob(f"{TRIALS_PREFIX}*"):
         with suppress(OSError, NotImplementedError):
             if _is_bare(run):
                 _remove_bare(run)
@@ -109,7 +108,7 @@ def _list_trials(run: Path) -> list[Path]:
 def _take(output: Path) -> tuple[Path, BaseFileLock]:
     """A new folder and its lock; without hold of it where the file system has none."""
     while True:
-        run = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=output))
+        run = Path(tempfile.mkdtemp(prefix=TRIALS_PREFIX, dir=output))
         lock = _make_lock(run)
         with suppress(OSError, NotImplementedError):
             lock.acquire(timeout=_LOCK_SECONDS)

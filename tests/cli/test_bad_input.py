@@ -1,5 +1,6 @@
 """Each bad input gets one paragraph on stderr and its own exit code, and leaves nothing half written."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -310,7 +311,8 @@ def test_a_full_disk_is_told_and_what_was_written_is_whole(
         [str(SAMPLE / "model.onnx"), "--calib", str(SAMPLE / "data"), "--out", str(out)], capsys
     )
     assert code == 2
-    assert "No space left on device" in text
+    assert f"{out / 'model.fp16.onnx'} could not be written: No space left on device. " in text
+    assert re.search(r"with room left on its disk for a file of [\d.]+ kB\.", text)
     assert [path.name for path in out.iterdir()] == ["ranges.h5"]
 
 

@@ -40,12 +40,13 @@ def write_model(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], pa
 
 def _write(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: Path) -> tuple[Path, ...]:
     external = list(external_tensors(typed.model))
-    if not graph.data_files and _size_bytes(typed, external) <= _EMBED_LIMIT_BYTES:
+    size = _size_bytes(typed, external)
+    if not graph.data_files and size <= _EMBED_LIMIT_BYTES:
         _embed(graph, typed, clamps)
         _write_message(typed.model, path)
         return (path,)
     data_path = path.with_name(path.name + ".data")
-    with replace_file(data_path) as temporary, temporary.open("wb") as file:
+    with replace_file(data_path, size) as temporary, temporary.open("wb") as file:
         for tensor in external:
             bring_in(tensor, graph.folder)
             _move_out(tensor, bytes(tensor.raw_data), file, data_path.name)
@@ -70,8 +71,9 @@ def _embed(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp]) -> None
 
 
 def _write_message(model: onnx.ModelProto, path: Path) -> None:
-    with replace_file(path) as temporary:
-        temporary.write_bytes(model.SerializeToString())
+    content = model.SerializeToString()
+    with replace_file(path, len(content)) as temporary:
+        temporary.write_bytes(content)
 
 
 def _size_bytes(typed: TypedModel, external: Iterable[TensorProto]) -> int:

@@ -34,7 +34,7 @@ def write_engine(
     artifact: Artifact,
 ) -> None:
     """Write the engine whole or not at all, then its sidecar. Raises OutputError where that cannot be done."""
-    with replace_file(path) as temporary:
+    with replace_file(path, len(plan_bytes)) as temporary:
         temporary.write_bytes(plan_bytes)
     document = {
         "schema_version": _VERSION,
