@@ -16,6 +16,7 @@ import click
 from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
+from overflow_fixer.cli.zoo_comparison import say_comparison
 from overflow_fixer.cli.zoo_display import open_display
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, ConfigError
 from overflow_fixer.reports.numbers_json import dump_json
@@ -99,6 +100,8 @@ def zoo_command(
         say(dump_json(document))
     elif not quiet:
         say(_say_end(document["counts"], files[0]))
+        if document["comparison"] is not None:
+            say("\n".join(say_comparison(document["comparison"])))
     return EXIT_FIXED if all(outcome.passed for outcome in outcomes.values()) else EXIT_NOT_VERIFIED
 
 

@@ -100,14 +100,16 @@ def test_results_among_the_data_of_a_model_are_refused(run: Run, tmp_path: Path)
 
 
 def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
-    code, out, _ = run(
-        zoo, "--out", tmp_path / "out", "--only", "t*", "--json", "--compare", _earlier(run, tmp_path)
-    )
+    arguments = (zoo, "--out", tmp_path / "out", "--only", "t*", "--compare", _earlier(run, tmp_path))
+    code, out, _ = run(*arguments, "--json")
     document = json.loads(out)
     assert (code, [model["name"] for model in document["models"]]) == (0, ["two"])
     jsonschema.validate(document, read_schema(ZOO_SCHEMA))
     assert document["comparison"]["newly_passing"] == ["two"]
     assert document["comparison"]["removed"] == ["one"]
+    lines = run(*arguments)[1].splitlines()
+    assert lines[1].startswith("Since the earlier run (fix-fp16 ")
+    assert lines[2:] == ["  newly passing (1): two", "  only in the earlier run (1): one"]
 
 
 def _earlier(run: Run, tmp_path: Path) -> Path:
