@@ -33,6 +33,7 @@ from overflow_fixer.zoo.zoo_file import read_zoo_file
 
 _PATH = NamedPath()
 _REQUESTS = (signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else ()))
+_MOST_NAMES = 10
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
@@ -47,7 +48,9 @@ _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
     metavar="ADDRESS",
     help='Run on the Ray cluster there, many machines; "auto": the one this machine is in.',
 )
-@click.option("--only", multiple=True, metavar="GLOB", help="Only models whose name matches.")
+@click.option(
+    "--only", multiple=True, metavar="GLOB", help="Only models of that name, or whose name matches."
+)
 @click.option(
     "--shard", metavar="I/N", help="Only the I-th of N even parts, counted from 0: a part for each machine."
 )
@@ -117,18 +120,26 @@ def _choose(zoo: Zoo, only: Sequence[str], shard: str | None, failed: bool) -> l
 
     They are dealt out before those that failed are told: other machines may be changing which these are.
     """
-    for glob in only:
-        if not any(fnmatch.fnmatchcase(entry.name, glob) for entry in zoo.entries):
-            names = ", ".join(entry.name for entry in zoo.entries[:10])
-            raise ConfigError(
-                f"--only {glob} matches no model of {zoo.source}. Expected one of its names: {names}. Correct it."
-            )
-    chosen = [e for e in zoo.entries if not only or any(fnmatch.fnmatchcase(e.name, glob) for glob in only)]
+    wanted = {name for glob in only for name in _find_names(zoo, glob)}
+    chosen = [entry for entry in zoo.entries if not only or entry.name in wanted]
     chosen = chosen if shard is None else _deal(chosen, shard)
     if failed:
         outcomes = {entry.name: load_outcome(entry.folder) for entry in chosen}
         chosen = [e for e in chosen if (found := outcomes[e.name]) is not None and not found.passed]
     return chosen
+
+
+def _find_names(zoo: Zoo, glob: str) -> list[str]:
+    """The names that a glob matches; what is a name to the letter, brackets and all, is that alone."""
+    names = [entry.name for entry in zoo.entries]
+    found = [glob] if glob in names else [name for name in names if fnmatch.fnmatchcase(name, glob)]
+    if not found:
+        more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        raise ConfigError(
+            f"--only {glob} matches no model of {zoo.source}. Expected one of its names: {', '.join(names[:_MOST_NAMES])}{more}. "
+            "Correct it."
+        )
+    return found
 
 
 def _deal(entries: Sequence[ZooEntry], shard: str) -> list[ZooEntry]:

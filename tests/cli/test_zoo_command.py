@@ -112,6 +112,17 @@ def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
     assert lines[2:] == ["  newly passing (1): two", "  only in the earlier run (1): one"]
 
 
+def test_a_name_with_brackets_is_taken_to_the_letter(run: Run, tmp_path: Path) -> None:
+    for name in ("b+c [v1]", "b+c v", *(f"n{index}" for index in range(11))):
+        write_model(tmp_path / "zoo", name)
+    arguments = (tmp_path / "zoo", "--out", tmp_path / "out", "--json", "--only")
+    code, out, _ = run(*arguments, "b+c [v1]")
+    assert (code, [model["name"] for model in json.loads(out)["models"]]) == (0, ["b+c [v1]"])
+    code, _, err = run(*arguments, "b+c [w]")
+    assert code == 2
+    assert "Expected one of its names: b+c [v1], b+c v, n0, n1, n10, n2, n3, n4, n5, n6, and 3 more. " in err
+
+
 def _earlier(run: Run, tmp_path: Path) -> Path:
     """The summary of a run in which both failed."""
     for name in ("one", "two"):
