@@ -167,9 +167,9 @@ def _print(found: Verification, warnings: Sequence[str], quiet: bool, as_json: b
         say(options.to_json(passed=found.passed, **counts, warnings=list(warnings), outputs=rows))
     elif not quiet:
         for verdict in found.outputs:
-            mark = "ok   " if verdict.passed else "WRONG"
+            mark = "WRONG" if not verdict.passed else "ok" if verdict.error.element_count else "EMPTY"
             say(
-                f"{mark} {verdict.error.name}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
+                f"{mark:5} {verdict.error.name}: {verdict.reason} (max error {verdict.error.max_abs_error:.6g})"
             )
         say(f"Compared with FP32 on {say_batches(found.batch_count, found.changed_count)}.")
         for warning in warnings:

@@ -21,6 +21,7 @@ from overflow_fixer.reports.layout import Name, line, make_table, more, note, ti
 from overflow_fixer.reports.pin_groups import PinGroup, group_pins
 from overflow_fixer.reports.price_section import lay_out_price
 from overflow_fixer.reports.wording import (
+    NOTHING_COMPARED,
     make_visible,
     say_batches,
     say_bits,
@@ -30,8 +31,10 @@ from overflow_fixer.reports.wording import (
     say_decibels,
     say_flops,
     say_fused,
+    say_mark,
     say_match,
     say_number,
+    say_outcome,
     say_plural,
     say_share,
     shorten_middle,
@@ -44,6 +47,7 @@ _EXACT = (("reductions", "cpu"), ("outputs", "cpu"))
 _MOST_PIN_GROUPS = 15
 _MOST_ROWS = 10
 _KIND_WIDTH = 24
+_MARK_STYLES = {"ok": "green", "WRONG": "bold red", NOTHING_COMPARED: "yellow"}
 
 
 def closing_table(report: FixReport) -> Group:
@@ -267,7 +271,8 @@ def _error_cells(found: dict[str, Any]) -> Iterator[RenderableType]:
     yield say_count(error["candidate_inf"])
     yield say_number(error["max_abs_error"])
     yield say_match(error)
-    yield Text("ok", style="green") if found["passed"] else Text("WRONG", style="bold red")
+    mark = say_mark(found)
+    yield Text(mark, style=_MARK_STYLES[mark])
 
 
 def _remarks(outputs: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
@@ -306,8 +311,7 @@ def _say_first_of(verification: Document | None) -> str:
         return _say_first(verification["first_wrong"])
     if verification["passed"]:
         return "none"
-    is_wrong = any(not found["passed"] for found in verification["outputs"])
-    return "not found" if is_wrong else "nothing was compared"
+    return "not found" if say_outcome(verification) == "failed" else "nothing was compared"
 
 
 def _say_first(error: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ _LONGEST_WORD = 30
 _REASON_WIDTH = 160
 """Cells, in a sentence that is too long."""
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+NOTHING_COMPARED = "nothing compared"
 
 
 def make_visible(text: str) -> str:
@@ -118,6 +119,21 @@ def say_match(error: dict[str, Any]) -> str:
         worst = error["worst_batch_snr_db"]
         return say_decibels(error["snr_db"] if math.isnan(decode_number(worst)) else worst)
     return f"{say_share(error['worst_batch_agreement'])} equal"
+
+
+def say_mark(found: dict[str, Any]) -> str:
+    """What an output's line says of it, of the document: "ok", "WRONG", or that it was empty in every batch."""
+    if not found["passed"]:
+        return "WRONG"
+    return "ok" if found["error"]["element_count"] else NOTHING_COMPARED
+
+
+def say_outcome(verification: dict[str, Any]) -> str:
+    """How a verification of the document ended, in a word or two."""
+    if verification["passed"]:
+        return "passed"
+    is_wrong = any(not found["passed"] for found in verification["outputs"])
+    return "failed" if is_wrong else NOTHING_COMPARED
 
 
 def _say(value: JsonNumber, form: str) -> str:

@@ -163,6 +163,25 @@ def test_an_artifact_without_fp16_is_told_to_prove_nothing(
     assert "Nothing in" not in capsys.readouterr().out
 
 
+def test_data_without_an_element_leave_nothing_to_call_ok(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model, data, out = tmp_path / "m.onnx", tmp_path / "data", tmp_path / "out"
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), model
+    )
+    data.mkdir()
+    np.savez(data / "b.npz", x=np.zeros((0, 4), np.float32))
+    assert _run(model, "--calib", data, "--out", out) == 1
+    told = capsys.readouterr().out
+    assert told.count("nothing compared") == 2
+    assert " ok" not in told
+    assert _run("verify", model, "--calib", data, "--artifact", out / "m.fp16.onnx") == 1
+    assert capsys.readouterr().out.startswith("EMPTY y: it had no element")
+
+
 def test_what_the_user_excludes_stays_excluded_even_where_it_fails(tmp_path: Path) -> None:
     sample = SAMPLES / "needs_constraints"
     arguments = (sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_factories import make_report
+from report_factories import make_error, make_report
 
 from overflow_fixer.errors import OutputError
+from overflow_fixer.records import OutputVerdict, Verification
 from overflow_fixer.reports import RENDERERS, write_reports
 from overflow_fixer.reports.document import SCHEMA_VERSION
 
@@ -15,6 +18,19 @@ from overflow_fixer.reports.document import SCHEMA_VERSION
 @pytest.mark.parametrize("kind", ["json", "html", "text"])
 def test_every_format_tells_the_verdict(tmp_path: Path, kind: str) -> None:
     assert "FIXED and verified: 2 outputs within tolerance" in RENDERERS[kind](make_report(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["html", "text"])
+def test_an_output_without_an_element_is_not_called_ok(tmp_path: Path, kind: str) -> None:
+    """Beside one that is right, and alone."""
+    empty = OutputVerdict(make_error("logits", element_count=0, snr_db=math.nan), True, "it had no element")
+    right = OutputVerdict(make_error("boxes"), True, "")
+    for outputs, count in (((empty, right), 1), ((empty,), 0)):
+        found = Verification(outputs, 3)
+        told = re.sub(r"<[^>]*>", " ", RENDERERS[kind](make_report(tmp_path, naive=found, fixed=found)))
+        assert told.count("nothing compared") >= 2
+        assert len(re.findall(r"\bok\b", told)) == 2 * count
+    assert "failed" not in told
 
 
 def test_there_is_no_other_format() -> None:
