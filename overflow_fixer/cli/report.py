@@ -24,7 +24,7 @@ def report_command(path: Path, quiet: bool, debug: bool) -> int:
     """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew.
 
     Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, other
-    ranges, or other than what was built from it.
+    ranges, or other than what was built from it; 5 too for a report that contradicts itself.
     """
     is_file = path.suffix == ".json" and os.path.isfile(path)
     file = path if is_file else path / "report.json"

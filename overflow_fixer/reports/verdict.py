@@ -26,6 +26,8 @@ _RANDOM_RANGES = (
     "in other inputs alone was not looked for in real ones. Scan real inputs before you trust it for them."
 )
 _NAME_WIDTH = 60
+NOT_VERIFIED = "NOT verified"
+"""How the sentence begins, and no other does."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Verdict:
 def judge(report: FixReport) -> Verdict:
     """The verdict of a report. An empty verification passes nothing."""
     if not is_proved(report.fixed):
-        return Verdict("not_verified", False, f"NOT verified: {_why_not(report)}.")
+        return Verdict("not_verified", False, f"{NOT_VERIFIED}: {_why_not(report)}.")
     status, label, why = _explain(report)
     outputs = _say_compared(report.fixed)
     proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count, report.fixed.changed_count)}"

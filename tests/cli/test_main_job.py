@@ -250,6 +250,39 @@ def test_a_report_of_what_is_no_longer_there_says_so(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("verdict", "passed"), False, "and does not by verdict.passed. Expected"),
+        (("verdict", "status"), "not_verified", "and does not by verdict.status"),
+        (("verdict", "sentence"), "NOT verified: no.", "and does not by verdict.sentence"),
+        (("verification", "fixed", "passed"), False, "and does not by verification.fixed.passed"),
+        (("verification", "fixed", "batch_count"), 0, "and does not by its outputs"),
+        (("verification", "fixed", "outputs", 0, "passed"), False, "and does not by its outputs"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_refused(
+    place: tuple[str | int, ...],
+    value: object,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sample, report = SAMPLES / "needs_constraints", tmp_path / "report.json"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", tmp_path, "-q") == 0
+    document = json.loads(report.read_text())
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    report.write_text(json.dumps(document))
+    assert _run("report", tmp_path) == 5
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"{report} contradicts itself, and was edited or damaged: it passes by " in said.err
+    assert told in said.err
+
+
 def test_ranges_that_were_changed_since_do_not_fit_their_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
