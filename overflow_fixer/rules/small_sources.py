@@ -44,15 +44,16 @@ _OF_EITHER_SIGN: Mapping[str, Algebra] = {
     "ReduceSumSquare": lambda magnitude, terms: math.sqrt(magnitude / terms),
 }
 """Operators of which a small output is of inputs as small, whatever their sign."""
-_OF_NO_NEGATIVES: Mapping[str, Algebra] = {
+_OF_ONE_SIGN: Mapping[str, Algebra] = {
     "ReduceSum": _mean,
-    **dict.fromkeys(
-        """ReduceMean ReduceMax ReduceMin MaxPool GlobalMaxPool AveragePool GlobalAveragePool CumSum Clip Relu Concat
-        Max Add Sum""".split(),
-        _same,
-    ),
+    **dict.fromkeys("ReduceMean AveragePool GlobalAveragePool CumSum Concat Add Sum".split(), _same),
 }
-"""The same where nothing below zero comes in, which could cancel, or hide, what is larger."""
+"""The same where nothing of the other sign comes in, which could cancel what is larger."""
+_OF_NO_NEGATIVES: Mapping[str, Algebra] = {
+    **_OF_ONE_SIGN,
+    **dict.fromkeys("ReduceMax ReduceMin MaxPool GlobalMaxPool Clip Relu Max".split(), _same),
+}
+"""The same where nothing below zero comes in, which could hide what is larger, too."""
 _OF_ALL_INPUTS = frozenset("Concat Max Add Sum".split())
 
 
@@ -108,13 +109,37 @@ def _of_elements(graph: Graph, ranges: RangeTable, node: Node, magnitude: float)
     is_moved = op != "Concat" and moves(node, 0)
     of_either_sign = _same if is_moved else _OF_EITHER_SIGN.get(op)
     for name in node.inputs if op in _OF_ALL_INPUTS else node.inputs[:1]:
-        algebra = of_either_sign or (_OF_NO_NEGATIVES.get(op) if is_never_negative(ranges, name) else None)
+        algebra = of_either_sign or _find_of_signs(ranges, name).get(op)
         if algebra is not None and name not in graph.constants:
             yield Part(name, algebra(magnitude, count_terms(ranges, node, ranges.get(node.outputs[0]))))
 
 
+def _find_of_signs(ranges: RangeTable, tensor: str) -> Mapping[str, Algebra]:
+    """The operators of which a small output is of inputs as small, by the signs that the tensor was seen to have."""
+    if is_never_negative(ranges, tensor):
+        return _OF_NO_NEGATIVES
+    seen = ranges.get(tensor)
+    return _OF_ONE_SIGN if seen is not None and seen.max <= 0 else {}
+
+
+def _of_factors(ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
+    """Of a product of data, factors whose smallest was taken: each is at least the product over the other's largest."""
+    for name, other in (node.inputs, node.inputs[::-1]):
+        seen, largest = ranges.get(name), ranges.get(other)
+        if (
+            seen is not None
+            and largest is not None
+            and seen.min_nonzero_abs > 0
+            and 0 < largest.max_abs < math.inf
+        ):
+            yield Part(name, magnitude / largest.max_abs)
+
+
 def _of_a_scaling(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
-    """Of a product or quotient by a constant that is one number, and not zero."""
+    """Of a product or quotient by a constant that is one number, and not zero; or of the factors of a product of data."""
+    if node.standard_op == "Mul" and graph.constants.keys().isdisjoint(node.inputs):
+        yield from _of_factors(ranges, node, magnitude)
+        return
     slot = 1 if node.standard_op == "Mul" and node.inputs[0] in graph.constants else 0
     factor = ranges.get(node.inputs[1 - slot])
     if factor is None or factor.tensor not in graph.constants or factor.min != factor.max or not factor.max:

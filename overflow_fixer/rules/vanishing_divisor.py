@@ -10,7 +10,8 @@ arcosh p.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -18,7 +19,7 @@ from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
-from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
+from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
 from overflow_fixer.rules.cancellation import trace_term
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
@@ -27,6 +28,7 @@ from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_sources import Part, carry_back, trace_small
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
 
+_NEARLY = 1 + 2.0**-10
 _KEEPS_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
     ReduceProd""".split()
@@ -78,19 +80,29 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
 def _find_dividends(
     graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]
 ) -> Iterator[tuple[Node, Node, str]]:
-    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it.
-
-    Where the divisor is smallest, it is no more than the largest quotient times that; zero, where that is known to be.
-    """
+    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it."""
+    writers = [graph.producers[name] for name in (divisor.tensor,) if name in graph.producers]
     small = {divisor.tensor} | {name for node in reached for name in node.writes}
+    guards = _find_guards(graph, ranges, (*writers, *reached))
     for end in reached:
         if end.standard_op != "Div" or end.inputs[1] not in small or end.inputs[0] in small:
             continue
-        divided, by, quotient = (ranges.by_tensor[name] for name in (*end.inputs, end.outputs[0]))
-        dividend = Part(divided.tensor, quotient.max_abs * by.min_nonzero_abs)
-        if divided.min_nonzero_abs < dividend.magnitude < LEAST_MAGNITUDE:
+        dividend = _read_dividend(ranges, end, guards)
+        if dividend is not None:
             makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
             yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
+
+
+def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) -> Part | None:
+    """What is divided where the divisor is smallest: no more than the largest quotient times that; None where FP16 holds it.
+
+    Zero, as a rule, where a guard is all of the divisor: the rows that are masked as a whole.
+    """
+    divided, by = (ranges.by_tensor[name] for name in division.inputs)
+    magnitude = ranges.by_tensor[division.outputs[0]].max_abs * by.min_nonzero_abs
+    is_guard = any(guard * _NEARLY >= by.min_nonzero_abs for guard in guards)
+    is_lost = magnitude < LEAST_MAGNITUDE and _may_be(divided, magnitude) and not is_guard
+    return Part(divided.tensor, magnitude) if is_lost else None
 
 
 def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
@@ -99,8 +111,8 @@ def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterato
     while pending:
         part = pending.pop()
         writer = graph.producers.get(part.tensor)
-        is_normal = part.magnitude >= FP16_MIN_NORMAL or part.tensor in graph.constants
-        if writer is None or is_normal or part.tensor in seen:
+        is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
+        if writer is None or not is_small or part.tensor in graph.constants or part.tensor in seen:
             continue
         seen.add(part.tensor)
         if part.magnitude < LEAST_MAGNITUDE:
@@ -135,13 +147,24 @@ def _hands_on(graph: Graph, ranges: RangeTable, divisor: Divisor, node: Node, ou
 
 def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> Divisor:
     """What becomes of it beside a guard that FP16 holds: where zero was kept from the operator, another number."""
-    found = (read_guards(graph, ranges, node, slot) for node in reached for slot in range(len(node.inputs)))
-    guards = [value for one in found for value in one or () if FP16_UNDERFLOW < value <= divisor.limit / 2]
+    found = _find_guards(graph, ranges, reached)
+    guards = [value for value in found if FP16_UNDERFLOW < value <= divisor.limit / 2]
     if divisor.cancelled is None or not guards:
         return divisor
     return replace(
         divisor, makes=f"something else of it, as the guard of {max(guards):.3g} is all that is left"
     )
+
+
+def _find_guards(graph: Graph, ranges: RangeTable, reached: tuple[Node, ...]) -> list[float]:
+    """The constants that keep what the nodes read from zero."""
+    found = (read_guards(graph, ranges, node, slot) for node in reached for slot in range(len(node.inputs)))
+    return [value for one in found for value in one or () if value < math.inf]
+
+
+def _may_be(seen: Range, magnitude: float) -> bool:
+    """Whether an element but zero may be as small: none is where the smallest was taken, and is larger."""
+    return magnitude > 0 and not seen.min_nonzero_abs > magnitude
 
 
 def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slot: int) -> bool:

@@ -143,6 +143,35 @@ def test_of_what_is_never_negative(given_node: onnx.NodeProto, tmp_path: Path) -
     assert _carry(given_node, tmp_path, [[1, 2, 0]]) == [("a", 1e-6)]
 
 
+@pytest.mark.parametrize(
+    ("given_node", "magnitude"),
+    [
+        (node("ReduceSum", "a axes", "y"), 1e-6 / 3),
+        (node("ReduceMean", "a axes", "y"), 1e-6),
+        (node("CumSum", "a first", "y"), 1e-6),
+        (node("Concat", "a", "y", axis=0), 1e-6),
+        (node("ReduceMax", "a axes", "y"), None),
+        (node("Clip", "a tiny", "y"), None),
+        (node("Relu", "a", "y"), None),
+    ],
+    ids=lambda given: given.op_type if isinstance(given, onnx.NodeProto) else "",
+)
+def test_of_what_is_never_positive_sums_alone(
+    given_node: onnx.NodeProto, magnitude: float | None, tmp_path: Path
+) -> None:
+    """As p log p of an entropy. A maximum may be of larger ones below it."""
+    parts = _carry(given_node, tmp_path, [[-1, -2, 0]])
+    assert parts == ([] if magnitude is None else [("a", pytest.approx(magnitude))])
+
+
+def test_of_a_product_of_data_factors_whose_smallest_was_taken(tmp_path: Path) -> None:
+    """The smallest of an exponential follows from its signs; that of `a`, with a zero in it, was not taken."""
+    nodes = [node("Exp", "a", "e"), node("Mul", "e a", "y")]
+    graph, ranges = _scan(nodes, tmp_path, [-20, -1, 0, 4])
+    parts = list(carry_back(graph, ranges, graph.nodes[-1], 1e-6))
+    assert parts == [("e", pytest.approx(1e-6 / 20))]
+
+
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"])
 def test_of_pools(op: str, tmp_path: Path) -> None:
     attributes = {} if op.startswith("Global") else {"kernel_shape": [2]}

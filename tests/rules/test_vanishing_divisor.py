@@ -677,8 +677,37 @@ def test_what_is_fed_or_constant_is_not_among_it(tmp_path: Path) -> None:
         assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_q"]
 
 
-def test_zeros_that_are_divided_are_left(tmp_path: Path) -> None:
-    """A masked mean of a row that is masked as a whole: the smallest of the sums was taken, and is no smaller."""
+SHARP = np.float32([[0, 19, 1], [-2, 24, 3]])
+ENTROPIES = {
+    "negated behind the sum": [
+        node("Mul", "p l", "t"),
+        node("ReduceSum", "t last", "s"),
+        node("Neg", "s", "h"),
+        node("Log", "h", "y"),
+    ],
+    "negated before it": [
+        node("Neg", "l", "n"),
+        node("Mul", "p n", "t"),
+        node("ReduceSum", "t last", "h"),
+        node("Log", "h", "y"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", ENTROPIES)
+def test_an_entropy_under_a_logarithm_stays_with_what_it_is_made_of(form: str, tmp_path: Path) -> None:
+    nodes = [node("LogSoftmax", "x", "l"), node("Exp", "l", "p"), *ENTROPIES[form]]
+    model = make_model(nodes, {"x": [2, 3]}, "y", {"last": ints(1)})
+    graph, ranges = scan(model, tmp_path, {"x": SHARP})
+    assert {"Exp_p", "Mul_t"} <= set(pinned_by(find_vanishing_divisors, graph, ranges))
+
+
+@pytest.mark.parametrize("outputs", ["y", "y n"])
+def test_zeros_that_are_divided_are_left(outputs: str, tmp_path: Path) -> None:
+    """A masked mean of a row that is masked as a whole: the guard is all of the divisor.
+
+    Of an output the smallest is taken, and is no smaller either.
+    """
     nodes = [
         node("Mul", "x m", "p"),
         node("ReduceSum", "p one_axis", "n", keepdims=1),
@@ -687,7 +716,7 @@ def test_zeros_that_are_divided_are_left(tmp_path: Path) -> None:
         node("Div", "n d", "y"),
     ]
     model = make_model(
-        nodes, {"x": [2, 4], "m": [2, 4]}, "y n", CONSTANTS | {"guard": scalar(1e-9), "one_axis": ints(1)}
+        nodes, {"x": [2, 4], "m": [2, 4]}, outputs, CONSTANTS | {"guard": scalar(1e-9), "one_axis": ints(1)}
     )
     x, m = np.abs(np.random.default_rng(8).normal(size=(2, 2, 4)).astype(np.float32))
     m = np.where([[True], [False]], 1, 0 * m).astype(np.float32)
