@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -63,11 +64,26 @@ def dump_json(document: Any) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Strict JSON: ValueError for NaN, Infinity, a number over 1.8e308, or what is not JSON."""
+    """Strict JSON: ValueError for NaN, Infinity, a number over 1.8e308, a key that an object has twice, or what is not JSON."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_read_float, parse_int=_read_int)
+        return json.loads(
+            text,
+            object_pairs_hook=_read_object,
+            parse_constant=_refuse,
+            parse_float=_read_float,
+            parse_int=_read_int,
+        )
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python's json takes the last of two values of one key, in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key[:40]!r} is given twice in one object")
+    return found
 
 
 def _refuse(token: str) -> float:

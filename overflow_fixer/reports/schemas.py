@@ -48,8 +48,8 @@ def read_checked(path: Path, schema_name: str, advice: str, refusal: type[FixErr
         document = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise refusal(f"{path} cannot be read: {error.strerror or error}. {advice}") from error
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise refusal(f"{path} is not JSON: {error}. {advice}") from error
+    except ValueError as error:  # not UTF-8, not JSON, or a key twice
+        raise refusal(f"{path} is not JSON that can be used: {error}. {advice}") from error
     schema = read_schema(schema_name)
     violation = _wrong_version(document, schema) or find_violation(document, schema)
     if violation is not None:

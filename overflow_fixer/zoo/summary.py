@@ -112,11 +112,13 @@ def load_summary(path: Path) -> Document:
     """A summary that was written before: a file, or the folder that it lies in. Raises ConfigError for anything else."""
     file = path / f"{SUMMARY}.json" if os.path.isdir(path) else path
     try:
-        found = _Compared.model_validate_json(file.read_bytes())
+        found = _Compared.model_validate(parse_json(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(_no_summary(file, error.strerror or str(error))) from error
     except ValidationError as error:
         raise ConfigError(_no_summary(file, say_problem(error.errors()[0]))) from error
+    except ValueError as error:  # not UTF-8, not JSON, or a key twice
+        raise ConfigError(_no_summary(file, str(error))) from error
     return found.model_dump()
 
 

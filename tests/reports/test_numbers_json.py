@@ -53,6 +53,13 @@ def test_a_bare_token_is_never_written(value: float) -> None:
         dump_json({"n": value})
 
 
+@pytest.mark.parametrize("text", ['{"pins": [1], "n": 0, "pins": []}', '[{"a": {"pins": 1, "pins": 1}}]'])
+def test_a_key_that_an_object_has_twice_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="the key 'pins' is given twice"):
+        parse_json(text)
+    assert parse_json('{"a": {"pins": 1}, "pins": [{"a": 2}]}') == {"a": {"pins": 1}, "pins": [{"a": 2}]}
+
+
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"n": -Infinity}', "1e999", "-1e999", "9" * 400])
 def test_a_number_that_json_or_a_float_cannot_hold_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a JSON number"):

@@ -116,3 +116,9 @@ def test_a_truncated_plan_is_not_half_read(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(PlanError, match="is not JSON"):
         load_plan(path)
+
+
+def test_a_plan_with_a_key_twice_is_refused(path: Path) -> None:
+    path.write_text(f'{path.read_text().rstrip()[:-1]}, "pins": []}}')
+    with pytest.raises(PlanError, match=r"the key 'pins' is given twice in one object\. Expected a plan as"):
+        load_plan(path)

@@ -156,7 +156,16 @@ def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"schema_version": "0.9", "models": []}', '{"models": [3]}', None]
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema_version": "0.9", "models": []}',
+        '{"models": [3]}',
+        '{"schema_version": "1.0", "tool_version": "1", "models": [], "models": []}',
+        None,
+    ],
 )
 def test_what_is_no_summary_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
