@@ -26,7 +26,8 @@ from overflow_fixer.layernorm_fusion import fuse_layernorms
 from overflow_fixer.locks import claim_folder, hold_folder
 from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
-from overflow_fixer.planning.plan import check_plan, check_policy, check_ranges, plan_precision
+from overflow_fixer.planning.plan import check_policy, check_ranges, plan_precision
+from overflow_fixer.planning.plan_fit import check_plan
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
 from overflow_fixer.records import (

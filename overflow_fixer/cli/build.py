@@ -18,7 +18,7 @@ from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.locks import claim_folder
-from overflow_fixer.planning.plan import check_plan
+from overflow_fixer.planning.plan_fit import check_plan
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Artifact
 from overflow_fixer.reports import load_plan

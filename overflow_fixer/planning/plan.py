@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from overflow_fixer.errors import PlanError
-from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns import Region, find_regions
@@ -57,30 +55,6 @@ def add_pins(
 ) -> PrecisionPlan:
     """The plan with more findings: their nodes are pinned too, unless they cannot be or are excluded."""
     return _settle(graph, policy, plan, findings)
-
-
-def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
-    """Raise PlanError unless the plan was made for this model and each of its pins and clamps is in it, and in the plan once."""
-    if plan.model_sha256 != graph.sha256:
-        raise PlanError(
-            f"The plan was made for another model (sha256 {plan.model_sha256[:12]}…) than {graph.path} "
-            f"({graph.sha256[:12]}…). Expected a plan of this very file. Plan again with fix-fp16 plan."
-        )
-    lost = [pin.node for pin in plan.pins if pin.node not in graph.by_label]
-    held = [clamp.tensor for clamp in plan.clamps]
-    lost += [name for name in held if name not in graph.constants and read_fill(graph, name) is None]
-    if lost:
-        raise PlanError(
-            f"The plan names {lost[0]!r}, which {graph.path} does not have. Expected names of its nodes. "
-            "Correct the plan, or plan again with fix-fp16 plan."
-        )
-    pinned, clamped = Counter(pin.node for pin in plan.pins), Counter(clamp.tensor for clamp in plan.clamps)
-    repeated = [name for counts in (pinned, clamped) for name, count in counts.items() if count > 1]
-    if repeated:
-        raise PlanError(
-            f"The plan names {repeated[0]!r} twice. Expected each pin and each clamp once. Take one of them out, or plan again "
-            "with fix-fp16 plan."
-        )
 
 
 def is_excluded(node: Node, policy: PlanPolicy) -> bool:

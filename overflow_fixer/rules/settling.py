@@ -17,8 +17,15 @@ _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
 
 def is_pinnable(graph: Graph, node: Node) -> bool:
     """Whether the node computes FP32 values: what writes integers or booleans does not, unless a body of it may."""
+    return why_never_pinned(graph, node) is None
+
+
+def why_never_pinned(graph: Graph, node: Node) -> str | None:
+    """Why the node is not pinned whatever is found of it; None where it may be."""
+    if node.op_type == "Constant":
+        return "a constant is typed by its readers"
     is_fp32 = any(graph.dtypes.get(name) == TensorProto.FLOAT for name in node.writes)
-    return (is_fp32 or bool(bodies(node.proto))) and node.op_type != "Constant"
+    return None if is_fp32 or bodies(node.proto) else "it computes no FP32 value"
 
 
 def protection_of(node: Node, policy: PlanPolicy) -> str | None:
@@ -40,8 +47,7 @@ def settle(finding: Finding, node: Node, graph: Graph, policy: PlanPolicy, *, is
     if is_excluded:
         reason = f"{finding.reason}; left in FP16 because you excluded it"
         return replace(finding, action="none", reason=reason)
-    if not is_pinnable(graph, node):
-        is_constant = node.op_type == "Constant"
-        why = "a constant is typed by its readers" if is_constant else "it computes no FP32 value"
+    why = why_never_pinned(graph, node)
+    if why is not None:
         return replace(finding, action="none", reason=f"{finding.reason}; not pinned: {why}")
     return finding

@@ -15,9 +15,10 @@ from onnx import TensorProto, numpy_helper
 
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.model import Graph, load_graph
-from overflow_fixer.planning.plan import add_pins, check_plan, plan_precision
+from overflow_fixer.planning.plan import add_pins, plan_precision
+from overflow_fixer.planning.plan_fit import check_plan
 from overflow_fixer.ranges import collect_ranges
-from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
+from overflow_fixer.records import Finding, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES
 from overflow_fixer.rules.settling import is_pinnable
 
@@ -336,21 +337,6 @@ def test_added_pins_respect_exclusion(tmp_path: Path) -> None:
     wider = add_pins(plan_precision(graph, ranges, policy), graph, policy, [finding])
     assert "Tanh_y" not in wider.pinned
     assert wider.considered[-1].action == "none"
-
-
-def test_check_plan(tmp_path: Path) -> None:
-    graph, ranges = _overflowing(tmp_path)
-    plan = plan_precision(graph, ranges, PlanPolicy())
-    check_plan(graph, plan)
-    with pytest.raises(PlanError, match="made for another model"):
-        check_plan(graph, replace(plan, model_sha256="f" * 64))
-    lost = Pin("nowhere", "Mul", ("a",), ())
-    with pytest.raises(PlanError, match="names 'nowhere', which"):
-        check_plan(graph, replace(plan, pins=(*plan.pins, lost)))
-    with pytest.raises(PlanError, match=r"twice\. Expected each pin"):
-        check_plan(graph, replace(plan, pins=(*plan.pins, plan.pins[0])))
-    with pytest.raises(PlanError, match="names 'up', which"):
-        check_plan(graph, replace(plan, clamps=(Clamp("up", 25000.0, "because"),)))
 
 
 def test_an_empty_plan_pins_nothing() -> None:
