@@ -33,7 +33,8 @@ def _check_model(graph: Graph, plan: PrecisionPlan) -> None:
     if plan.model_sha256 != graph.sha256:
         raise PlanError(
             f"The plan was made for another model (sha256 {plan.model_sha256[:12]}…) than {graph.path} "
-            f"({graph.sha256[:12]}…). Expected a plan of this very file. Plan again with fix-fp16 plan."
+            f"({graph.sha256[:12]}…). Expected a plan of this very file. Scan it with fix-fp16 scan --fresh, then plan "
+            "again with fix-fp16 plan: ranges of the file as it was give the same plan again."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _run(*arguments: object) -> None:
+def _run(*arguments: object, code: int = 0) -> None:
     with pytest.raises(SystemExit) as stop:
         main([str(argument) for argument in arguments])
-    assert not stop.value.code
+    assert (stop.value.code or 0) == code
 
 
 def test_a_branch_that_was_never_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,3 +79,29 @@ def test_a_file_that_is_no_plan_is_replaced_silently(
     (out / "plan.json").write_text(content, errors="surrogateescape")
     _run("plan", SAMPLE / "model.onnx", "--out", out)
     assert "Against" not in capsys.readouterr().out
+
+
+def test_a_model_that_changed_without_a_trace_is_told_until_it_is_scanned_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, before = tmp_path / "m.onnx", (SAMPLE / "model.onnx").read_bytes()
+    model.write_bytes(before)
+    common = model, "--out", tmp_path / "out", "-q"
+    _run("scan", *common, "--calib", SAMPLE / "data")
+    stat = model.stat()
+    with model.open("r+b") as file:
+        file.write(_other_weights(before))
+    os.utime(model, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    _run("plan", *common)
+    _run("build", *common, code=5)
+    assert "Scan it with fix-fp16 scan --fresh, then plan again" in capsys.readouterr().err
+    _run("scan", *common, "--calib", SAMPLE / "data", "--fresh")
+    _run("plan", *common)
+    _run("build", *common)
+
+
+def _other_weights(model: bytes) -> bytes:
+    """The same model, of the same size, with a weight that is negative where it was not, or the other way round."""
+    found = onnx.load_model_from_string(model)
+    weight = next(t.raw_data for t in found.graph.initializer if len(t.raw_data) > 64)
+    return model.replace(weight, weight[:3] + bytes([weight[3] ^ 0x80]) + weight[4:], 1)

@@ -45,7 +45,9 @@ def test_a_plan_of_another_model_or_with_names_it_lacks_is_refused(tmp_path: Pat
     graph, plan = _planned(tmp_path)
     assert plan.pinned == {"Mul_up"}
     check_plan(graph, plan)
-    assert "made for another model" in _refusal(graph, plan, model_sha256="f" * 64)
+    another = _refusal(graph, plan, model_sha256="f" * 64)
+    assert "made for another model" in another
+    assert "Scan it with fix-fp16 scan --fresh, then plan again" in another
     assert "names 'nowhere', which" in _refusal(graph, plan, **_add_pin(plan, "nowhere", "Mul", ("a",)))
     assert "names 'up', which" in _refusal(graph, plan, clamps=(Clamp("up", 25000.0, "because"),))
     assert "twice. Expected each pin" in _refusal(graph, plan, pins=(plan.pins[0], plan.pins[0]))
