@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from overflow_fixer.planning.plan import plan_precision
     from overflow_fixer.ranges import collect_ranges, merge_ranges
     from overflow_fixer.records import (
+        Batch,
+        CalibrationSet,
         FixReport,
         PlanPolicy,
         PrecisionPlan,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from overflow_fixer.verification.filled_outputs import find_fills
 
 __all__ = [
+    "Batch",
+    "CalibrationSet",
     "FixConfig",
     "FixError",
     "FixReport",
@@ -72,7 +76,16 @@ __getattr__ = lazy_names(
         "pipeline": ("fix",),
         "planning.plan": ("plan_precision",),
         "ranges": ("collect_ranges", "merge_ranges"),
-        "records": ("FixReport", "PlanPolicy", "PrecisionPlan", "RangeTable", "Tolerance", "Verification"),
+        "records": (
+            "Batch",
+            "CalibrationSet",
+            "FixReport",
+            "PlanPolicy",
+            "PrecisionPlan",
+            "RangeTable",
+            "Tolerance",
+            "Verification",
+        ),
         "verification.comparison": ("open_reference", "verify"),
     },
 )

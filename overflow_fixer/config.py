@@ -14,7 +14,15 @@ from pydantic_core import ErrorDetails
 from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number, Whole
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_utf8, sha256_of
-from overflow_fixer.records import Budget, BuildSettings, PlanPolicy, ShapeRange, Tolerance
+from overflow_fixer.records import (
+    Accumulators,
+    Budget,
+    BuildSettings,
+    Masks,
+    PlanPolicy,
+    ShapeRange,
+    Tolerance,
+)
 from overflow_fixer.sessions.providers import Provider
 
 if sys.version_info >= (3, 11):
@@ -71,8 +79,8 @@ class PlanOptions(BaseModel):
     include_ops: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
     exclude_ops: tuple[str, ...] = ()
-    masks: Literal["auto", "pin", "clamp"] = "auto"
-    accumulators: Literal["pin", "report", "off"] = "pin"
+    masks: Masks = "auto"
+    accumulators: Accumulators = "pin"
 
     def policy(self, protected: Mapping[str, str] | None = None) -> PlanPolicy:
         return PlanPolicy(**self.model_dump(), protected=protected or {})

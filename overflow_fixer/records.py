@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.formats import headroom_bits
+from overflow_fixer.arguments import need_number, need_several, need_word
+from overflow_fixer.formats import FP16_MAX, headroom_bits
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -190,6 +191,10 @@ class RangeTable:
 # ---------------------------------------------------------------- plan
 
 
+Masks = Literal["auto", "pin", "clamp"]
+Accumulators = Literal["pin", "report", "off"]
+
+
 @dataclass(frozen=True)
 class PlanPolicy:
     """What the user lets the planner decide.
@@ -200,6 +205,7 @@ class PlanPolicy:
     "pin" never clamps, "clamp" clamps every additive mask (the user vouches for its rows).
     `accumulators`: what becomes of a sum of products that may overflow on the way: "pin" its node, "report" it,
     or "off". `protected`: operators whose inner values the backend computes in FP32 by itself, and why.
+    Raises ConfigError for a threshold that is not above 0 and of at most 65504, for another word, and for a text in place of several.
     """
 
     threshold: float = 10000.0
@@ -207,9 +213,16 @@ class PlanPolicy:
     include_ops: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
     exclude_ops: tuple[str, ...] = ()
-    masks: Literal["auto", "pin", "clamp"] = "auto"
-    accumulators: Literal["pin", "report", "off"] = "pin"
+    masks: Masks = "auto"
+    accumulators: Accumulators = "pin"
     protected: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        need_number("PlanPolicy.threshold", self.threshold, above=0, most=FP16_MAX)
+        need_word("PlanPolicy.masks", self.masks, get_args(Masks))
+        need_word("PlanPolicy.accumulators", self.accumulators, get_args(Accumulators))
+        for name in ("include_nodes", "include_ops", "exclude_nodes", "exclude_ops"):
+            need_several(f"PlanPolicy.{name}", getattr(self, name))
 
 
 Action = Literal["pin", "clamp", "none", "protected"]
@@ -473,7 +486,8 @@ class Tolerance:
     `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
     that are not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output,
     that fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too, rounded, both
-    count as 0, so that they are no signal.
+    count as 0, so that they are no signal. Raises ConfigError for an SNR that is not finite, a share that is not from 0 to 1, an error below 0,
+    and for a text in place of several parts.
     """
 
     min_snr_db: float = 30.0
@@ -482,6 +496,14 @@ class Tolerance:
     max_abs_error: float = 0.0
     parts: tuple[str, ...] = ()
     fills: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        need_number("Tolerance.min_snr_db", self.min_snr_db)
+        for output, snr_db in self.per_output.items():
+            need_number(f"Tolerance.per_output[{output!r}]", snr_db)
+        need_number("Tolerance.min_agreement", self.min_agreement, least=0, most=1)
+        need_number("Tolerance.max_abs_error", self.max_abs_error, least=0)
+        need_several("Tolerance.parts", self.parts)
 
     def min_snr_of(self, output: str, part: str = "") -> float:
         """In dB, of an output or a part of it, which has the output's where it has none of its own."""

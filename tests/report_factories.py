@@ -343,7 +343,7 @@ def make_lost(folder: Path, **changes: Any) -> FixReport:
         fixed=broken,
         rounds=(RepairRound(1, "threshold", (), NAN, False, -INF, 3, True),),
         share=Share(0, 0, 0, 0, 4),
-        tolerance=Tolerance(INF, NAN, {"logits": NAN}, NAN),
+        tolerance=Tolerance(-99.0, 0.0, {"logits": 1e300}, 1e300),
         durations_seconds={"scan": NAN},
         price=Price("", (Latency("fixed", NAN, INF, 0), Latency("naive FP16", 1.0, NAN, 0)), NAN, NAN),
         **changes,

@@ -10,9 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
+from overflow_fixer.arguments import need_word
+from overflow_fixer.calibration.given import check_batch, check_set
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.host.garbage import no_search_for_garbage
@@ -54,7 +57,7 @@ def collect_ranges(
     progress: OnProgress = ignore_progress,
     over: OnOver = ignore_over,
     limit: float = PlanPolicy.threshold,
-    store: Path | None = None,
+    store: Path | str | None = None,
     existing: Existing = "keep",
 ) -> RangeTable:
     """Run every batch; record the range of every float tensor, in bodies too, and of what nodes compute inside.
@@ -73,10 +76,17 @@ def collect_ranges(
     finished: the result is the same, unless the model draws random numbers. For another file there see
     resumption.Existing.
 
+    `calibration` is what open_calibration makes, or an object of your own with what records.CalibrationSet tells: it has a
+    `source`, `synthetic` and `fingerprint`, a len() of batches, and gives these Batch objects each time it is walked.
+
     Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold,
-    CalibrationError when the data gives another number of batches than it has, OutputError when
-    `store` cannot be written, PlanError when another file is in the way there.
+    CalibrationError for other data than such a set (a list, a generator), or when it gives another number of batches than it
+    has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for another
+    word than `observe`, `provider`, `small_values` and `existing` may be.
     """
+    check_set(calibration)
+    _check_words(observe, provider, small_values, existing)
+    store = None if store is None else Path(store)
     # a second a GB of weights and data to hash
     with refuse_malformed(graph.path), ThreadPoolExecutor(max_workers=1) as beside:
         observe = choose_observe(graph, observe, provider)
@@ -98,6 +108,13 @@ def collect_ranges(
             batches = batches or _read_ahead(islice(calibration, scan.done, None), beside)
             _run(scan, walk, graph, batches, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
+
+
+def _check_words(observe: str, provider: str, small_values: str, existing: str) -> None:
+    need_word("observe", observe, get_args(Observe))
+    need_word("provider", provider, get_args(Provider))
+    need_word("small_values", small_values, get_args(SmallValues))
+    need_word("existing", existing, get_args(Existing))
 
 
 def _make_key(
@@ -137,7 +154,7 @@ def _run(
 ) -> None:
     """Observe the batches that are not done yet."""
     try:
-        for batch in batches:
+        for batch in map(check_batch, batches):
             # before a node can write into what is fed
             fractional = _find_fractional(graph, batch, scan.recording.fractional)
             scan.add(batch.name, walk.observe(batch), fractional)

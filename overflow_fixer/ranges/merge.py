@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
+from overflow_fixer.arguments import need_word
 from overflow_fixer.errors import PlanError
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, fold, list_differences
 from overflow_fixer.ranges.resumption import Existing, find_begun
@@ -22,7 +24,7 @@ _OF_THE_DATA = ("calibration_fingerprint", "batches_total")
 
 
 def merge_ranges(
-    files: Sequence[Path], store: Path | None = None, *, existing: Existing = "keep"
+    files: Sequence[Path | str], store: Path | str | None = None, *, existing: Existing = "keep"
 ) -> RangeTable:
     """Join the finished scans in `files`, scans' own files or merges, into one table.
 
@@ -32,20 +34,22 @@ def merge_ranges(
 
     Raises PlanError for a file that is no finished scan, for scans of different models, settings or
     versions, for batches that are in two of them, and for a file in the way; OutputError when `store`
-    cannot be written.
+    cannot be written; ConfigError for another word than `existing` may be.
     """
+    need_word("existing", existing, get_args(Existing))
     if len(files) < 2:
         raise PlanError(
             f"There is nothing to merge: {len(files)} ranges files were named. Expected two or more, of scans of "
             "different parts of the data. Name them all."
         )
-    recordings = [_load_part(path) for path in files]
-    _check_same_scan(files, recordings)
+    paths = [Path(file) for file in files]
+    recordings = [_load_part(path) for path in paths]
+    _check_same_scan(paths, recordings)
     merged = join(recordings)
     _check_no_batch_twice(merged)
     if store is not None:
-        find_begun(store, merged.key, existing)
-        save_recording(merged, store)
+        find_begun(Path(store), merged.key, existing)
+        save_recording(merged, Path(store))
     return merged.table()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from overflow_fixer.calibration.given import check_batch
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.graph.copies import copy_model
 from overflow_fixer.graph.model import Graph
@@ -120,14 +121,15 @@ def verify(
     the same place, and in every batch an SNR of at least its tolerance (or no error over
     `max_abs_error`). The reference's own NaN fail it as well: nothing can be proved about them. So does a batch
     that ONNX Runtime cannot run in the candidate and can in the reference: overflow can end in an index or a size. Raises
-    BackendError when the candidate lacks an output, CalibrationError when there is no batch, ConfigError for a part that is none.
+    BackendError when the candidate lacks an output, CalibrationError when there is no batch or what is given are no Batch objects,
+    ConfigError for a part that is none.
     """
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
     meters = OutputMeters(reference.output_names, parts, tolerance.fills)
     unseen = _UnseenMeters(reference.output_names, parts)
     count, changed_count = 0, 0
-    for count, batch in enumerate(batches, start=1):
+    for count, batch in enumerate(map(check_batch, batches), start=1):
         _compare(reference, candidate, batch, meters, unseen)
         changed_count += batch.is_changed
         progress(count - changed_count)

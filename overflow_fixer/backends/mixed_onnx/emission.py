@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import onnx
 
 from overflow_fixer import __version__
+from overflow_fixer.arguments import need_word
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, IoTypes, assign_types
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
@@ -27,14 +29,16 @@ _VERSION = "overflow_fixer.version"
 _PLAN = "overflow_fixer.plan_sha256"
 
 
-def emit(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes = "keep") -> Artifact:
+def emit(graph: Graph, plan: PrecisionPlan, path: Path | str, *, io_types: IoTypes = "keep") -> Artifact:
     """Write the typed model to `path`: pinned nodes in FP32, all others that can in FP16.
 
     Graph inputs and outputs keep their types, or become FP16 with `io_types` "fp16". The file passes
     onnx.checker with full shape inference, where the original does, and loads in ONNX Runtime.
     Raises BackendError when it does not, ModelError when the original does not load either or changed, and leaves
-    what was at `path` then; OutputError when it cannot be written.
+    what was at `path` then; OutputError when it cannot be written, ConfigError for other `io_types`.
     """
+    path = Path(path)
+    need_word("io_types", io_types, get_args(IoTypes))
     assignment, typed = _type(graph, plan, io_types)
     clamps = {clamp.tensor: clamp for clamp in plan.clamps}
     for node in typed.model.graph.node:
