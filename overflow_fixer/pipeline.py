@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterator
@@ -125,16 +124,18 @@ def _write(report: FixReport, config: FixConfig, bench: Bench) -> FixReport:
 
 
 def verify_built(
-    config: FixConfig, progress: Progress = silent, ranges_path: Path | None = None
+    config: FixConfig,
+    progress: Progress = silent,
+    ranges_path: Path | None = None,
+    plan_path: Path | None = None,
 ) -> FixReport:
-    """Verify the artifact and plan that earlier stages left in `config.folder`, and report; the ranges too, unless named."""
+    """Verify the artifact that was built in `config.folder`, and report. The ranges and the plan lie there too, unless named."""
+    ranges_path = ranges_path or config.folder / "ranges.h5"
     with hold_folder(config.folder):
-        return _verify_held(config, progress, ranges_path or config.folder / "ranges.h5")
+        return _verify_held(config, progress, ranges_path, plan_path or config.folder / "plan.json")
 
 
-def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path) -> FixReport:
-    """Ranges that lie elsewhere are none of the folder's files."""
-    is_own = os.path.realpath(ranges_path) == os.path.realpath(config.folder / "ranges.h5")
+def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_path: Path) -> FixReport:
     clock = _Clock()
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
@@ -142,7 +143,7 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path) -> Fi
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
         ranges = load_ranges(ranges_path)
-        plan = load_plan(config.folder / "plan.json")
+        plan = load_plan(plan_path)
         check_plan(graph, plan)
         check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
@@ -155,8 +156,7 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path) -> Fi
         attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
         result = _Result(attempt, naive, warnings=tuple(warnings))
     report = _make_report(config, bench, plan, result, reason, clock)
-    if not is_own:
-        report = replace(report, files=report.files[1:])
+    report = replace(report, files=(ranges_path, plan_path, *artifact.files))
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
 
 

@@ -27,7 +27,12 @@ from overflow_fixer.trials.bench import make_settings
 
 @click.command("build", cls=TellsHelp)
 @options.model_argument
-@click.option("--plan", "plan_path", type=NamedPath(), help="A plan [OUT/plan.json].")
+@click.option(
+    "--plan",
+    "plan_path",
+    type=NamedPath(),
+    help="A plan [OUT/plan.json]; one that lies elsewhere is named to verify as well.",
+)
 @click.option("--calib", type=str, help="Calibration data, for the shapes an engine is built for.")
 @options.build_options
 @options.export_options

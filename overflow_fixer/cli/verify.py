@@ -51,6 +51,7 @@ _ENGINES = frozenset({".engine", ".plan", ".trt"})
     help="Another tool's typed model or engine, without a plan.",
 )
 @click.option("--ranges", type=NamedPath(), help="Ranges of a scan [OUT/ranges.h5].")
+@click.option("--plan", "plan_path", type=NamedPath(), help="The plan that was built [OUT/plan.json].")
 @options.calibration_options
 @options.build_options
 @options.compare_option
@@ -59,6 +60,7 @@ _ENGINES = frozenset({".engine", ".plan", ".trt"})
 def verify_command(
     artifact: Path | None,
     ranges: Path | None,
+    plan_path: Path | None,
     quiet: bool,
     as_json: bool,
     debug: bool,
@@ -66,17 +68,17 @@ def verify_command(
 ) -> int:
     """Compare what was built from MODEL with FP32 on the calibration data, as FP16 hardware would run it.
 
-    Takes ranges.h5, plan.json and the model in OUT, and writes report.json and report.html there. With
-    --artifact, only compares that file and writes nothing.
+    Takes the model in OUT, and ranges.h5 and plan.json there unless others are named, and writes report.json and
+    report.html there. With --artifact, only compares that file and writes nothing.
     """
     if artifact is not None:
-        _refuse_beside({"ranges": ranges, **flags})
+        _refuse_beside({"ranges": ranges, "plan": plan_path, **flags})
     config = options.settings(**flags)
     with name_fused(config, quiet), show_progress(quiet or as_json) as progress:
         if artifact is not None:
             found, warnings = _verify_foreign(config, artifact, progress)
         else:
-            report = verify_built(config, progress, ranges)
+            report = verify_built(config, progress, ranges, plan_path)
             found = report.fixed
     if artifact is not None:
         _print(found, warnings, quiet, as_json)
@@ -89,7 +91,7 @@ def verify_command(
 
 def _refuse_beside(flags: Mapping[str, Any]) -> None:
     """Raise UsageError for what nothing reads where an artifact is given."""
-    given = next((name for name in ("ranges", "backend", "compare") if flags[name] is not None), None)
+    given = next((name for name in ("ranges", "plan", "backend", "compare") if flags[name] is not None), None)
     if given is not None:
         raise click.UsageError(
             f"--artifact was given with --{given}. Expected one of them: an artifact has no plan, its name tells its "

@@ -174,7 +174,7 @@ def _describe_tolerance(tolerance: Tolerance) -> Document:
 
 
 def _describe_ranges(report: FixReport) -> Document:
-    found = _find_file(report, "ranges.h5")
+    found = _find_file(report, ".h5")
     return {"file": found, **describe_observed(report.ranges, report.plan.threshold)}
 
 
@@ -212,7 +212,7 @@ def _describe_range(found: Range) -> Document:
 
 def _describe_plan(report: FixReport) -> Document:
     return {
-        "file": _find_file(report, "plan.json"),
+        "file": _find_file(report, ".json"),
         "initial_pin_count": int(report.initial_pins),
         "pins": [encode_record(pin) for pin in report.plan.pins],
         "clamps": [encode_record(clamp) for clamp in report.plan.clamps],
@@ -353,8 +353,9 @@ def _describe_file(path: Path) -> Document:
     return {"path": str(path), "size_bytes": size}
 
 
-def _find_file(report: FixReport, name: str) -> str | None:
-    return next((str(path) for path in report.files if path.name == name), None)
+def _find_file(report: FixReport, suffix: str) -> str | None:
+    """The first of the kind: FixReport.files begin with the ranges and the plan, whatever these were named."""
+    return next((str(path) for path in report.files if path.suffix == suffix), None)
 
 
 def _encode_all(numbers: Mapping[str, float]) -> dict[str, JsonNumber]:

@@ -27,7 +27,11 @@ def load_document(path: Path) -> Document:
     advice = (
         "Expected a report.json as fix-fp16 writes it. Name that file, or run fix-fp16 on the model again."
     )
-    document: Document = read_checked(path, REPORT_SCHEMA, advice, ConfigError)
+    absent = (
+        "Expected the report that fix-fp16 MODEL and fix-fp16 verify write to report.json in the folder of --out. Name that "
+        "folder, or run one of these first."
+    )
+    document: Document = read_checked(path, REPORT_SCHEMA, advice, absent, ConfigError)
     contradiction = _find_contradiction(document)
     if contradiction is not None:
         raise PlanError(f"{path} contradicts itself, and was edited or damaged: {contradiction}. {advice}")

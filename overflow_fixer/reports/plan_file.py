@@ -46,7 +46,11 @@ def load_plan(path: Path) -> PrecisionPlan:
         "Expected a plan as fix-fp16 plan writes it, by plan.schema.json. Write it with fix-fp16 plan, or, "
         "if it was edited by hand, mend that entry."
     )
-    return _read_plan(read_checked(path, PLAN_SCHEMA, advice, PlanError))
+    absent = (
+        "Expected the plan that fix-fp16 plan writes to plan.json in the folder of --out. Run that first, or name a plan that "
+        "lies elsewhere with --plan, to fix-fp16 build and to fix-fp16 verify alike."
+    )
+    return _read_plan(read_checked(path, PLAN_SCHEMA, advice, absent, PlanError))
 
 
 def find_earlier_plan(path: Path, model_sha256: str) -> PrecisionPlan | None:

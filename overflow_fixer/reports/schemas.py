@@ -38,14 +38,16 @@ def find_violation(document: Any, schema: dict[str, Any]) -> str | None:
     return f"{_place(error.absolute_path)}: {message}"
 
 
-def read_checked(path: Path, schema_name: str, advice: str, refusal: type[FixError]) -> Any:
+def read_checked(path: Path, schema_name: str, advice: str, absent: str, refusal: type[FixError]) -> Any:
     """The document in a JSON file that obeys a schema.
 
     Raises `refusal`, which says what is wrong and where, then `advice` (what was expected, and what
-    to do), for a file that cannot be read, is not JSON, or breaks the schema.
+    to do), for a file that cannot be read, is not JSON, or breaks the schema; then `absent` for one that is not there.
     """
     try:
         document = parse_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise refusal(f"{path} is not there. {absent}") from error
     except OSError as error:
         raise refusal(f"{path} cannot be read: {error.strerror or error}. {advice}") from error
     except ValueError as error:  # not UTF-8, not JSON, or a key twice

@@ -62,7 +62,7 @@ def _check_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
 
 
 def _check_ranges(document: Document, path: Path, plan: PrecisionPlan) -> Iterator[str]:
-    if document["ranges"]["file"] is None or not path.is_file():
+    if not _were_beside(document) or not path.is_file():
         return
     try:
         key = load_header(path).key
@@ -72,6 +72,12 @@ def _check_ranges(document: Document, path: Path, plan: PrecisionPlan) -> Iterat
             yield f"{path.name} is of another scan than the one that is reported"
     except PlanError:
         yield f"{path.name} is not that of a finished scan any more"
+
+
+def _were_beside(document: Document) -> bool:
+    """Whether the ranges that were read lay in the folder of the artifact, wherever that was then."""
+    read = document["ranges"]["file"]
+    return read is not None and Path(read).parent == Path(document["backend"]["artifact"]).parent
 
 
 def _is_reported(ranges: RangeTable, document: Document, plan: PrecisionPlan) -> bool:

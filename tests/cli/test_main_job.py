@@ -89,6 +89,31 @@ def test_ranges_that_lie_elsewhere_serve_every_later_stage_and_a_report_is_told_
     assert (out / "report.html").is_file()
 
 
+def test_a_plan_that_lies_elsewhere_is_named_to_build_and_to_verify(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, made, out = SAMPLES / "conv_chain", tmp_path / "made", tmp_path / "out"
+    model, data, plan = sample / "model.onnx", sample / "data", tmp_path / "mine.json"
+    assert _run("scan", model, "--calib", data, "--out", made, "-q") == 0
+    assert _run("plan", model, "--out", made, "-q") == 0
+    (made / "plan.json").rename(plan)
+    verify = "verify", model, "--calib", data, "--ranges", made / "ranges.h5", "--out", out, "-q"
+    assert _run("build", model, "--plan", plan, "--out", out, "-q") == 0
+    assert _run(*verify) == 5
+    assert (
+        f"{out / 'plan.json'} is not there. Expected the plan that fix-fp16 plan" in capsys.readouterr().err
+    )
+    assert _run(*verify, "--plan", plan) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["plan"]["file"] == str(plan)
+    assert report["ranges"]["file"] == str(made / "ranges.h5")
+    assert all(file["size_bytes"] for file in report["files"])
+    assert _run("report", out, "-q") == 0
+    assert _run("plan", model, "--ranges", made / "ranges.h5", "--threshold", 100, "--out", out, "-q") == 0
+    assert _run(*verify) == 6
+    assert "name the plan that it was built from with --plan" in capsys.readouterr().err
+
+
 def test_a_config_file_may_name_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sample, config = SAMPLES / "conv_chain", tmp_path / "fix.toml"
     paths = {"model": sample / "model.onnx", "calib": sample / "data", "out": tmp_path / "out"}
@@ -318,7 +343,7 @@ def test_ranges_of_elsewhere_are_not_looked_for_beside_their_report(tmp_path: Pa
     shutil.copy(out / "ranges.h5", elsewhere)
     (out / "ranges.h5").write_bytes(b"another's")
     assert _run("verify", *arguments, "--ranges", elsewhere) == 0
-    assert json.loads((out / "report.json").read_text())["ranges"]["file"] is None
+    assert json.loads((out / "report.json").read_text())["ranges"]["file"] == str(elsewhere)
     assert _run("report", out, "-q") == 0
 
 

@@ -77,7 +77,14 @@ def test_a_flag_that_a_verb_does_not_read_is_refused(
 
 
 @pytest.mark.parametrize(
-    "flag", [("--ranges", "ranges.h5"), ("--backend", "onnx"), ("--compare",), ("--no-compare",)]
+    "flag",
+    [
+        ("--ranges", "ranges.h5"),
+        ("--plan", "p.json"),
+        ("--backend", "onnx"),
+        ("--compare",),
+        ("--no-compare",),
+    ],
 )
 def test_what_nothing_reads_beside_an_artifact_is_refused(refuse: Refuse, flag: tuple[str, ...]) -> None:
     told = refuse("verify", "m.onnx", "--calib", "random", "--artifact", "typed.onnx", *flag)

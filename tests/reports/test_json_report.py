@@ -143,3 +143,10 @@ def test_another_file_is_refused_with_its_place(tmp_path: Path, document: Any) -
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=r"plan\.pins\[1\]\.findings\[0\]\.value: 'large'"):
         load_document(path)
+
+
+def test_of_a_report_that_is_not_there_what_makes_it_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"report\.json is not there\. Expected the report that fix-fp16 MODEL and"
+    ):
+        load_document(tmp_path / "report.json")

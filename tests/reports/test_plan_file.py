@@ -122,3 +122,10 @@ def test_a_plan_with_a_key_twice_is_refused(path: Path) -> None:
     path.write_text(f'{path.read_text().rstrip()[:-1]}, "pins": []}}')
     with pytest.raises(PlanError, match=r"the key 'pins' is given twice in one object\. Expected a plan as"):
         load_plan(path)
+
+
+def test_of_a_plan_that_is_not_there_what_makes_it_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as caught:
+        load_plan(tmp_path / "plan.json")
+    assert "plan.json is not there. Expected the plan that fix-fp16 plan writes" in str(caught.value)
+    assert "entry" not in str(caught.value)

@@ -79,16 +79,18 @@ def plan_file(tmp_path: Path) -> Path:
 
 def _refusal(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        read_checked(path, "plan.schema.json", "Expected a plan.", ConfigError)
+        read_checked(path, "plan.schema.json", "Expected a plan.", "Expected one that is there.", ConfigError)
     message = str(caught.value)
     assert str(path) in message
-    assert message.endswith("Expected a plan.")
+    assert message.endswith("Expected a plan." if path.exists() else "Expected one that is there.")
     assert "\n" not in message
     return message
 
 
 def test_a_missing_file(plan_file: Path) -> None:
-    assert "No such file" in _refusal(plan_file)
+    assert _refusal(plan_file) == f"{plan_file} is not there. Expected one that is there."
+    plan_file.write_text("")
+    assert "plan.json is not there" in _refusal(plan_file / "plan.json")
 
 
 def test_a_folder(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
     if stamps.get(_PLAN) != fingerprint(plan, io_types):
         raise BackendError(
             f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
-            "Build it again with fix-fp16 build, or compare another tool's model with --artifact."
+            "Build it again with fix-fp16 build, name the plan that it was built from with --plan, or compare another tool's model with --artifact."
         )
     files = (path, path.with_name(path.name + ".data")) if any(built.external_tensors()) else (path,)
     return _describe(graph, *_type(graph, plan, io_types), files)

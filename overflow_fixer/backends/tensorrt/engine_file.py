@@ -85,7 +85,8 @@ def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: Build
     if origin != (graph.sha256, fingerprint(plan, settings.io_types)):
         raise BackendError(
             f"{path} was not built from this model and plan with io_types {settings.io_types!r}. Expected the engine that "
-            "this plan gives. Build it again with fix-fp16 build --backend tensorrt."
+            "this plan gives. Build it again with fix-fp16 build --backend tensorrt, or name the plan that it was built from "
+            "with --plan."
         )
     return artifact
 
