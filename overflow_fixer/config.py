@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number, Whole
 from overflow_fixer.errors import ConfigError
@@ -49,6 +49,7 @@ _NO_CALIB = (
     "calib in the config file. There is no silent default; --calib random asks for random data, which proves nothing about "
     "real inputs."
 )
+_NOT_UTF8 = "path_not_utf8"
 Export = Literal["trtexec", "polygraphy-npps", "polygraphy-loader"]
 
 
@@ -184,8 +185,9 @@ class FixConfig(BaseModel):
         """ONNX, ONNX Runtime and HDF5 take no other paths."""
         for path in (self.model, self.calib, self.out or "", *self.custom_ops):
             if not is_utf8(path):
-                raise ValueError(
-                    f"the path {str(path)!a} is not UTF-8, which is all that ONNX takes; rename it"
+                found = {"path": ascii(str(path))}
+                raise PydanticCustomError(
+                    _NOT_UTF8, "the path {path} is not UTF-8; rename it, or link to it by another name", found
                 )
         return self
 
@@ -262,7 +264,18 @@ def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
     except ValidationError as error:
         if all(item["type"] == "missing" and len(item["loc"]) == 1 for item in error.errors()):
             raise ConfigError(_NO_CALIB if "model" in merged else _NO_MODEL) from None
+        for item in error.errors():
+            if item["type"] == _NOT_UTF8:
+                raise ConfigError(_refuse_path(item["ctx"]["path"])) from None
         raise ConfigError(_explain(error, path)) from error
+
+
+def _refuse_path(path: str) -> str:
+    return (
+        f"The path {path} is not UTF-8. Expected the names of the model, the calibration data, the output folder and libraries in "
+        "UTF-8, since ONNX takes no others, and reports could not tell them. Rename the file or folder that is not, or make a symbolic "
+        "link to it with another name and go by that."
+    )
 
 
 def _explain(error: ValidationError, path: Path | None) -> str:

@@ -198,12 +198,17 @@ def test_libraries_are_told_apart_by_their_content(tmp_path: Path) -> None:
     assert len(hashes) == 5
 
 
-@pytest.mark.parametrize("key", ["model", "calib", "out"])
+@pytest.mark.parametrize("key", ["model", "calib", "out", "custom_ops"])
 def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"the path 'a\\udcff.onnx' is not UTF-8, which is all that ONNX takes"
-    ):
-        make_config(None, {**FLAGS, key: os.fsdecode(b"a\xff.onnx")})
+    path = os.fsdecode(b"a\xff.{}.onnx")
+    value = (path,) if key == "custom_ops" else path
+    with pytest.raises(ConfigError) as caught:
+        make_config(None, {**FLAGS, key: value})
+    assert str(caught.value).startswith(r"The path 'a\udcff.{}.onnx' is not UTF-8. Expected the names of the")
+    assert "symbolic link" in str(caught.value)
+    assert "configs/default.toml" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"the path 'a\\udcff.{}.onnx' is not UTF-8; rename it"):
+        FixConfig.model_validate({**FLAGS, key: value})
 
 
 def test_the_word_random_stays_a_word() -> None:
