@@ -19,6 +19,7 @@ from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.locks import claim_folder
 from overflow_fixer.planning.plan_fit import check_plan
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Artifact
 from overflow_fixer.reports import load_plan
@@ -73,9 +74,14 @@ def _to_json(artifact: Artifact, reason: str, exported: Sequence[Path]) -> str:
 
 def _print(artifact: Artifact, reason: str, exported: Sequence[Path]) -> None:
     is_weak = artifact.engine is not None and artifact.engine.typing == "weak"
+    converts = (
+        ("layer that only converts", "layers that only convert")
+        if is_weak
+        else ("cast inserted", "casts inserted")
+    )
     say(
-        f"{artifact.path}: {len(artifact.fp16_nodes)} float nodes in FP16, {len(artifact.fp32_nodes)} in FP32, "
-        f"{artifact.cast_count} {'layers that only convert' if is_weak else 'casts inserted'}. "
+        f"{artifact.path}: {say_plural(len(artifact.fp16_nodes), 'float node')} in FP16, {len(artifact.fp32_nodes)} in FP32, "
+        f"{say_plural(artifact.cast_count, *converts)}. "
         f"Backend {artifact.backend}: {reason}. Not verified yet."
     )
     for file in exported:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from overflow_fixer.cli.guard import SAME_SECONDS
+from overflow_fixer.plurals import say_plural
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else ()))
 _LEAVING_SECONDS = 2.0
@@ -78,7 +79,7 @@ class Interrupts:
                 "ranges.h5 in the output folder holds them" if done else "there is nothing to go on from yet"
             )
             raise Stopped(
-                f"stopped after {done} of {total} batches; {what}. Run the same command again to go on."
+                f"stopped after {done} of {say_plural(total, 'batch', 'batches')}; {what}. Run the same command again to go on."
             )
 
     def _take(self, number: int, frame: FrameType | None) -> None:

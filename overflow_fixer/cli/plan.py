@@ -20,6 +20,7 @@ from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.planning.plan_changes import compare_plans, say_change
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
 from overflow_fixer.reports.caveats import say_unclamped
@@ -55,7 +56,8 @@ def plan_command(
         say(path.read_text(encoding="utf-8"))
     elif not quiet:
         say(
-            f"{path}: {len(plan.pins)} of {len(graph.nodes)} nodes pinned, {len(plan.clamps)} constants clamped"
+            f"{path}: {len(plan.pins)} of {say_plural(len(graph.nodes), 'node')} pinned, "
+            f"{say_plural(len(plan.clamps), 'constant')} clamped"
         )
         for pin in plan.pins if verbose else ():
             say(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")

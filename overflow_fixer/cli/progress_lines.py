@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from threading import Lock
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import TIMED, is_timed, say_steps
 from overflow_fixer.records import Range
-from overflow_fixer.reports.wording import make_visible, say_plural
+from overflow_fixer.reports.wording import make_visible
 
 _SOONEST_SECONDS, _LATEST_SECONDS = 2.0, 30.0
 _SHARE = 0.1

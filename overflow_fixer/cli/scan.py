@@ -19,6 +19,7 @@ from overflow_fixer.config import check_folders
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.locks import claim_folder
 from overflow_fixer.pipeline import scan
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges import Existing, merge_ranges
 from overflow_fixer.records import RangeTable
 
@@ -114,14 +115,18 @@ def _to_json(ranges: RangeTable, path: Path) -> str:
 
 def _say(ranges: RangeTable, path: Path) -> str:
     over, with_nan = _overflowing(ranges), _with_nan(ranges)
-    count = len(ranges.batch_names)
-    said = f"{path}: {len(ranges.ranges)} tensors over {count} batch{'' if count == 1 else 'es'}"
+    batches = say_plural(len(ranges.batch_names), "batch", "batches")
+    said = f"{path}: {say_plural(len(ranges.ranges), 'tensor')} over {batches}"
     if over:
         worst = min((ranges.by_tensor[name] for name in over), key=lambda found: found.headroom)
-        said += f"; {len(over)} overflow in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"
+        said += f"; {say_plural(len(over), 'overflows', 'overflow')} in FP16, the worst {worst.tensor} (max |x| {worst.max_abs:.6g})"
     else:
         said += "; none overflows in FP16"
-    return f"{said}; {len(with_nan)} hold NaN, the first {with_nan[0]}" if with_nan else said
+    return (
+        f"{said}; {say_plural(len(with_nan), 'holds', 'hold')} NaN, the first {with_nan[0]}"
+        if with_nan
+        else said
+    )
 
 
 def _overflowing(ranges: RangeTable) -> list[str]:

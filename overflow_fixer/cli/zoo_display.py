@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import TIMED, is_timed, say_steps
 from overflow_fixer.reports.wording import say_count, say_decibels
 from overflow_fixer.zoo.outcomes import ZooOutcome
@@ -93,7 +94,7 @@ def describe(outcome: ZooOutcome) -> str:
     pins, snr = len(outcome.result.pins), say_decibels(outcome.result.fixed_snr_db)
     mismatched = outcome.result.fixed_mismatched
     wrong = f", {say_count(mismatched)} mismatched" if mismatched else ""
-    return f"{outcome.name}: {kind}, {pins} pins, {snr} dB{wrong}{before}"
+    return f"{outcome.name}: {kind}, {say_plural(pins, 'pin')}, {snr} dB{wrong}{before}"
 
 
 def say_stage(running: Work) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from overflow_fixer.errors import PlanError
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.recording import Recording, ScanKey, list_differences
 from overflow_fixer.ranges.store import Header, load_header, load_recording
 
@@ -38,12 +39,12 @@ def find_begun(path: Path, key: ScanKey, existing: Existing) -> Recording | None
 
 
 def _describe(header: Header) -> str:
-    total = header.key.batches_total
+    batches = say_plural(header.key.batches_total, "batch", "batches")
     if header.part_count > 1:
-        return f"a merge of {header.part_count} scans ({total} batches)"
+        return f"a merge of {header.part_count} scans ({batches})"
     if header.is_finished:
-        return f"a finished scan of {total} batches"
-    return f"an unfinished scan ({header.batches_done} of {total} batches)"
+        return f"a finished scan of {batches}"
+    return f"an unfinished scan ({header.batches_done} of {batches})"
 
 
 def _advise(header: Header) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from overflow_fixer.errors import CalibrationError
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.recording import Recording, fold
 from overflow_fixer.ranges.summaries import Summaries
 
@@ -30,7 +31,7 @@ class Scan:
     def add(self, batch: str, seen: Summaries, fractional: frozenset[str] = frozenset()) -> None:
         """Fold the summaries [row] of one more batch, and the inputs in which it has fractions. A double is rounded to float32 by batch only."""
         if self.done == self.total:
-            raise self._wrong_count(f"more than {self.done}")
+            raise self._wrong_count(f"more than {say_plural(self.done, 'batch', 'batches')}")
         before, index = self.recording, self.done
         with np.errstate(over="ignore"):
             self._max_abs[:, index] = seen["max_abs"]
@@ -48,10 +49,10 @@ class Scan:
     def check_complete(self) -> None:
         """Raises CalibrationError when the data gave fewer batches than it said to have."""
         if self.done < self.total:
-            raise self._wrong_count(str(self.done))
+            raise self._wrong_count(say_plural(self.done, "batch", "batches"))
 
     def _wrong_count(self, found: str) -> CalibrationError:
         return CalibrationError(
-            f"{self.recording.calibration} gave {found} batches. Expected the {self.total} that it had when the scan "
+            f"{self.recording.calibration} gave {found}. Expected the {self.total} that it had when the scan "
             "began. The data changed meanwhile; run the scan again."
         )

@@ -26,6 +26,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError, PlanError
 from overflow_fixer.files import UTF8, open_hdf5, replace_file
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.integrity import check_values, checksum
 from overflow_fixer.ranges.recording import FORMAT_VERSION, Inner, Part, Recording, ScanKey
 from overflow_fixer.ranges.summaries import SUMMARY, SUMMARY_FIELDS
@@ -86,7 +87,7 @@ def check_finished(recording: Recording, path: Path) -> None:
     """Raise PlanError for the recording of a scan that was stopped."""
     if not recording.is_finished:
         raise PlanError(
-            f"{path} holds {len(recording.batch_names)} of {recording.key.batches_total} batches: its scan was "
+            f"{path} holds {len(recording.batch_names)} of {say_plural(recording.key.batches_total, 'batch', 'batches')}: its scan was "
             "stopped. Expected the ranges of all of them. Run the same scan again; it goes on where it stopped."
         )
 

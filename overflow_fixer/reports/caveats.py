@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import (
     Budget,
     CalibrationSet,
@@ -22,7 +23,7 @@ from overflow_fixer.records import (
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.repair.proposals import name_few
 from overflow_fixer.reports.unseen import say_unseen
-from overflow_fixer.reports.wording import say_foreign, say_plural, say_unobserved
+from overflow_fixer.reports.wording import say_foreign, say_unobserved
 from overflow_fixer.rules.masks import MASK_MAGNITUDE, judge_masks
 from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.verification.comparison import worst_snr_db
@@ -58,7 +59,7 @@ def say_spent(
     """Of a repair that was ended before its rounds were through, by what and what that leaves open; `spent` as rounds.Repaired has it."""
     if spent:
         limit = (
-            f"{budget.max_minutes:g} minutes"
+            f"{budget.max_minutes:g} minute{'' if budget.max_minutes == 1 else 's'}"
             if spent == "max_minutes"
             else say_plural(budget.max_builds, "build")
         )

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.reports.engine_wording import count_other_layers, say_enforcement, sort_engine_pins
 from overflow_fixer.reports.layout import more, note, title
 from overflow_fixer.reports.pin_outcomes import say_outcomes
 from overflow_fixer.reports.wording import (
     make_visible,
-    say_plural,
     say_seconds,
     shorten_middle,
     shorten_reason,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.reports.numbers_json import decode_number
 from overflow_fixer.reports.pin_outcomes import sort_pins
 from overflow_fixer.reports.wording import (
@@ -65,7 +66,7 @@ def say_fp32_engine(document: dict[str, Any]) -> str | None:
     wrong = len(_wrong_outputs(verification))
     if not wrong:
         return "TensorRT's own FP32 engine: nothing was compared"
-    return f"TensorRT's own FP32 engine (TF32 off): {wrong} of {len(verification['outputs'])} outputs WRONG"
+    return f"TensorRT's own FP32 engine (TF32 off): {wrong} of {say_plural(len(verification['outputs']), 'output')} WRONG"
 
 
 def _say_agreement(outputs: Sequence[dict[str, Any]]) -> str:

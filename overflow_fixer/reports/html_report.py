@@ -7,6 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports.confidence_wording import say_passes
 from overflow_fixer.reports.document import Document, build_document
@@ -35,7 +36,6 @@ from overflow_fixer.reports.wording import (
     say_milliseconds,
     say_number,
     say_outcome,
-    say_plural,
     say_ratio,
     say_seconds,
     say_share,

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports.confidence_wording import say_passes
 from overflow_fixer.reports.document import Document, build_document
@@ -35,7 +36,6 @@ from overflow_fixer.reports.wording import (
     say_match,
     say_number,
     say_outcome,
-    say_plural,
     say_share,
     shorten_middle,
     shorten_reason,
@@ -80,7 +80,8 @@ def lay_out(document: Document) -> Group:
     parts: list[RenderableType] = [*_head(document)]
     engine = () if document["engine"] is None else (lay_out_engine,)
     price = () if document["engine"] is None and document["price"] is None else (lay_out_price,)
-    before, after = (_tensors, _pins, _clamps), (_errors, _first_wrong, _rounds, _files)
+    clamps = (_clamps,) if document["plan"]["clamps"] else ()
+    before, after = (_tensors, _pins, *clamps), (_errors, _first_wrong, _rounds, _files)
     for section in (*before, *engine, _share, *price, *after):
         parts += [Text(""), *section(document)]
     return Group(*parts, Text(""), _verdict(document))
@@ -197,13 +198,12 @@ def _say_cause(group: PinGroup) -> str:
 def _clamps(document: Document) -> Iterator[RenderableType]:
     clamps = document["plan"]["clamps"]
     yield title(f"Clamped: {say_plural(len(clamps), 'constant')}")
-    if clamps:
-        table = make_table("Constant", "To +/->", "Why")
-        for clamp in clamps[:_MOST_ROWS]:
-            table.add_row(
-                Name(clamp["tensor"]), say_number(clamp["magnitude"]), Text(shorten_reason(clamp["reason"]))
-            )
-        yield table
+    table = make_table("Constant", "To +/->", "Why")
+    for clamp in clamps[:_MOST_ROWS]:
+        table.add_row(
+            Name(clamp["tensor"]), say_number(clamp["magnitude"]), Text(shorten_reason(clamp["reason"]))
+        )
+    yield table
     yield from more(len(clamps) - _MOST_ROWS, "constant", "plan.json")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.metrics.variations import find_limit
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import HiddenVariation, OutputVerdict, TensorError, Tolerance, Verification
 from overflow_fixer.repair.proposals import name_few
 
@@ -182,10 +183,14 @@ def say_lost_classes(fixed: Verification) -> Iterator[str]:
     passing = _passing(fixed)
     for found in fixed.hidden_classes:
         if found.tensor in passing:
-            others = f"; {found.count - 1} more values are lost by half and more" if found.count > 1 else ""
+            others = (
+                f"; {say_plural(found.count - 1, 'more value is', 'more values are')} lost by half and more"
+                if found.count > 1
+                else ""
+            )
             yield (
-                f"Output {found.tensor} passes as a whole, but of the {found.elements} elements that are {found.value} in FP32, over all "
-                f"batches, {found.equal} are{others}. If it holds classes, look at this one."
+                f"Output {found.tensor} passes as a whole, but of the {say_plural(found.elements, 'element that is', 'elements that are')} {found.value} in FP32, over all "
+                f"batches, {say_plural(found.equal, 'is', 'are')}{others}. If it holds classes, look at this one."
             )
 
 
@@ -194,9 +199,13 @@ def say_gained_classes(fixed: Verification) -> Iterator[str]:
     passing = _passing(fixed)
     for found in fixed.gained_classes:
         if found.tensor in passing:
-            others = f"; {found.count - 1} more values are gained so" if found.count > 1 else ""
+            others = (
+                f"; {say_plural(found.count - 1, 'more value is', 'more values are')} gained so"
+                if found.count > 1
+                else ""
+            )
             yield (
-                f"Output {found.tensor} passes as a whole, but over all batches {found.found} elements are {found.value}, against "
+                f"Output {found.tensor} passes as a whole, but over all batches {say_plural(found.found, 'element is', 'elements are')} {found.value}, against "
                 f"{found.elements} in FP32{others}. If it holds classes or alarms, look at this one."
             )
 

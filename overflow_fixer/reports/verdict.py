@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import FixReport, Range, RangeTable, Verification
 from overflow_fixer.reports.pin_outcomes import say_outcomes, sort_pins
-from overflow_fixer.reports.wording import say_batches, say_plural, shorten_middle
+from overflow_fixer.reports.wording import say_batches, shorten_middle
 
 Status = Literal["fixed", "no_fix_needed", "nothing_pinned", "not_verified"]
 

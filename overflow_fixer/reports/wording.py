@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.reports.numbers_json import JsonNumber, decode_number
 
 _MOST_UNOBSERVED = 20
@@ -166,9 +167,12 @@ def say_share(share: JsonNumber) -> str:
 
 def say_batches(count: int, changed_count: int = 0) -> str:
     """How many batches, and how many copies of them that are changed a little."""
-    batches = "1 batch" if count == 1 else f"{count} batches"
-    copies = "copy" if changed_count == 1 else "copies"
-    return f"{batches} and {changed_count} changed {copies}" if changed_count else batches
+    batches = say_plural(count, "batch", "batches")
+    return (
+        f"{batches} and {say_plural(changed_count, 'changed copy', 'changed copies')}"
+        if changed_count
+        else batches
+    )
 
 
 def say_unobserved(not_observed: Mapping[str, str]) -> Iterator[str]:
@@ -194,10 +198,6 @@ def say_fused(fused: Mapping[str, Any]) -> str:
         f"{count} of {fused['source']} became LayerNormalization; outputs differ by at most {error} of their largest "
         f"magnitude in FP32.{rest}"
     )
-
-
-def say_plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _scale(amount: float) -> str:

@@ -130,7 +130,7 @@ def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tup
     """What a process that wrote no outcome came to, by its exit code (a signal's is negative), with the end of its log."""
     log = entry.folder / LOG_FILE
     if cut == "time":
-        minutes = f"{entry.timeout_minutes:g} minutes"
+        minutes = f"{entry.timeout_minutes:g} minute{'' if entry.timeout_minutes == 1 else 's'}"
         return "timed_out", (
             f"It was ended after {minutes}, during: {stage}. Expected it to be done by then. Give it a larger "
             f"timeout_minutes, or see {log} for where it hangs."

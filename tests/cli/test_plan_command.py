@@ -81,6 +81,22 @@ def test_a_file_that_is_no_plan_is_replaced_silently(
     assert "Against" not in capsys.readouterr().out
 
 
+def test_one_is_no_plural(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mask that is clamped, in a model of two nodes that is scanned on one batch."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 4] x, bool[2, 4] c) => (float[2, 4] y) <float k = {-1e30}> {
+        w = Where (c, k, x)
+        y = Softmax (w)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 4), np.float32), c=np.eye(2, 4, dtype=bool))
+    common = tmp_path / "m.onnx", "--out", tmp_path / "out"
+    _run("scan", *common, "--calib", tmp_path / "data.npz")
+    assert "tensors over 1 batch; 2 overflow in FP16" in capsys.readouterr().out
+    _run("plan", *common)
+    assert "0 of 2 nodes pinned, 1 constant clamped" in capsys.readouterr().out
+
+
 def test_a_model_that_changed_without_a_trace_is_told_until_it_is_scanned_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

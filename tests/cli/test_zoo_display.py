@@ -42,3 +42,10 @@ def _outcome(snr_db: float, mismatched: int) -> ZooOutcome:
 )
 def test_one_line_tells_the_snr_and_what_does_not_match(snr_db: float, mismatched: int, said: str) -> None:
     assert describe(_outcome(snr_db, mismatched)) == said
+
+
+def test_one_pin_is_no_plural() -> None:
+    outcome = _outcome(61.54, 0)
+    assert outcome.result is not None
+    one = outcome.model_copy(update={"result": outcome.result.model_copy(update={"pins": ("a",)})})
+    assert ", 1 pin, " in describe(one)

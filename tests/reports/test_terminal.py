@@ -76,6 +76,14 @@ def test_the_sections_come_in_order(tmp_path: Path) -> None:
     assert [line[: len(head)] for line, head in zip(starts, heads, strict=True)] == heads
 
 
+def test_clamps_are_told_where_there_are_any(tmp_path: Path) -> None:
+    report = make_report(tmp_path)
+    assert "Clamped: 1 constant" in render_text(report)
+    text = render_text(replace(report, plan=replace(report.plan, clamps=())))
+    assert "Clamped" not in text
+    assert "\n\n\n" not in text
+
+
 def test_random_data_is_said_on_the_first_line(tmp_path: Path) -> None:
     assert render_text(make_lost(tmp_path, synthetic=True)).startswith("RANDOM DATA: ")
     assert "RANDOM DATA" not in render_text(make_report(tmp_path))

@@ -9,6 +9,7 @@ from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.backends.tensorrt.emission import inspect_runner, open_runner, open_tensorrt
 from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
 from overflow_fixer.graph.model import Graph
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price
 
 FIXED, NAIVE, FP32, FP32_EXACT = "fixed", "naive FP16", "FP32 (TF32)", "FP32 (no TF32)"
@@ -68,11 +69,12 @@ def _blame_layers(fixed: Artifact) -> Iterator[str]:
     own = [kept for kept in fixed.kept if kept.kept_for == "speed"]
     if len(own) > many:
         yield (
-            f"TensorRT itself chose FP32 for {len(own)} nodes that nothing pins: by its own timings FP16, with the "
+            f"TensorRT itself chose FP32 for {say_plural(len(own), 'node')} that nothing pins: by its own timings FP16, with the "
             "conversions around it, was no faster there, or it has no FP16 kernel."
         )
     if len(fixed.kept) - len(own) > many:
-        yield f"{len(fixed.kept) - len(own)} nodes are kept in FP32 besides those that are pinned."
+        kept = say_plural(len(fixed.kept) - len(own), "node is", "nodes are")
+        yield f"{kept} kept in FP32 besides those that are pinned."
     if engine.opaque_layers:
         yield (
             f"{engine.opaque_layers} of {engine.layers} layers are regions that show only their borders: what runs in "
