@@ -19,13 +19,14 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
 from overflow_fixer.rules.chosen_differences import find_chosen
-from overflow_fixer.rules.divided_differences import find_divided
+from overflow_fixer.rules.divided_differences import find_divided, find_sources
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
 from overflow_fixer.rules.places import is_far, trace_back
 from overflow_fixer.rules.small_differences import FEWEST_STEPS, SmallDifference, find_terms
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 
+_LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
 _Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given)
 
 
@@ -176,10 +177,23 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     for node in graph.nodes:
         terms = _find_terms(graph, ranges, node)
-        traced = (made for name in terms for made in trace_back(graph, ranges, name))
-        for concerned in (node, *find_joining(graph, node), *traced) if terms else ():
+        for concerned in _trace_far(graph, ranges, node, terms) if terms else ():
             found.setdefault(concerned.label, {}).setdefault(node.outputs[0], terms)
     return found
+
+
+def _trace_far(graph: Graph, ranges: RangeTable, node: Node, terms: tuple[str, ...]) -> Iterator[Node]:
+    """The node, and what computes its terms; of E[x²] − E[x]² also what is small before it is squared.
+
+    Of that not the layer that writes x, whose error averages out.
+    """
+    if "cancellation" in ranges.inner_of.get(node.label, {}):
+        sources = find_sources(graph, ranges, node, ranges.by_tensor[node.outputs[0]].max_abs)
+        yield from (source for source in sources if source.standard_op not in _LAYERS)
+    yield node
+    yield from find_joining(graph, node)
+    for name in terms:
+        yield from trace_back(graph, ranges, name)
 
 
 def _find_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto
 
@@ -44,6 +45,34 @@ def test_sides(op: str, sign: int, low: Any, high: Any, is_found: bool, tmp_path
     graph, ranges = scan(model, tmp_path, feeds)
     found = set(pinned_by(find_lost_differences, graph, ranges))
     assert ({f"{op}_d"} <= found <= {"Mul_a", "Mul_b", f"{op}_d"}) if is_found else not found
+
+
+PLACES = np.arange(0, 256, 4, dtype=np.float32)
+VARIANCE = [
+    node("MatMul", "x w", "h"),
+    node("Softmax", "h", "p", axis=1),
+    node("Mul", "p places", "px"),
+    node("ReduceSum", "px last", "m"),
+    node("Mul", "px places", "pxx"),
+    node("ReduceSum", "pxx last", "e"),
+    node("Mul", "m m", "mm"),
+    node("Sub", "e mm", "y"),
+]
+
+
+def test_what_is_small_before_it_is_squared_stays_too(tmp_path: Path) -> None:
+    """The variance of a heatmap's places, of up to 252: the mean is no more than that, and loses as much. Its layer may stay."""
+    x = np.float32([[-((at - PLACES) ** 2) / 8] for at in (60, 130, 190)]).reshape(3, 64)
+    constants = {"w": np.eye(64, dtype=np.float32), "places": PLACES, "last": ints(1)}
+    model = make_model(VARIANCE, {"x": [3, 64]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": x})
+    pinned = set(pinned_by(find_lost_differences, graph, ranges))
+    assert pinned == {one.label for one in graph.nodes} - {"MatMul_h"}
+    right = run_fp32(tmp_path / "model.onnx", {"x": x})["y"]
+    fp32 = {name for one in graph.nodes if one.label in pinned for name in one.writes}
+    for names, least, most in (({"y", "e", "pxx", "mm", "m"}, 0.3, math.inf), (fp32, 0, 0.02)):
+        found = run_fp16(tmp_path / "model.onnx", {"x": x}, names)["y"]
+        assert least <= float(np.max(np.abs(found / right - 1))) <= most
 
 
 def test_the_evidence(tmp_path: Path) -> None:
