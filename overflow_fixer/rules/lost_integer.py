@@ -229,7 +229,8 @@ class _Walk:
         )
 
     def _is_settled(self, node: Node, held: list[int], output: str) -> bool:
-        return all(self._tells_apart(node, slot) for slot in held) and self.multiples.is_held(output)
+        is_small = self.multiples.is_held(output) or self._max_abs(output) <= EXACT_STEPS
+        return is_small and all(self._tells_apart(node, slot) for slot in held)
 
     def _carries(self, node: Node, slot: int) -> bool:
         op = node.standard_op

@@ -499,3 +499,14 @@ def test_a_cast_of_what_is_not_finite_or_not_there(values: tuple[float, ...], tm
     model = make_model(nodes, {"x": [None]}, "y", {}, output_types={"y": INT64})
     graph, ranges = scan(model, tmp_path, {"x": floats(*values)})
     assert bool(pinned_by(find_lost_integers, graph, ranges)) == (values == (70000.0, 0.5))
+
+
+@pytest.mark.parametrize(("place", "is_settled"), [(498000.3, True), (400000.3, False)])
+def test_a_small_difference_from_data_is_settled(place: float, is_settled: bool, tmp_path: Path) -> None:
+    """Landmarks in metres less where a robot is: what is left is data of up to 2,000, which lose no more than others do."""
+    nodes = [node("Sub", "landmarks x", "d"), node("Mul", "d third", "r"), node("Sub", "r one", "y")]
+    constants = CONSTANTS | {"landmarks": floats(499600, 498800)}
+    model = make_model(nodes, {"x": [2]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats(place, place + 1.5)})
+    pinned = pinned_by(find_lost_integers, graph, ranges)
+    assert pinned == (["Sub_d"] if is_settled else ["Sub_d", "Mul_r", "Sub_y"])
