@@ -14,7 +14,7 @@ def need_number(
     name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> None:
     """Raise ConfigError unless `value` is a finite number, over `above`, and from `least` to `most`; NaN is none."""
-    number = float(value) if isinstance(value, Real) else math.nan
+    number = _read(value)
     if math.isfinite(number) and above < number and least <= number <= most:
         return
     bounds = {"above": above, "at least": least, "at most": most}
@@ -22,6 +22,16 @@ def need_number(
     raise ConfigError(
         f"{name} is {value!r:.80}. Expected a finite number{', ' * bool(said)}{' and '.join(said)}. Give such a one."
     )
+
+
+def _read(value: Any) -> float:
+    """NaN of what is no number, of a bool, and of an integer that no float holds."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def need_word(name: str, value: Any, words: Collection[str]) -> None:

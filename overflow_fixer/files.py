@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,12 +161,24 @@ def begin_folder(folder: Path) -> Iterator[None]:
 
     Raises OutputError where it cannot be created.
     """
-    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    new = list_missing(folder)
     make_folder(folder)
+    with remove_where_empty(new):
+        yield
+
+
+def list_missing(folder: Path) -> list[Path]:
+    """The folder and those of its parents that are not there, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+
+
+@contextmanager
+def remove_where_empty(new: Iterable[Path]) -> Iterator[None]:
+    """Where the block fails, remove the folders, up to the first that has something in it."""
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # what has something in it stays
+        with suppress(OSError):
             for path in new:
                 path.rmdir()
         raise

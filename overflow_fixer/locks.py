@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import begin_folder, make_folder
+from overflow_fixer.files import list_missing, make_folder, remove_where_empty
 
 _GRACE_SECONDS = 2.0
 """A process that was killed holds its lock until its memory is given back; who starts again at once need not hear of it."""
@@ -43,8 +43,13 @@ def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
 
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[None]:
-    """Run the block that writes into `folder`, which is made as begin_folder says and held as hold_folder says."""
-    with begin_folder(folder), hold_folder(folder):
+    """Run the block that writes into `folder`, which is held as hold_folder says.
+
+    It and its parents are created; where the block fails with nothing in it, those that are new are removed again, while it is
+    held. Raises OutputError where it cannot be created, too.
+    """
+    new = list_missing(folder)
+    with _hold(folder, is_made=True), remove_where_empty(new):
         yield
 
 
@@ -55,15 +60,45 @@ def hold_folder(folder: Path) -> Iterator[None]:
     Raises OutputError where another does. Where there is no such folder, or the file system has no locks, the block runs all
     the same; so it does on Windows.
     """
-    descriptor = _open(folder)
-    if descriptor is None:
+    with _hold(folder, is_made=False):
         yield
-        return
+
+
+@contextmanager
+def _hold(folder: Path, is_made: bool) -> Iterator[None]:
+    descriptor = _take(folder, is_made)
     try:
-        _lock(descriptor, folder)
         yield
     finally:
+        if descriptor is not None:
+            _unlock(descriptor)
+
+
+def _take(folder: Path, is_made: bool) -> int | None:
+    """A descriptor of the folder with its lock: of the one that is there, for whoever held it may have removed it."""
+    latest = time.monotonic() + _GRACE_SECONDS
+    while True:
+        if is_made:
+            make_folder(folder)
+        descriptor = _open(folder)
+        if descriptor is None:
+            return None
+        try:
+            _lock(descriptor, folder, latest)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is_there(descriptor, folder):
+            return descriptor
         _unlock(descriptor)
+
+
+def _is_there(descriptor: int, folder: Path) -> bool:
+    """Whether the path still names what is locked."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    except OSError:
+        return False
 
 
 def _open(folder: Path) -> int | None:
@@ -76,8 +111,7 @@ def _open(folder: Path) -> int | None:
         return None
 
 
-def _lock(descriptor: int, folder: Path) -> None:
-    latest = time.monotonic() + _GRACE_SECONDS
+def _lock(descriptor: int, folder: Path, latest: float) -> None:
     while not _try_lock(descriptor):
         if time.monotonic() > latest:
             raise _refusal(folder, _find_holder(descriptor))

@@ -18,7 +18,7 @@ from overflow_fixer.records import PlanPolicy, PrecisionPlan, Tolerance
 NOTHING = math.nan, math.inf, -math.inf, "1", None
 
 
-@pytest.mark.parametrize("value", [*NOTHING, -1, 0, 65505, 1e9])
+@pytest.mark.parametrize("value", [*NOTHING, -1, 0, 65505, 1e9, True, 10**400])
 def test_a_threshold_that_the_config_refuses_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"^PlanPolicy\.threshold is .* above 0 and at most 65504\. Give"):
         PlanPolicy(threshold=value)

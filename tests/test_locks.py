@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Barrier
 
@@ -162,3 +162,36 @@ def test_a_file_system_without_locks_is_gone_on_with(tmp_path: Path, monkeypatch
     monkeypatch.setattr("fcntl.flock", refuse)
     with claim_folder(tmp_path), claim_folder(tmp_path):
         pass
+
+
+@unix
+def test_who_waited_for_a_folder_that_was_removed_holds_the_one_that_is_there(tmp_path: Path) -> None:
+    """The first ends with nothing written, and takes its new folder with it; the second had opened that one."""
+    folder, waits = tmp_path / "out", Barrier(2)
+
+    def wait_and_claim() -> int:
+        waits.wait()
+        with claim_folder(folder), pytest.raises(OutputError, match="in use"), claim_folder(folder):
+            raise AssertionError("two hold it")
+        return folder.stat().st_ino
+
+    with ThreadPoolExecutor(1) as pool:
+        with suppress(KeyboardInterrupt), claim_folder(folder):
+            second = pool.submit(wait_and_claim)
+            waits.wait()
+            time.sleep(0.3)
+            raise KeyboardInterrupt
+        assert second.result() == folder.stat().st_ino
+
+
+@unix
+def test_who_is_refused_removes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None
+) -> None:
+    """Though it was not there when both began."""
+    folder = tmp_path / "out"
+    with claim_folder(folder):
+        monkeypatch.setattr(locks, "list_missing", lambda _: [folder])
+        with pytest.raises(OutputError, match="in use"), claim_folder(folder):
+            raise AssertionError("two hold it")
+        assert folder.is_dir()

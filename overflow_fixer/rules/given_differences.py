@@ -5,14 +5,13 @@ Scaled, multiplied or squared it is given out as well, with the digits that FP16
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules.divided_differences import Divided, find_sources, keeps_small, may_keep
-from overflow_fixer.rules.paths import find_given
+from overflow_fixer.rules.divided_differences import Divided, find_sources, keeps_small
 from overflow_fixer.rules.small_differences import FP32_NOISE, SmallDifference, find_small
 
 _FEWEST_STEPS = 32.0
@@ -23,11 +22,10 @@ def find_given_differences(graph: Graph, ranges: RangeTable) -> Iterator[Divided
     """Each difference that is given out and small in every batch, in the batch in which it is largest."""
     for node in graph.nodes:
         small = _find_largest(graph, ranges, node)
-        if small is not None and find_given(graph, node.outputs[0], partial(_may_keep, graph)) is not None:
-            output = find_given(graph, node.outputs[0], partial(_keeps, graph, ranges, small.batch))
-            if output is not None:
-                nodes = find_sources(graph, ranges, node, small.value)
-                yield Divided(small, tuple(nodes), f"the output {output} tells it")
+        outputs = _find_outputs(graph, ranges, small.batch) if small is not None else {}
+        if small is not None and node.outputs[0] in outputs:
+            nodes = find_sources(graph, ranges, node, small.value)
+            yield Divided(small, tuple(nodes), f"the output {outputs[node.outputs[0]]} tells it")
 
 
 def _find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifference | None:
@@ -39,10 +37,19 @@ def _find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifferen
     return largest if largest.value > FP32_NOISE * largest.largest else None
 
 
-def _may_keep(graph: Graph, node: Node, slot: int) -> bool:
-    """Whether single elements of it show, whatever the data are: a sum of many loses less."""
-    return not node.op_type.startswith("Reduce") and may_keep(graph, node, slot)
+@lru_cache(maxsize=8)
+def _find_outputs(graph: Graph, ranges: RangeTable, batch: int) -> Mapping[str, str]:
+    """For each tensor of which single elements show in an output of the model in that batch, the output.
 
-
-def _keeps(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
-    return _may_keep(graph, node, slot) and keeps_small(graph, ranges, batch, node, slot)
+    In one pass, since of a long chain of differences each is before all others. A sum of many loses less.
+    """
+    found = {name: name for name in graph.outputs}
+    for node in reversed(graph.nodes):
+        values = node.outputs[:1] if node.standard_op == "TopK" else node.outputs
+        output = next((found[name] for name in values if name in found), None)
+        if output is None or node.op_type.startswith("Reduce"):
+            continue
+        for slot, name in enumerate(node.inputs):
+            if name not in found and keeps_small(graph, ranges, batch, node, slot):
+                found[name] = output
+    return found

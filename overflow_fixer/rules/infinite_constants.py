@@ -17,7 +17,7 @@ from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.traces import chooses
 
 _ADDS = frozenset("Add Sub Sum".split())
-_ENDS = frozenset("Exp Sigmoid HardSigmoid Tanh Erf Relu Softplus Elu Celu".split())
+_ENDS = frozenset("Softmax Exp Sigmoid HardSigmoid Tanh Erf Relu Softplus Elu Celu".split())
 """Operators that have a finite limit at an infinity, on one side at least."""
 
 
@@ -30,7 +30,8 @@ def is_same_in_fp16(node: Node, graph: Graph, ranges: RangeTable) -> bool:
 def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
     """Whether an infinity stays one, and none comes of what is finite. No scale that FP16 rounds to zero."""
     if node.standard_op in ("Mul", "Div"):
-        scale = ranges.get(node.inputs[1]) if node.inputs[1] in graph.constants else None
+        scales = node.inputs if node.standard_op == "Mul" else node.inputs[1:]
+        scale = next((ranges.get(name) for name in scales if name in graph.constants), None)
         return _is_finite(scale) and scale is not None and scale.min_nonzero_abs >= FP16_MIN_NORMAL
     return node.standard_op in _ADDS or moves(node, 0) or chooses(node)
 

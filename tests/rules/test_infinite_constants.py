@@ -46,6 +46,7 @@ SAME = {
     ],
     "added and scaled": [node("Add", "b x", "s"), node("Mul", "s half", "t"), node("Sigmoid", "t", "y")],
     "divided": [node("Div", "b half", "s"), node("Tanh", "s", "y")],
+    "scaled from the left, then a Softmax": [node("Mul", "half b", "s"), node("Softmax", "s", "y")],
     "beside zero": [node("Relu", "b", "y")],
 }
 OTHERS = {
