@@ -155,18 +155,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-@contextmanager
-def begin_folder(folder: Path) -> Iterator[None]:
-    """Create `folder` and its parents; where the block fails with nothing in it, those that are new are removed again.
-
-    Raises OutputError where it cannot be created.
-    """
-    new = list_missing(folder)
-    make_folder(folder)
-    with remove_where_empty(new):
-        yield
-
-
 def list_missing(folder: Path) -> list[Path]:
     """The folder and those of its parents that are not there, the innermost first."""
     return [path for path in (folder, *folder.parents) if not os.path.exists(path)]

@@ -11,7 +11,6 @@ import pytest
 
 from overflow_fixer.errors import ModelError, OutputError
 from overflow_fixer.files import (
-    begin_folder,
     make_folder,
     need_folder,
     open_hdf5,
@@ -120,32 +119,6 @@ def test_what_is_made_elsewhere_first_is_told_by_where_it_goes_and_how_large_it_
     assert tell("/a/.hidden.tmp/x.json", 12_340).startswith("/a/.hidden.tmp/x.json could not be written")
     assert "for a file of 12.3 kB." in tell("x.json", 12_340)
     assert "left on its disk. Name" in tell("x.json")
-
-
-def test_a_folder_that_was_begun_in_vain_is_removed(tmp_path: Path) -> None:
-    """With its parents that are new; not where it was there before, nor with something in it."""
-
-    def begin(folder: Path, name: str) -> None:
-        with begin_folder(folder):
-            if name:
-                (folder / name).touch()
-            raise KeyboardInterrupt
-
-    def fail(folder: Path, name: str = "") -> None:
-        with pytest.raises(KeyboardInterrupt):
-            begin(folder, name)
-
-    fail(tmp_path / "a" / "b")
-    assert not (tmp_path / "a").exists()
-    fail(tmp_path / "a" / "b", "ranges.h5")
-    assert (tmp_path / "a" / "b" / "ranges.h5").exists()
-    (tmp_path / "c").mkdir()
-    fail(tmp_path / "c")
-    fail(tmp_path / "c" / "d")
-    assert list((tmp_path / "c").iterdir()) == []
-    with begin_folder(tmp_path / "e"):
-        pass
-    assert (tmp_path / "e").is_dir()
 
 
 def test_sha256_is_that_of_the_bytes_in_turn(tmp_path: Path) -> None:

@@ -195,3 +195,29 @@ def test_who_is_refused_removes_no_folder(
         with pytest.raises(OutputError, match="in use"), claim_folder(folder):
             raise AssertionError("two hold it")
         assert folder.is_dir()
+
+
+def test_a_folder_that_was_begun_in_vain_is_removed(tmp_path: Path) -> None:
+    """With its parents that are new; not where it was there before, nor with something in it."""
+
+    def begin(folder: Path, name: str) -> None:
+        with claim_folder(folder):
+            if name:
+                (folder / name).touch()
+            raise KeyboardInterrupt
+
+    def fail(folder: Path, name: str = "") -> None:
+        with pytest.raises(KeyboardInterrupt):
+            begin(folder, name)
+
+    fail(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    fail(tmp_path / "a" / "b", "ranges.h5")
+    assert (tmp_path / "a" / "b" / "ranges.h5").exists()
+    (tmp_path / "c").mkdir()
+    fail(tmp_path / "c")
+    fail(tmp_path / "c" / "d")
+    assert list((tmp_path / "c").iterdir()) == []
+    with claim_folder(tmp_path / "e"):
+        pass
+    assert (tmp_path / "e").is_dir()
