@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -102,9 +103,7 @@ def zoo_command(
     if as_json:
         say(dump_json(document))
     elif not quiet:
-        say(_say_end(document["counts"], files[0]))
-        if document["comparison"] is not None:
-            say("\n".join(say_comparison(document["comparison"])))
+        _tell(document, files[0])
     return EXIT_FIXED if all(outcome.passed for outcome in outcomes.values()) else EXIT_NOT_VERIFIED
 
 
@@ -194,6 +193,12 @@ def _end_as_on_ctrl_c() -> Iterator[None]:
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
+
+
+def _tell(document: Mapping[str, Any], path: Path) -> None:
+    say(_say_end(document["counts"], path))
+    if document["comparison"] is not None:
+        say("\n".join(say_comparison(document["comparison"])))
 
 
 def _say_end(counts: dict[str, int], path: Path) -> str:
