@@ -37,8 +37,8 @@ MOST_ROUNDED = 32.0
 _MOST_BATCHES = 8
 """Of those in which a difference is small, the worst that are followed to what divides by it."""
 _ZERO_AT_ZERO = frozenset(
-    """Sqrt Mul Abs Neg Relu Sin Tan Asin Atan Sinh Asinh Atanh Tanh Erf ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare ReduceMax ReduceMin TopK MaxPool
-    GlobalMaxPool AveragePool GlobalAveragePool""".split()
+    """Sqrt Mul Abs Neg Relu Sin Tan Asin Atan Sinh Asinh Atanh Tanh Erf ReduceSum ReduceMean ReduceL1 ReduceL2
+    ReduceSumSquare ReduceMax ReduceMin TopK MaxPool GlobalMaxPool AveragePool GlobalAveragePool""".split()
 )
 _BESIDE = frozenset("Add Sum Max Concat".split())
 """Operators of which something larger that comes in, such as an epsilon, hides the loss."""

@@ -98,11 +98,10 @@ def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) 
 
     Zero, as a rule, where a guard is all of the divisor: the rows that are masked as a whole.
     """
-    divided, by = (ranges.by_tensor[name] for name in division.inputs)
-    magnitude = ranges.by_tensor[division.outputs[0]].max_abs * by.min_nonzero_abs
-    is_guard = any(guard * _NEARLY >= by.min_nonzero_abs for guard in guards)
-    is_lost = magnitude < LEAST_MAGNITUDE and _may_be(divided, magnitude) and not is_guard
-    return Part(divided.tensor, magnitude) if is_lost else None
+    least = ranges.by_tensor[division.inputs[1]].min_nonzero_abs
+    magnitude = ranges.by_tensor[division.outputs[0]].max_abs * least
+    is_guard = any(guard * _NEARLY >= least for guard in guards)
+    return Part(division.inputs[0], magnitude) if magnitude < LEAST_MAGNITUDE and not is_guard else None
 
 
 def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
