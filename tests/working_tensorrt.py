@@ -60,7 +60,7 @@ class Works:
     """What was parsed and built: models by network, what each engine computes, and contexts that live."""
 
     folder: Path
-    models: dict[int, Path] = field(default_factory=dict)
+    models: dict[Any, Path] = field(default_factory=dict)
     computes: dict[bytes, Callable[[Arrays], Arrays]] = field(default_factory=dict)
     contexts: int = 0
     most_contexts: int = 0
@@ -84,7 +84,7 @@ def _make_parser(trt: Any, variant: Variant) -> type:
             path = trt.works.folder / f"parsed{len(trt.works.models)}.onnx"
             path.parent.mkdir(parents=True, exist_ok=True)
             onnx.save(model, path)
-            trt.works.models[id(self._network)] = path
+            trt.works.models[self._network] = path  # an id is reused, and sessions map the file
             _fill(trt.script, model.graph, variant)
             self._network._nodes = list(model.graph.node)
             return bool(super()._take(source))
@@ -141,7 +141,7 @@ def _io(network: Any, config: Any) -> list[IoSpec]:
 
 
 def _open_compute(trt: Any, network: Any, flags: set[str]) -> Callable[[Arrays], Arrays]:
-    path = trt.works.models[id(network)]
+    path = trt.works.models[network]
     graph = load_graph(path)
     extra = [t.name for t in network._outputs if t.name not in graph.outputs]
     runner: Runner
