@@ -88,7 +88,6 @@ class _Writer:
     def __init__(self, roundings: Roundings) -> None:
         self.roundings = roundings
         self._graph = roundings.graph
-        self._views: dict[str, str] = {}
 
     def write(self, switched: Sequence[Node], switches: str, outputs: Sequence[str]) -> onnx.ModelProto:
         model = copy_shell(self._graph)
@@ -105,31 +104,39 @@ class _Writer:
     def _switch(
         self, graph: onnx.GraphProto, node: Node, switches: str, number: int
     ) -> Iterator[onnx.NodeProto]:
-        """The node between its switch's choices: of what it reads, and of what it writes."""
-        name = self.roundings.name
-        place, switch = name(node.label, "place"), name(node.label, "switch")
+        """The node as its switch chooses: between roundings, or as it is, which costs what the node does."""
+        place, switch = (self.roundings.name(node.label, role) for role in ("place", "switch"))
         graph.initializer.append(onnx.helper.make_tensor(place, TensorProto.INT64, [], [number]))
         yield make_node("Gather", [switches, place], [switch])
-        twin = onnx.NodeProto()
-        twin.CopyFrom(node.proto)
-        for slot, tensor in enumerate(node.inputs):
-            if self.roundings.can_be_rounded(node, slot):
-                twin.input[slot] = name(f"{node.label}_{slot}", "read")
-                yield make_node("Where", [switch, self._view(graph, tensor), tensor], [twin.input[slot]])
-        floats = list_floats(self._graph, node)
-        written = {
-            tensor: name(tensor, "raw") for tensor in floats if self.roundings.is_stored_rounded(node, tensor)
-        }
-        twin.output[:] = [written.get(tensor, tensor) for tensor in node.outputs]
-        yield twin
-        for tensor, raw in written.items():
-            half, view = name(raw, "half"), name(raw, "view")
-            yield make_node("Cast", [raw], [half], to=TensorProto.FLOAT16)
-            yield make_node("Cast", [half], [view], to=TensorProto.FLOAT)
-            yield make_node("Where", [switch, view, raw], [tensor])
+        half, plain = self._write_half(node), self._write_plain(node)
+        yield make_node("If", [switch], node.writes, then_branch=half, else_branch=plain)
 
-    def _view(self, graph: onnx.GraphProto, tensor: str) -> str:
-        """The tensor rounded, made in front of the first that reads it."""
-        if tensor not in self._views:
-            self._views[tensor] = self.roundings.add_view(graph, tensor)
-        return self._views[tensor]
+    def _write_plain(self, node: Node) -> onnx.GraphProto:
+        body = onnx.GraphProto(name="plain")
+        self._add_twin(body, node, {})
+        self._give_out(body, node, frozenset())
+        return body
+
+    def _write_half(self, node: Node) -> onnx.GraphProto:
+        body, views = onnx.GraphProto(name="half"), dict[str, str]()
+        slots = [slot for slot in range(len(node.inputs)) if self.roundings.can_be_rounded(node, slot)]
+        for tensor in dict.fromkeys(node.inputs[slot] for slot in slots):
+            views[tensor] = self.roundings.add_view(body, tensor)
+        self._add_twin(body, node, {slot: views[node.inputs[slot]] for slot in slots})
+        floats = list_floats(self._graph, node)
+        self._give_out(body, node, [one for one in floats if self.roundings.is_stored_rounded(node, one)])
+        return body
+
+    def _add_twin(self, body: onnx.GraphProto, node: Node, reads: Mapping[int, str]) -> None:
+        """Append the node, which writes raw values, and reads others in some slots."""
+        twin = body.node.add()
+        twin.CopyFrom(node.proto)
+        for slot, tensor in reads.items():
+            twin.input[slot] = tensor
+        twin.output[:] = [self.roundings.name(tensor, "raw") if tensor else "" for tensor in node.outputs]
+
+    def _give_out(self, body: onnx.GraphProto, node: Node, rounded: Collection[str]) -> None:
+        for tensor in node.writes:
+            raw = self.roundings.name(tensor, "raw")
+            found = self.roundings.add_view(body, raw) if tensor in rounded else raw
+            body.output.append(make_tensor_value_info(found, self._graph.dtypes[tensor], None))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from in_memory_calibration import floats, make_model, node, save, scalar
-from onnx import NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 from typed_models import plan_of
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
@@ -16,7 +18,9 @@ from overflow_fixer.calibration import open_calibration
 from overflow_fixer.errors import RunError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Batch
+from overflow_fixer.repair import switchboard
 from overflow_fixer.repair.switchboard import Case, Switchboard
+from overflow_fixer.sessions.session import open_session
 from overflow_fixer.verification.comparison import open_reference
 
 CALIB_DATA = Path(__file__).resolve().parents[2] / "calib_data"
@@ -64,6 +68,26 @@ def test_only_nodes_that_compute_floats_have_a_switch(tmp_path: Path) -> None:
         "Cast_f",
     )
     assert Switchboard(graph, ["Exp_e"], ["y"]).nodes == ("Exp_e",)
+
+
+def test_where_a_switch_is_off_only_its_node_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search runs it some hundred times, mostly with few nodes in FP16."""
+    written: list[ModelProto] = []
+
+    def keep(model: ModelProto, *arguments: Any, **options: Any) -> Any:
+        written.append(model)
+        return open_session(model, *arguments, **options)
+
+    monkeypatch.setattr(switchboard, "open_session", keep)
+    nodes = [node("MatMul", "x weights", "m"), node("Split", "m", "a b", axis=1), node("Mul", "a b", "y")]
+    graph = _load(tmp_path, nodes, weights=np.eye(8, dtype=np.float32))
+    labels = [one.label for one in graph.nodes]
+    board = Switchboard(graph, labels, ["y"])
+    (model,) = written
+    assert [one.op_type for one in model.graph.node] == ["Gather", "If"] * len(board.nodes)
+    off = [onnx.helper.get_node_attr_value(one, "else_branch").node for one in model.graph.node[1::2]]
+    assert [[one.op_type for one in body] for body in off] == [["MatMul"], ["Split"], ["Mul"]]
+    assert [list(body[0].input) for body in off] == [list(one.inputs) for one in graph.nodes]
 
 
 def test_what_is_exact_and_parameters_are_not_rounded(tmp_path: Path) -> None:
