@@ -73,6 +73,16 @@ def test_costs_that_add_up_to_more_than_each_alone_are_found_too() -> None:
     assert costs.rest(found) <= BEARABLE
 
 
+def test_of_costs_that_do_not_add_up_few_are_found_one_by_one() -> None:
+    """The largest alone counts: two hundred of 0.5 each are bearable together, whatever they add up to."""
+    costs = Costs([0.5] * 200, lambda parts: max(parts, default=0.0))
+    costs.each[::40] = [3.0] * 5
+    found = costs.search()
+    assert costs.rest(found) == 0.5
+    assert len(found) < 10
+    assert len(costs.asked) < 120
+
+
 @given(st.lists(st.one_of(st.floats(0, 10), st.just(math.inf)), min_size=1, max_size=40))
 def test_the_rest_is_bearable_and_the_mildest_stay(each: list[float]) -> None:
     costs = Costs(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,25 @@ def test_a_case_tells_the_errors_against_fp32(tmp_path: Path) -> None:
     expected = 10 * math.log10((m.astype(np.float64) ** 2).sum() / ((m - wrong) ** 2).sum())
     assert of_m.snr_db == pytest.approx(expected)
     assert of_m.worst_batch == "b"
+
+
+def test_a_choice_that_was_compared_is_not_run_again(tmp_path: Path) -> None:
+    graph = _load(tmp_path, [node("Mul", "x k", "m"), node("Exp", "m", "y")], k=scalar(3))
+    board = Switchboard(graph, ["Mul_m", "Exp_y"], ["y"])
+    ran: list[tuple[str, ...]] = []
+
+    class Counted(Switchboard):
+        def __init__(self) -> None:
+            self.nodes = board.nodes
+
+        def run(self, batch: Batch, in_fp16: Collection[str] = ()) -> dict[str, np.ndarray]:
+            ran.append(tuple(sorted(in_fp16)))
+            return board.run(batch, in_fp16)
+
+    case = Case(Counted(), BATCH, {}, (), {})
+    first = case.compare(["Exp_y", "Mul_m"])
+    assert case.compare(("Mul_m", "Exp_y")) == first != case.compare(["Mul_m"])
+    assert ran == [(), ("Exp_y", "Mul_m"), ("Mul_m",)]
 
 
 def test_a_choice_that_cannot_be_run_fails_every_output(tmp_path: Path) -> None:
