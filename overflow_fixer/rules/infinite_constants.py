@@ -5,7 +5,6 @@ Nodes move and choose them, add finite values to them or scale them, and an expo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from overflow_fixer.formats import FP16_MIN_NORMAL
@@ -17,14 +16,16 @@ from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.traces import chooses
 
 _ADDS = frozenset("Add Sub Sum".split())
-_ENDS = frozenset("Softmax Exp Sigmoid HardSigmoid Tanh Erf Relu Softplus Elu Celu".split())
+_ENDS = frozenset("Softmax Exp Sigmoid HardSigmoid Tanh Erf Softplus Elu Celu".split())
 """Operators that have a finite limit at an infinity, on one side at least."""
 
 
 def is_same_in_fp16(node: Node, graph: Graph, ranges: RangeTable) -> bool:
-    """Whether FP16 makes of such an infinity what FP32 makes: the node hands it on, or ends it."""
-    is_ended = node.standard_op in _ENDS and all(_is_finite(ranges.get(name)) for name in node.writes)
-    return is_ended or _hands_on(node, graph, ranges)
+    """Whether FP16 makes of such an infinity what FP32 makes: the node hands it on, or ends it.
+
+    Of an infinity or NaN that the node itself makes, what it writes tells.
+    """
+    return node.standard_op in _ENDS or _hands_on(node, graph, ranges)
 
 
 def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
@@ -32,7 +33,7 @@ def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
     if node.standard_op in ("Mul", "Div"):
         scales = node.inputs if node.standard_op == "Mul" else node.inputs[1:]
         scale = next((ranges.get(name) for name in scales if name in graph.constants), None)
-        return _is_finite(scale) and scale is not None and scale.min_nonzero_abs >= FP16_MIN_NORMAL
+        return scale is not None and scale.is_finite and scale.min_nonzero_abs >= FP16_MIN_NORMAL
     return node.standard_op in _ADDS or moves(node, 0) or chooses(node)
 
 
@@ -49,16 +50,12 @@ def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str
 
 def _are_plain(node: Node, graph: Graph, ranges: RangeTable, found: set[str]) -> bool:
     """Whether no other float that it reads has a NaN or an infinity of its own."""
-    others = [ranges.get(name) for name in _floats(node, graph) if name not in found]
+    others = (ranges.get(name) for name in filter(graph.is_float, node.inputs) if name not in found)
     return all(_is_finite(seen) for seen in others)
 
 
 def _is_finite(seen: Range | None) -> bool:
     return seen is not None and seen.is_finite
-
-
-def _floats(node: Node, graph: Graph) -> Iterator[str]:
-    return (name for name in node.inputs if name and graph.is_float(name))
 
 
 def _has_only_infinities(seen: Range | None) -> bool:

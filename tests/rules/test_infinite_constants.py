@@ -12,6 +12,7 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
 
+from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.rules.infinite_constants import find_infinities_handed_on
 from overflow_fixer.rules.non_finite import find_non_finite
 
@@ -47,7 +48,13 @@ SAME = {
     "added and scaled": [node("Add", "b x", "s"), node("Mul", "s half", "t"), node("Sigmoid", "t", "y")],
     "divided": [node("Div", "b half", "s"), node("Tanh", "s", "y")],
     "scaled from the left, then a Softmax": [node("Mul", "half b", "s"), node("Softmax", "s", "y")],
+    "scaled by the least normal number": [node("Mul", "b least", "s"), node("Sigmoid", "s", "y")],
+    "one of a sum": [node("Sum", "b half half", "s"), node("Exp", "s", "y")],
     "beside zero": [node("Relu", "b", "y")],
+    **{
+        f"at the end {op}": [node(op, "b", "y")]
+        for op in "Softmax Exp Sigmoid HardSigmoid Tanh Erf Softplus Elu Celu".split()
+    },
 }
 OTHERS = {
     "a norm": ([node("LogSoftmax", "b", "s"), node("Exp", "s", "y")], ["LogSoftmax_s", "Exp_y"]),
@@ -55,15 +62,31 @@ OTHERS = {
         [node("Mul", "b tiny", "s"), node("Exp", "s", "y")],
         ["Mul_s", "Exp_y"],
     ),
+    "a scale that is infinite": (
+        [node("Mul", "b low", "s"), node("Sigmoid", "s", "y")],
+        ["Mul_s", "Sigmoid_y"],
+    ),
+    "a constant that is divided": ([node("Div", "half b", "s"), node("Exp", "s", "y")], ["Div_s"]),
+    "exponentials that are added up inside": (
+        [node("ReduceLogSumExp", "b", "y", axes=[1])],
+        ["ReduceLogSumExp_y"],
+    ),
     "a scale of the data": ([node("Mul", "b x", "s"), node("Exp", "s", "y")], ["Mul_s", "Exp_y"]),
     "an end that is infinite": (
         [node("Neg", "b", "n"), node("Exp", "n", "e"), node("Relu", "e", "y")],
         ["Exp_e", "Relu_y"],
     ),
+    "NaN of some, infinities of others": (
+        [node("Where", "others b low", "o"), node("Sub", "b o", "s"), node("Exp", "s", "y")],
+        ["Sub_s", "Exp_y"],
+    ),
     "NaN of two": ([node("Sub", "b b", "s"), node("Exp", "s", "y")], ["Sub_s", "Exp_y"]),
 }
 MASKED = [node("Max", "x low", "a"), node("Where", "c low a", "b")]
-MASKS = {**LOW, "c": np.asarray([False, True, False]), "half": scalar(0.5), "tiny": scalar(1e-9)}
+MASKS = {**LOW, "c": np.asarray([False, True, False]), "half": scalar(0.5), "tiny": scalar(1e-9)} | {
+    "least": scalar(FP16_MIN_NORMAL),
+    "others": np.asarray([True, False, False]),
+}
 
 
 @pytest.mark.parametrize("form", SAME)
@@ -100,3 +123,18 @@ def test_without_infinite_constants_there_are_none(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, nodes, {}, floats([0, 1, 2], [3, 4, 5]))
     assert find_infinities_handed_on(graph, ranges) == frozenset()
     assert pinned_by(find_non_finite, graph, ranges) == ["Log_a", "Abs_y"]
+
+
+def test_a_finite_constant_that_fp16_cannot_hold_is_none(tmp_path: Path) -> None:
+    nodes = [node("Where", "c large x", "a"), node("Mul", "a large", "y")]
+    constants = {"c": MASKS["c"], "large": scalar(-1e30)}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3], [4, 5, 6]))
+    assert ranges.by_tensor["y"].inf_count
+    assert find_infinities_handed_on(graph, ranges) == frozenset()
+
+
+def test_what_overflows_beside_them_is_none(tmp_path: Path) -> None:
+    nodes = [node("Where", "c low x", "a"), node("Add", "x x", "b"), node("Sum", "a b", "y")]
+    constants = {**LOW, "c": MASKS["c"]}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3e38], [4, 5, 6]))
+    assert find_infinities_handed_on(graph, ranges) == {"low"}
