@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from fp16_emulation import run_fp16, run_fp32
-from in_memory_calibration import ask, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.lost_difference import find_lost_differences
@@ -23,6 +24,7 @@ FORMS = {
     "a return, scaled": ([RATIO, node("Add", "q minus", "d"), node("Mul", "d hundred", "y")], {"Div_q", "Add_d"}),
     "its logarithm": ([RATIO, node("Log", "q", "y")], {"Div_q", "Log_y"}),
     "a difference": ([node("Sub", "b a", "d"), node("Abs", "d", "y")], {"Sub_d"}),
+    "one half of it": ([node("Sub", "b a", "d"), node("Split", "d", "z y", axis=1)], {"Sub_d"}),
     "squared, beside a smaller one": (
         [node("Sub", "b a", "d"), node("Mul", "d d", "s"), node("Add", "s tiny", "t"), node("Sqrt", "t", "y")],
         {"Sub_d"},
@@ -34,7 +36,12 @@ FORMS = {
 }  # fmt: skip
 HIDDEN = {
     "beside a larger one": [node("Sub", "b a", "d"), node("Add", "d a", "y")],
-    "under an exponential": [node("Sub", "b a", "d"), node("Exp", "d", "y")],
+    "under an exponential": [node("Sub", "b a", "d"), node("Neg", "d", "n"), node("Exp", "n", "y")],
+    "as the places of the largest": [
+        node("Sub", "b a", "d"),
+        node("TopK", "d few", "v i"),
+        node("Cast", "i", "y", to=TensorProto.FLOAT),
+    ],
     "as a mean": [node("Sub", "b a", "d"), node("ReduceMean", "d", "y", axes=[1])],
     "in a layer": [node("Sub", "b a", "d"), node("MatMul", "d w", "y")],
 }
@@ -45,6 +52,7 @@ CONSTANTS = {
     "ninety": scalar(90),
     "tiny": scalar(1e-12),
     "w": np.ones((32, 8), np.float32),
+    "few": ints(3),
 }
 
 
@@ -95,6 +103,23 @@ def test_the_limit_is_32_steps(factor: float, is_told: bool, tmp_path: Path) -> 
     later = np.where(PRICES.max() == PRICES, PRICES * largest, PRICES).astype(np.float32)
     graph, ranges = _scan(tmp_path, FORMS["a return"][0], later)
     assert bool(list(find_given_differences(graph, ranges))) == is_told
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(0.9, False), (1.1, True)])
+def test_a_millionth_of_the_terms_is_more_than_fp32_rounds(
+    factor: float, is_told: bool, tmp_path: Path
+) -> None:
+    largest = PRICES.max() * (1 + factor * 2**-20)
+    later = np.where(PRICES.max() == PRICES, largest, PRICES).astype(np.float32)
+    graph, ranges = _scan(tmp_path, FORMS["a difference"][0], later)
+    assert bool(list(find_given_differences(graph, ranges))) == is_told
+
+
+def test_what_is_an_output_itself_is_told_as_that(tmp_path: Path) -> None:
+    model = make_model(FORMS["a difference"][0], {"a": [4, 32], "b": [4, 32]}, "y d", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"a": PRICES, "b": LATER})
+    (found,) = find_given_differences(graph, ranges)
+    assert found.made == "the output d tells it"
 
 
 def test_beside_a_batch_of_large_ones_the_small_do_not_count(tmp_path: Path) -> None:
