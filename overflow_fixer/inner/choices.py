@@ -45,7 +45,8 @@ def _trace_sum(graph: Graph, node: Node) -> list[Node] | None:
     writer = graph.producers.get(node.inputs[0])
     while writer is not None and len(way) < _FARTHEST and _hands_on(graph, writer):
         way.append(writer)
-        writer = graph.producers.get(writer.inputs[0])
+        read = (name for name in writer.inputs if name not in graph.constants)
+        writer = graph.producers.get(next(read, ""))
     return way if writer is not None and _adds_up(graph, writer) else None
 
 

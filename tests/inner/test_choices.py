@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import floats, make_model, node, scalar, scan
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
 from overflow_fixer.records import InnerRange
@@ -19,6 +19,11 @@ CONSTANTS = {
     "b": B,
     "zero": scalar(0),
     "half": scalar(0.5),
+    "ten": np.full((1, 1, 1, 4), 10, np.float32),
+    "low": scalar(-100),
+    "last": ints(-1),
+    "first": ints(0),
+    "rows": ints(6, 4),
     "minus": scalar(-2),
     "ones": np.ones((2, 3, 1), np.float32),
     "right": np.concatenate([POINTS, np.ones((5, 1)), np.square(POINTS).sum(1)[:, None]], 1).T.astype("f4"),
@@ -73,9 +78,33 @@ def test_behind_moves_and_bounds_too(tmp_path: Path) -> None:
     assert found.seen.max_abs == pytest.approx(_margin("ArgMin", np.maximum(9 * X - B, 0), 2), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        node("Abs", "s", "r"),
+        node("Relu", "s", "r"),
+        node("Clip", "s low", "r"),
+        node("Max", "s low", "r"),
+        node("Max", "low s", "r"),
+        node("Reshape", "s rows", "r"),
+        node("Transpose", "s", "r", perm=[0, 2, 1, 3]),
+        node("Squeeze", "s first", "r"),
+        node("Unsqueeze", "s first", "r"),
+        node("Flatten", "s", "r", axis=3),
+        node("Identity", "s", "r"),
+        node("Cast", "s", "r", to=TensorProto.FLOAT),
+    ],
+    ids=lambda move: f"{move.op_type} {move.input[0]}",
+)
+def test_each_move_and_bound_is_passed(move: onnx.NodeProto, tmp_path: Path) -> None:
+    nodes = [node("Add", "x ten", "s"), move, node("ArgMin", "r", "i", axis=-1)]
+    (found,) = _measure(tmp_path, nodes, X)
+    assert found.seen.max_abs == pytest.approx(_margin("ArgMin", X, 2), rel=1e-5)
+
+
 @pytest.mark.parametrize("root", [node("Sqrt", "s", "r"), node("Pow", "s half", "r")], ids=["Sqrt", "Pow"])
 def test_behind_a_root_it_is_that_of_the_squares(root: onnx.NodeProto, tmp_path: Path) -> None:
-    nodes = [node("Add", "x b", "s"), root, node("Neg", "r", "n"), node("ArgMax", "n", "i", axis=2)]
+    nodes = [node("Sum", "x b", "s"), root, node("Neg", "r", "n"), node("ArgMax", "n", "i", axis=2)]
     (found,) = _measure(tmp_path, nodes, X)
     assert found.seen.max_abs == pytest.approx(_margin("ArgMin", X + B, 2), rel=1e-5)
 
@@ -107,7 +136,7 @@ def test_of_two_that_are_alike_it_is_zero(op: str, tmp_path: Path) -> None:
     [
         [node("ArgMin", "x", "i")],
         [node("Relu", "x", "r"), node("ArgMin", "r", "i")],
-        [node("Add", "x b", "s"), node("ReduceMax", "s", "m", axes=[2]), node("ArgMin", "m", "i", axis=2)],
+        [node("ReduceMax", "x", "m", axes=[2]), node("Add", "m zero", "s"), node("ArgMin", "s", "i", axis=2)],
     ],
     ids=["no sum", "behind a function", "one element"],
 )
@@ -126,6 +155,12 @@ def test_of_rows_of_any_length_nothing_is_measured(tmp_path: Path) -> None:
     """They may have one element, and the model would not run."""
     nodes = [node("Add", "x b", "s"), node("ArgMin", "s", "i", axis=0)]
     assert _measure(tmp_path, nodes, X, length=None) == []
+
+
+def test_before_opset_11_nothing_is_measured(tmp_path: Path) -> None:
+    """No TopK chose the least there."""
+    nodes = [node("Add", "x b", "s"), node("ArgMin", "s", "i", axis=2)]
+    assert _measure(tmp_path, nodes, X, opset=10) == []
 
 
 def test_nan_and_infinities_are_counted(tmp_path: Path) -> None:
