@@ -144,9 +144,7 @@ def _find_distances(graph: Graph) -> frozenset[str]:
             products.update(node.writes)
         if is_whole or sums_squares(graph, node) or not squares.isdisjoint(added):
             squares.update(node.writes)
-    return frozenset(
-        node.label for node in graph.nodes if node.writes and {*node.writes} <= products & squares
-    )
+    return frozenset(node.label for node in graph.nodes if {*node.writes} <= products & squares)
 
 
 def _adds_up(graph: Graph, node: Node, name: str) -> bool:

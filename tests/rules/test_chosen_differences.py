@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from fp16_emulation import run_fp16, run_fp32
-from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, save, scalar, scan
 from onnx import TensorProto
 
-from overflow_fixer.rules.chosen_differences import find_chosen
+from overflow_fixer.rules.chosen_differences import _find_choices, find_chosen, is_distance
 from overflow_fixer.rules.lost_difference import find_lost_differences
 from overflow_fixer.rules.small_differences import find_small
 
@@ -40,12 +40,40 @@ AS_ONE_PRODUCT = [
     node("MatMul", "left right", "d"),
 ]
 """As PyTorch exports cdist."""
+BY_EINSUM = [*DISTANCES[:6], node("Einsum", "x p", "xp", equation="bid,bjd->bij"), *DISTANCES[7:]]
+BY_GEMM = [
+    *DISTANCES[:6],
+    node("Reshape", "x points", "x2"),
+    node("Reshape", "p points", "p2"),
+    node("Gemm", "x2 p2", "g", transB=1),
+    node("Reshape", "g cube", "xp"),
+    *DISTANCES[7:],
+]
+SCALED_APART = [
+    *DISTANCES[:7],
+    node("Div", "xp half", "h"),
+    node("Neg", "h", "xp2"),
+    DISTANCES[8],
+    node("Add", "sum xp2", "d"),
+]
 CONSTANTS = {"last": ints(-1), "two": scalar(2), "k": ints(1), "zero": scalar(0), "square": ints(64, 64)} | {
     "minus": scalar(-2),
+    "half": scalar(0.5),
+    "points": ints(64, 3),
+    "cube": ints(1, 64, 64),
     "ones": np.ones((1, 64, 1), np.float32),
 }
 CHOICES = {
     "the nearest": [node("ReduceMin", "d", "y", axes=[2], keepdims=0)],
+    "the nearest, turned about": [node("Neg", "d", "n"), node("ReduceMax", "n", "y", axes=[2])],
+    "the nearest, in bounds": [
+        node("Clip", "d zero", "r"), node("Abs", "r", "q"), node("ReduceMin", "q", "y", axes=[2])
+    ],
+    "subtracted, and given out": [node("Neg", "d", "n"), node("ReduceMax", "n", "y", axes=[2]), node("Sub", "n y", "e")],
+    "subtracted, and halved": [
+        node("Neg", "d", "n"), node("ReduceMax", "n", "most", axes=[2]), node("Sub", "n most", "e"), node("Mul", "most half", "y")
+    ],
+    "subtracted from another": [node("ReduceMin", "d", "least", axes=[2]), node("Sub", "zero least", "y")],
     "the first": [node("TopK", "d k", "y i", axis=2, largest=0)],
     "the first, turned about": [node("Neg", "d", "n"), node("TopK", "n k", "y i", axis=2)],
     "the nearest, moved and bounded": [
@@ -82,7 +110,11 @@ def _scan(
     return scan(model, folder, *({"x": CLOUD, "p": cloud} for cloud in clouds))
 
 
-@pytest.mark.parametrize("distances", [DISTANCES, AS_ONE_PRODUCT], ids=["added", "as one product"])
+@pytest.mark.parametrize(
+    "distances",
+    [DISTANCES, AS_ONE_PRODUCT, BY_EINSUM, BY_GEMM, SCALED_APART],
+    ids=["added", "as one product", "Einsum", "Gemm", "scaled apart"],
+)
 @pytest.mark.parametrize("form", CHOICES)
 def test_the_nearest_are_not_told_apart(form: str, distances: list[onnx.NodeProto], tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, CHOICES[form], NEAR, distances=distances)
@@ -170,6 +202,44 @@ def test_where_the_nearest_is_much_nearer_than_the_next_nothing_is_told(tmp_path
     assert found.tolist() == [list(range(64))]
 
 
+def test_what_adds_up_the_distance_is_computed_and_no_constant(tmp_path: Path) -> None:
+    """Of a ReduceSumSquare the squares are inside."""
+    distances = [
+        node("ReduceSumSquare", "x", "sx", axes=[2]),
+        node("ReduceSumSquare", "p", "s", axes=[2]),
+        *DISTANCES[4:7],
+        node("Constant", "", "twice", value_float=2.0),
+        node("Mul", "xp twice", "xp2"),
+        *DISTANCES[8:],
+    ]
+    choice = [*PLACES["the nearest"], node("Cast", "i", "y", to=TensorProto.FLOAT)]
+    (found,) = find_chosen(*_scan(tmp_path, choice, TWINS, distances=distances))
+    named = {one.label for one in found.nodes}
+    assert named >= {"Sub_d", "Mul_xp2", "MatMul_xp", "Add_sum", "ReduceSumSquare_sx", "ReduceSumSquare_s"}
+    assert "Constant_twice" not in named
+
+
+SUMS = {
+    "behind a function": [node("Sigmoid", "xp", "f"), node("Sub", "sum f", "d")],
+    "scaled by data": [node("Mul", "xp sum", "f"), node("Sub", "sum f", "d")],
+    "squared": [node("Pow", "xp two", "f"), node("Sub", "sum f", "d")],
+}
+
+
+@pytest.mark.parametrize("form", SUMS)
+def test_sums_of_other_products_are_no_distances(form: str, tmp_path: Path) -> None:
+    nodes = [*DISTANCES[:7], DISTANCES[8], *SUMS[form], *CHOICES["the nearest"]]
+    graph = save(make_model(nodes, {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS), tmp_path)
+    assert not is_distance(graph, graph.producers["d"])
+
+
+def test_of_many_ways_to_a_choice_one_is_followed(tmp_path: Path) -> None:
+    bounds = [node("Max", f"d{i} d{i}", f"d{i + 1}") for i in range(8)]
+    nodes = [node("Neg", "x", "d0"), *bounds, node("ReduceMin", "d8", "y", axes=[0])]
+    graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+    assert [end.label for end, _ in _find_choices(graph, graph.nodes[0])] == ["ReduceMin_y"]
+
+
 def test_a_margin_that_fp32_rounds_is_not_told(tmp_path: Path) -> None:
     alike = np.repeat(CLOUD[:, ::2], 2, axis=1)
     assert list(find_chosen(*_scan_places(tmp_path, "the nearest", alike))) == []
@@ -203,9 +273,10 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert found.reason.endswith("and ReduceMin ReduceMin_y chooses among it")
 
 
-def test_the_evidence_of_roots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["the least root", "the first root, turned about"])
+def test_the_evidence_of_roots(form: str, tmp_path: Path) -> None:
     """What is chosen and its limit are told as roots, and what that is squared."""
-    graph, ranges = _scan(tmp_path, CHOICES["the least root"], NEAR)
+    graph, ranges = _scan(tmp_path, CHOICES[form], NEAR)
     found = next(one for one in ask(find_lost_differences, graph, ranges) if one.node == "Sub_d")
     most = max(ranges.by_tensor[name].max_abs for name in ("sum", "xp2"))
     assert (found.tensor, found.value) == ("y", ranges.by_tensor["y"].max_abs)
@@ -223,6 +294,19 @@ def test_where_the_places_of_a_topk_are_read_it_stays_in_fp32_too(tmp_path: Path
         graph, ranges = _scan(tmp_path, [*behind, last], NEAR)
         pinned = set(pinned_by(find_lost_differences, graph, ranges))
         assert ({"Max_r", "Sqrt_q", "Neg_n", "TopK_v"} <= pinned) == is_pinned
+
+
+def test_where_the_places_of_a_topk_are_given_out_it_stays_in_fp32_too(tmp_path: Path) -> None:
+    nodes = [*DISTANCES, *CHOICES["the first, turned about"]]
+    inputs, types = {"x": [1, 64, 3], "p": [1, 64, 3]}, {"i": TensorProto.INT64}
+    model = make_model(nodes, inputs, "y i", CONSTANTS, output_types=types)
+    graph, ranges = scan(model, tmp_path, {"x": CLOUD, "p": NEAR})
+    assert {"Neg_n", "TopK_y"} <= set(pinned_by(find_lost_differences, graph, ranges))
+
+
+def test_multiplied_by_what_it_is_chosen_of_it_is_told(tmp_path: Path) -> None:
+    behind = [node("ReduceMin", "d", "m", axes=[2]), node("Mul", "d m", "y")]
+    assert list(find_chosen(*_scan(tmp_path, behind, NEAR)))
 
 
 def test_the_distance_of_a_point_to_itself_is_what_fp32_rounds(tmp_path: Path) -> None:
