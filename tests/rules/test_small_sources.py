@@ -172,6 +172,13 @@ def test_of_a_product_of_data_factors_whose_smallest_was_taken(tmp_path: Path) -
     assert parts == [("e", pytest.approx(1e-6 / 20))]
 
 
+def test_of_a_product_with_infinities_no_other_factor(tmp_path: Path) -> None:
+    nodes = [node("Exp", "a", "e"), node("Tanh", "a", "t"), node("Exp", "t", "f"), node("Mul", "e f", "y")]
+    graph, ranges = _scan(nodes, tmp_path, [-20, math.inf])
+    parts = list(carry_back(graph, ranges, graph.nodes[-1], 1e-6))
+    assert parts == [("e", pytest.approx(1e-6 / math.e))]
+
+
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"])
 def test_of_pools(op: str, tmp_path: Path) -> None:
     attributes = {} if op.startswith("Global") else {"kernel_shape": [2]}
