@@ -88,6 +88,14 @@ def test_a_step_of_which_nothing_is_told_is_reminded_of_each_half_minute() -> No
     assert told.at(1101, 0, 10, "verify") == []
 
 
+def test_a_reminder_takes_no_step_from_the_next_line() -> None:
+    told = Told()
+    assert told.at(0, 0) == []
+    assert told.at(1, 8) == []
+    assert told.remind_at(31) == ["scan: 8 of 100; the next step has taken 0:00:30 so far"]
+    assert told.at(34, 10) == ["scan: 10 of 100, 0:05:06 left"]
+
+
 def test_a_reminder_names_the_tensors_over_the_limit() -> None:
     told = Told()
     told.at(0, 1)
