@@ -11,6 +11,7 @@ import pytest
 from fp16_emulation import run_fp32, run_typed
 
 from overflow_fixer.cli import main
+from overflow_fixer.ranges.recording import FORMAT_VERSION
 
 SAMPLES = Path(__file__).parents[2] / "calib_data"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/model.onnx"))
@@ -332,6 +333,10 @@ def test_ranges_that_were_changed_since_do_not_fit_their_report(
     assert "ranges.h5 is of another scan than the one that is reported" in tell()
     ranges.write_bytes(kept[: len(kept) // 2])
     assert "ranges.h5 is not that of a finished scan any more" in tell()
+    ranges.write_bytes(kept)
+    with h5py.File(ranges, "r+") as file:
+        file.attrs["format_version"] = FORMAT_VERSION - 1
+    assert _run("report", out, "-q") == 0  # of an earlier version's ranges nobody knows
     ranges.unlink()
     assert _run("report", out, "-q") == 0
 
