@@ -13,7 +13,7 @@ _ADVICE = "Open files with open_calibration, or make a class of your own for arr
 
 def check_set(calibration: Any) -> None:
     """Raise CalibrationError unless it has what records.CalibrationSet tells. Nothing of it is computed or walked for that."""
-    found = {*dir(type(calibration)), *getattr(calibration, "__dict__", ())}
+    found = dir(type(calibration))
     lacking = [name for name in _HAS if name not in found and not hasattr(calibration, name)]
     if lacking:
         raise CalibrationError(

@@ -29,7 +29,20 @@ class Late:
         raise AssertionError("walked")
 
 
-@pytest.mark.parametrize("given", [InMemoryCalibration(()), Late()])
+class Wrapped:
+    """A set that asks another one for what it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(InMemoryCalibration(()), name)
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked")
+
+
+@pytest.mark.parametrize("given", [InMemoryCalibration(()), Late(), Wrapped()])
 def test_a_set_is_taken_without_a_look_at_its_data(given: Any) -> None:
     check_set(given)
 
