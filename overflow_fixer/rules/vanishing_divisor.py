@@ -85,7 +85,7 @@ def _find_dividends(
     small = {divisor.tensor} | {name for node in reached for name in node.writes}
     guards = _find_guards(graph, ranges, (*writers, *reached))
     for end in reached:
-        if end.standard_op != "Div" or end.inputs[1] not in small or end.inputs[0] in small:
+        if end.standard_op != "Div" or end.inputs[0] in small:
             continue
         dividend = _read_dividend(ranges, end, guards)
         if dividend is not None:
@@ -147,8 +147,8 @@ def _hands_on(graph: Graph, ranges: RangeTable, divisor: Divisor, node: Node, ou
 def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> Divisor:
     """What becomes of it beside a guard that FP16 holds: where zero was kept from the operator, another number."""
     found = _find_guards(graph, ranges, reached)
-    guards = [value for value in found if FP16_UNDERFLOW < value <= divisor.limit / 2]
-    if divisor.cancelled is None or not guards:
+    guards = [value for value in found if value > FP16_UNDERFLOW]
+    if not guards:
         return divisor
     return replace(
         divisor, makes=f"something else of it, as the guard of {max(guards):.3g} is all that is left"
@@ -168,7 +168,7 @@ def _may_be(seen: Range, magnitude: float) -> bool:
 
 def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slot: int) -> bool:
     """Whether the node makes zero of zero: also where a constant would keep it from that, of `passed` at most."""
-    is_power = slot == 0 and read_exponent(graph, node) > 0
+    is_power = read_exponent(graph, node) > 0
     is_quotient = node.standard_op == "Div" and slot == 0
     is_plain = is_power or is_quotient or node.standard_op in _KEEPS_ZERO or moves(node, slot)
     return is_plain or guards_in_vain(graph, ranges, node, slot, passed)

@@ -17,8 +17,18 @@ from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
 
 NEXT = float(np.nextafter(np.float32(FP16_UNDERFLOW), np.float32(1)))
-CONSTANTS = {"one": scalar(1), "minus": scalar(-1), "two": scalar(2), "half": scalar(0.5), "axes": ints(0)}
+CONSTANTS = {
+    "one": scalar(1),
+    "minus": scalar(-1),
+    "two": scalar(2),
+    "half": scalar(0.5),
+    "axes": ints(0),
+} | {
+    "zero": scalar(0),
+}
 SCALES = {
+    "ten": scalar(10),
+    "hundred": scalar(100),
     "thousand": scalar(1e3),
     "thousandth": scalar(1e-3),
     "both": floats(1e3, 2e3),
@@ -134,11 +144,32 @@ def test_a_root_hides_it_and_an_epsilon_that_stays_saves_it(tmp_path: Path) -> N
     start = [node("Mul", "x x", "q"), node("Abs", "q", "a")]
     for name, nodes, pins in (
         ("root", [node("Sqrt", "a", "r"), node("Div", "x r", "y")], ["Mul_q", "Abs_a", "Sqrt_r", "Div_y"]),
+        ("power", [node("Pow", "a zero", "r"), node("Div", "x r", "y")], []),
         ("epsilon", [node("Add", "a half", "e"), node("Sqrt", "e", "r"), node("Div", "x r", "y")], []),
         ("sum", [node("Sqrt", "a", "r"), node("Add", "r half", "e"), node("Div", "x e", "y")], []),
     ):
         (tmp_path / name).mkdir()
         assert _pins(tmp_path / name, [*start, *nodes], [1, 1e-6]) == pins, name
+
+
+@pytest.mark.parametrize(
+    "op",
+    """Sqrt Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
+    ReduceProd Mul Pow""".split(),
+)
+def test_a_function_makes_zero_of_zero(op: str, tmp_path: Path) -> None:
+    """Of a small value, and of a small difference."""
+    second = {"PRelu": "half", "Mul": "half", "Pow": "half"}.get(op, "")
+    behind = [node(op, f"a {second}", "b"), node("Div", "one b", "y")]
+    pins = _pins(tmp_path, [node("Mul", "x one", "a"), *behind], [0.5, 1e-9])
+    assert pins == ["Mul_a", f"{op}_b", "Div_y"]
+    pins = _pins(tmp_path, [node("Sigmoid", "x", "p"), node("Sub", "one p", "a"), *behind], [1, 10])
+    assert pins == ["Sigmoid_p", "Sub_a", f"{op}_b", "Div_y"]
+
+
+def test_what_a_quotient_is_read_by_is_not_among_it(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x one", "a"), node("Div", "one a", "b"), node("Div", "one b", "y")]
+    assert _pins(tmp_path, nodes, [1, 1e-9]) == ["Mul_a", "Div_b"]
 
 
 def test_terms_of_a_sum_that_vanish_on_average(tmp_path: Path) -> None:
@@ -156,7 +187,7 @@ def test_terms_of_a_sum_that_vanish_on_average(tmp_path: Path) -> None:
     assert [finding.node for finding in found] == ["Mul_q", "ReduceSum_s", "Sqrt_n", "Div_y"]
     assert {finding.severity for finding in found} == {"low"}
     assert found[0].value == pytest.approx(1e-9, rel=1e-5)
-    assert "a sum of squares of 1e-09 on average" in found[0].reason
+    assert "a sum of squares of 1e-09 on average, which are zero in FP16" in found[0].reason
     model = make_model(nodes, {"x": [None]}, "y", CONSTANTS)
     graph, ranges = scan(model, tmp_path, {"x": np.full(1000, np.float32(2e-4))})
     assert ask(find_vanishing_divisors, graph, ranges) == []
@@ -246,7 +277,9 @@ def test_terms_of_both_signs_and_constants_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opset", [10, 17])
-@pytest.mark.parametrize(("low", "is_found"), [(None, True), (1e-12, True), (1e-3, False)])
+@pytest.mark.parametrize(
+    ("low", "is_found"), [(None, True), (1e-12, True), (FP16_UNDERFLOW, True), (1e-3, False)]
+)
 def test_a_clip_guards_where_fp16_holds_its_bound(
     low: float | None, is_found: bool, opset: int, tmp_path: Path
 ) -> None:
@@ -339,6 +372,14 @@ def test_a_guard_of_less_than_is_rounded_away_is_what_is_left(
         assert one.reason.endswith(
             f"Log_y makes something else of it, as the guard of {guard:.3g} is all that is left"
         )
+
+
+def test_beside_a_guard_that_fp16_makes_zero_of_nothing_is_left(tmp_path: Path) -> None:
+    nodes = [node("Sigmoid", "x", "p"), node("Sub", "one p", "q"), *GUARDS["Add"], node("Log", "g", "y")]
+    constants = {"one": scalar(1), "guard": scalar(1e-9)}
+    graph, ranges = scan(make_model(nodes, {"x": [3]}, "y", constants), tmp_path, {"x": floats(1, 5, 10)})
+    for one in ask(find_vanishing_divisors, graph, ranges):
+        assert one.reason.endswith("Log_y makes infinity or NaN of it")
 
 
 def test_a_difference_that_nothing_divides_by_may_vanish(tmp_path: Path) -> None:
@@ -644,11 +685,14 @@ NORMALISED = [
 
 def _normalise(folder: Path, scale: float, nodes: list[onnx.NodeProto]) -> tuple[Any, Any]:
     """A step of Adam: rows of gradients, over the root of their mean square. The first row is 1,000 times as large."""
-    x = np.float32(scale) * GRADIENT * np.float32([[1000], [1], [1], [1]])
-    feeds = {"x": x, "v": np.mean(x**2, axis=1, keepdims=True)}
     inputs = {"x": [4, 16], "v": [4, 1]}
     constants = {**CONSTANTS, **SCALES, "guard": scalar(1e-12)}
-    return scan(make_model(nodes, inputs, "y", constants), folder, feeds)
+    return scan(make_model(nodes, inputs, "y", constants), folder, _feed(scale))
+
+
+def _feed(scale: float) -> dict[str, np.ndarray]:
+    x = np.float32(scale) * GRADIENT * np.float32([[1000], [1], [1], [1]])
+    return {"x": x, "v": np.mean(x**2, axis=1, keepdims=True)}
 
 
 @pytest.mark.parametrize(("scale", "is_found"), [(1, True), (30, False)])
@@ -671,10 +715,35 @@ def test_what_is_divided_is_traced_back_through_what_fp16_holds_badly(tmp_path: 
 
 def test_what_is_fed_or_constant_is_not_among_it(tmp_path: Path) -> None:
     """Nor is what divides itself."""
-    for dividend, second in (("x", "d"), ("thousandth", "d"), ("d", "d")):
-        nodes = [*NORMALISED[:2], node("Div", f"{dividend} {second}", "q"), node("Add", "q x", "y")]
+    constant = node("Constant", "", "k", value_float=1e-6)
+    for dividend, second in (("x", "d"), ("thousandth", "d"), ("k", "d"), ("d", "d")):
+        nodes = [constant, *NORMALISED[:2], node("Div", f"{dividend} {second}", "q"), node("Add", "q x", "y")]
         graph, ranges = _normalise(tmp_path, 1, nodes)
         assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_q"]
+        found = ask(find_vanishing_divisors, graph, ranges)
+        assert not [one for one in found if "less of what it divides" in one.reason]
+
+
+def test_of_what_is_divided_the_normal_numbers_end_the_walk(tmp_path: Path) -> None:
+    made = [node("Mul", "x one", "k"), node("Mul", "k hundred", "m"), node("Div", "m hundred", "n")]
+    graph, ranges = _normalise(tmp_path, 1, [*NORMALISED[:2], *made, NORMALISED[3]])
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_n", "Div_y"]
+
+
+def test_what_is_divided_and_large_enough_is_left(tmp_path: Path) -> None:
+    made = [node("Mul", "x one", "k"), node("Mul", "k ten", "n")]
+    graph, ranges = _normalise(tmp_path, 2, [*NORMALISED[:2], *made, NORMALISED[3]])
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_y"]
+
+
+def test_where_zeros_are_divided_by_the_smallest_the_larger_are_left(tmp_path: Path) -> None:
+    """Of an output the smallest but zero is taken."""
+    nodes = [*NORMALISED[:2], node("Mul", "x one", "n"), NORMALISED[3]]
+    constants = {**CONSTANTS, "guard": scalar(1e-12)}
+    model = make_model(nodes, {"x": [2, 2], "v": [2, 1]}, "y n", constants)
+    feeds = {"x": floats([1, 2], [0, 0]), "v": floats([1], [1e-14])}
+    graph, ranges = scan(model, tmp_path, feeds)
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_y"]
 
 
 SHARP = np.float32([[0, 19, 1], [-2, 24, 3]])
@@ -703,7 +772,12 @@ def test_an_entropy_under_a_logarithm_stays_with_what_it_is_made_of(form: str, t
 
 
 @pytest.mark.parametrize("outputs", ["y", "y n"])
-def test_zeros_that_are_divided_are_left(outputs: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "guarded",
+    [[node("Add", "c guard", "d")], [node("Add", "c less", "e"), node("Max", "e guard", "d")]],
+    ids=["once", "twice"],
+)
+def test_zeros_that_are_divided_are_left(guarded: list[onnx.NodeProto], outputs: str, tmp_path: Path) -> None:
     """A masked mean of a row that is masked as a whole: the guard is all of the divisor.
 
     Of an output the smallest is taken, and is no smaller either.
@@ -712,12 +786,11 @@ def test_zeros_that_are_divided_are_left(outputs: str, tmp_path: Path) -> None:
         node("Mul", "x m", "p"),
         node("ReduceSum", "p one_axis", "n", keepdims=1),
         node("ReduceSum", "m one_axis", "c", keepdims=1),
-        node("Add", "c guard", "d"),
+        *guarded,
         node("Div", "n d", "y"),
     ]
-    model = make_model(
-        nodes, {"x": [2, 4], "m": [2, 4]}, outputs, CONSTANTS | {"guard": scalar(1e-9), "one_axis": ints(1)}
-    )
+    constants = {"guard": scalar(1e-9), "less": scalar(1e-12), "one_axis": ints(1)}
+    model = make_model(nodes, {"x": [2, 4], "m": [2, 4]}, outputs, CONSTANTS | constants)
     x, m = np.abs(np.random.default_rng(8).normal(size=(2, 2, 4)).astype(np.float32))
     m = np.where([[True], [False]], 1, 0 * m).astype(np.float32)
     graph, ranges = scan(model, tmp_path, {"x": x, "m": m})
