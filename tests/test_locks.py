@@ -73,6 +73,18 @@ def test_what_cannot_be_locked_goes_on_all_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "b.txt").read_text() == "written"
 
 
+def test_where_locks_are_not_implemented_it_goes_on_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(lock: object) -> None:
+        raise NotImplementedError("flock")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    with hold_lock(tmp_path / "a.txt"):
+        write_text(tmp_path / "a.txt", "written")
+    assert (tmp_path / "a.txt").read_text() == "written"
+
+
 @linux
 def test_a_folder_that_another_process_holds_is_refused_with_its_number(
     tmp_path: Path, impatient: None
@@ -97,6 +109,44 @@ def test_a_holder_that_cannot_be_told_is_another_run(
         hold_folder(tmp_path),
     ):
         pass
+
+
+@linux
+def test_the_holder_is_who_the_kernel_names_beside_that_folder(
+    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not who waits for it, nor who locks a part of it or another one; of another container's the number is 0."""
+    folder, table = tmp_path / "out", tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setattr(locks, "_KERNEL_LOCKS", table)
+    found = folder.stat()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    others = f"""1: POSIX  ADVISORY  WRITE 11 {place} 0 EOF
+2: FLOCK  ADVISORY  WRITE 12 {place}1 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 13 {place} 0 EOF
+3: FLOCK  ADVISORY  WRITE 0 {place} 0 EOF
+
+4: FLOCK
+"""
+
+    def tell() -> str:
+        with hold_folder(folder), pytest.raises(OutputError) as caught, hold_folder(folder):
+            pass
+        return str(caught.value)
+
+    table.write_text(others)
+    assert "in use by another run of fix-fp16" in tell()
+    table.write_text(f"{others}5: FLOCK  ADVISORY  WRITE 15 {place} 0 EOF\n")
+    assert "in use by process 15 of this machine" in tell()
+
+
+@linux
+def test_who_is_refused_holds_no_descriptor(tmp_path: Path, impatient: None) -> None:
+    with hold_folder(tmp_path):
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(OutputError), hold_folder(tmp_path):
+            pass
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @unix
@@ -152,6 +202,9 @@ def test_a_folder_that_is_not_there_is_held_by_nobody(tmp_path: Path) -> None:
     with hold_folder(tmp_path / "none"), hold_folder(tmp_path / "none"):
         pass
     assert not (tmp_path / "none").exists()
+    (tmp_path / "file").touch()
+    with hold_folder(tmp_path / "file"), hold_folder(tmp_path / "file"):
+        pass
 
 
 @unix
