@@ -136,11 +136,20 @@ def test_of_values_of_both_signs(given_node: onnx.NodeProto, magnitude: float | 
         node("Add", "tiny a", "y"),
         node("Sum", "a tiny", "y"),
         node("Concat", "a", "y", axis=0),
+        node("Concat", "rows a", "y", axis=0),
+        node("Max", "tiny a", "y"),
+        node("Sum", "tiny a", "y"),
     ],
-    ids=lambda given_node: given_node.op_type,
+    ids=lambda given_node: f"{given_node.op_type} {' '.join(given_node.input)}",
 )
 def test_of_what_is_never_negative(given_node: onnx.NodeProto, tmp_path: Path) -> None:
     assert _carry(given_node, tmp_path, [[1, 2, 0]]) == [("a", 1e-6)]
+
+
+def test_of_a_bound_nothing_is_told(tmp_path: Path) -> None:
+    nodes = [node("ReduceMin", "a", "least", keepdims=0), node("Clip", "a least", "y")]
+    graph, ranges = _scan(nodes, tmp_path, [1, 2])
+    assert list(carry_back(graph, ranges, graph.nodes[-1], 1e-6)) == [("a", 1e-6)]
 
 
 @pytest.mark.parametrize(
@@ -222,9 +231,15 @@ def test_a_constant_of_zeros_makes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_boundary(magnitude: float, is_found: bool, tmp_path: Path) -> None:
-    graph, ranges = _scan([node("Exp", "a", "y")], tmp_path, [1, -1e-9])
+    nodes = [
+        node("Constant", "", "k", value_float=1e-9),
+        node("Cast", "a", "wide", to=onnx.TensorProto.DOUBLE),
+        node("Add", "a k", "y"),
+    ]
+    graph, ranges = _scan(nodes, tmp_path, [1, -1e-9])
     assert is_lost(graph, ranges, Part("a", magnitude)) == is_found
-    for not_computed in ("x", "two", "nowhere"):
+    assert ranges.get("wide") is not None
+    for not_computed in ("x", "two", "k", "wide", "nowhere"):
         assert not is_lost(graph, ranges, Part(not_computed, magnitude))
 
 
