@@ -94,29 +94,34 @@ def _find_dividends(
 
 
 def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) -> Part | None:
-    """What is divided where the divisor is smallest: no more than the largest quotient times that; None where FP16 holds it.
+    """What is divided where the divisor is smallest: no more than the largest quotient times that.
 
-    Zero, as a rule, where a guard is all of the divisor: the rows that are masked as a whole.
+    None where a guard is all of the divisor: zero, as a rule, as of the rows that are masked as a whole.
     """
     least = ranges.by_tensor[division.inputs[1]].min_nonzero_abs
     magnitude = ranges.by_tensor[division.outputs[0]].max_abs * least
     is_guard = any(guard * _NEARLY >= least for guard in guards)
-    return Part(division.inputs[0], magnitude) if magnitude < LEAST_MAGNITUDE and not is_guard else None
+    return Part(division.inputs[0], magnitude) if not is_guard else None
 
 
 def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
-    """The nodes that write it and what it is made of where that is as small, in FP16's subnormal numbers."""
-    pending, seen = [dividend], set[str]()
+    """The nodes that write it and what it is made of where that is too small, and those between, which would round it.
+
+    Through FP16's subnormal numbers alone.
+    """
+    pending, seen = [(dividend, tuple[Node, ...]())], set[str]()
     while pending:
-        part = pending.pop()
+        part, way = pending.pop()
         writer = graph.producers.get(part.tensor)
         is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
         if writer is None or not is_small or part.tensor in graph.constants or part.tensor in seen:
             continue
         seen.add(part.tensor)
+        way = (*way, writer)
         if part.magnitude < LEAST_MAGNITUDE:
-            yield writer
-        pending += carry_back(graph, ranges, writer, part.magnitude)
+            yield from way
+            way = ()
+        pending += ((source, way) for source in carry_back(graph, ranges, writer, part.magnitude))
 
 
 def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor) -> tuple[Node, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from tensor_parts import PART_CONSTANTS, take_part
 from ways_to_observe import PROBES, Probes, use_probes
@@ -722,6 +723,29 @@ def test_what_is_fed_or_constant_is_not_among_it(tmp_path: Path) -> None:
         assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Sqrt_r", "Add_d", "Div_q"]
         found = ask(find_vanishing_divisors, graph, ranges)
         assert not [one for one in found if "less of what it divides" in one.reason]
+
+
+SCALED_UP = {
+    "by a thousand": (0.01, [node("Mul", "x one", "k"), node("Mul", "k thousand", "n")]),
+    "and down again": (
+        1.0,
+        [node("Mul", "x one", "k"), node("Mul", "k ten", "m"), node("Div", "m ten", "n")],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SCALED_UP)
+def test_what_is_scaled_up_before_it_is_divided_stays_too(form: str, tmp_path: Path) -> None:
+    """Of 2e-5 FP16 has enough digits; of the k that this is made of, up to 2e-6 or 2e-8, few or none."""
+    scale, made = SCALED_UP[form]
+    graph, ranges = _normalise(tmp_path, scale, [*NORMALISED[:2], *made, NORMALISED[3]])
+    pinned = pinned_by(find_vanishing_divisors, graph, ranges)
+    assert pinned == [one.label for one in graph.nodes]
+    fp32 = {name for one in graph.nodes for name in one.writes}
+    right = run_fp32(tmp_path / "model.onnx", _feed(scale))["y"]
+    for names, least, most in ((fp32 - {"k", "m", "n"}, 0.01, 1.0), (fp32, 0, 1e-6)):
+        found = run_fp16(tmp_path / "model.onnx", _feed(scale), names)["y"]
+        assert least <= float(np.max(np.abs(found - right)) / np.max(np.abs(right))) <= most
 
 
 def test_of_what_is_divided_the_normal_numbers_end_the_walk(tmp_path: Path) -> None:
