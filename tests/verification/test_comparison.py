@@ -25,6 +25,7 @@ from overflow_fixer.verification.comparison import (
     CachedRunner,
     CopyCheck,
     check_parts,
+    find_worst_batch,
     judge,
     open_reference,
     verify,
@@ -118,6 +119,7 @@ class Told:
         (floats(1), RunError("no", "no such row"), False),
         (ints(1), ints(2), True),
         ([floats(1)], [floats(math.nan)], True),
+        (np.array(["a"]), np.array(["b"]), True),
     ],
 )
 def test_a_copy_is_borne_where_fp32_gives_no_more_nan_and_infinities(
@@ -127,6 +129,13 @@ def test_a_copy_is_borne_where_fp32_gives_no_more_nan_and_infinities(
     check = CopyCheck(reference)
     assert [check(Batch("b", {}), Batch("c", {}, is_changed=True)) for _ in range(2)] == [is_borne] * 2
     assert reference.ran == ["b", "c"]
+
+
+def test_of_two_copies_the_batch_itself_is_run_once() -> None:
+    reference = Told({"b": floats(1), "c": floats(2), "d": floats(math.nan)})
+    check = CopyCheck(reference)
+    assert [check(Batch("b", {}), Batch(name, {}, is_changed=True)) for name in "cd"] == [True, False]
+    assert reference.ran == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -346,6 +355,44 @@ def test_a_part_that_no_batch_has_anything_of_is_an_error() -> None:
     found = compare([floats(1, 2), floats(1, 2, 3, 4)], [floats(1, 2), floats(1, 2, 3, 4)], tolerance)
     check_parts(found)
     assert found.passed
+
+
+def test_a_whole_output_is_no_part_without_elements() -> None:
+    check_parts(compare([floats()], [floats()]))
+
+
+DRAWN = np.random.default_rng(3).normal(size=(2, 40, 5, 6)).astype(np.float32)
+SCALES = np.where(np.arange(40) == 3, np.float32(1e-5), 1)[:, None, None]
+UNSEEN = {
+    "nothing": (DRAWN, DRAWN * np.float32(1.001), (0, 0)),
+    "a small channel": (DRAWN * SCALES, DRAWN * np.floor(SCALES), (1, 0)),
+    "what varies around a mean": (1000 + DRAWN / 20, (1000 + DRAWN / 20).astype(np.float16), (0, 1)),
+    "what varies around that of a channel": (
+        DRAWN[:, :2] / 10 + floats(288, 1013)[:, None, None],
+        (DRAWN[:, :2] / 10 + floats(288, 1013)[:, None, None]).astype(np.float16),
+        (0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", UNSEEN)
+def test_what_a_whole_output_hides_is_told(form: str) -> None:
+    right, wrong, counts = UNSEEN[form]
+    found = compare([right], [wrong.astype(np.float32)])
+    assert found.passed
+    assert (len(found.hidden), len(found.hidden_variations)) == counts
+
+
+def test_the_worst_batch_is_that_of_what_fails_or_of_the_first() -> None:
+    found = compare([floats(1), floats(1)], [floats(1), floats(2)])
+    batches = InMemoryCalibration(({}, {}))
+    assert find_worst_batch(found, batches).name == "batch_1"
+    fine = compare([floats(1), floats(1)], [floats(1.0001), floats(1)])
+    assert find_worst_batch(fine, batches).name == "batch_0"
+    first = replace(fine.outputs[0], error=replace(fine.outputs[0].error, tensor="x"))
+    assert find_worst_batch(replace(found, outputs=(first, *found.outputs)), batches).name == "batch_1"
+    with pytest.raises(CalibrationError, match=r"batch_1 is not in the calibration data any more"):
+        find_worst_batch(found, InMemoryCalibration(({},)))
 
 
 def test_no_batch_proves_nothing() -> None:
