@@ -207,6 +207,11 @@ def test_a_mask_that_fp16_holds_pins_nothing(value: float, clamped: bool, tmp_pa
     assert pinned == {"Add_w", "Identity_s", "Softmax_y"}
 
 
+def test_your_own_choice_pins_where_a_mask_that_fp16_holds_is_left(tmp_path: Path) -> None:
+    graph, ranges = _causal(tmp_path, -10000)
+    assert plan_precision(graph, ranges, PlanPolicy(include_nodes=("Add_w",))).pinned >= {"Add_w"}
+
+
 def test_a_mask_that_fp16_holds_and_that_pins_says_why(tmp_path: Path) -> None:
     nodes = [node("Add", "x k", "s"), node("Softmax", "s", "y")]
     model = make_model(nodes, {"x": [4, 4]}, "y", {"k": np.full((4, 4), -10000, np.float32)})
