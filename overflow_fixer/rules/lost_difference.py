@@ -13,12 +13,11 @@ from itertools import chain
 from typing import TypeVar
 
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
-from overflow_fixer.graph.distances import find_joining
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
-from overflow_fixer.rules.chosen_differences import find_chosen
+from overflow_fixer.rules.chosen_differences import find_chosen, is_distance
 from overflow_fixer.rules.divided_differences import find_divided, find_sources
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
@@ -183,15 +182,14 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, tuple[str
 
 
 def _trace_far(graph: Graph, ranges: RangeTable, node: Node, terms: tuple[str, ...]) -> Iterator[Node]:
-    """The node, and what computes its terms; of E[x²] − E[x]² also what is small before it is squared.
+    """The node, and what computes its terms; of E[x²] − E[x]² and of distances also what is small before it is squared.
 
     Of that not the layer that writes x, whose error averages out.
     """
-    if "cancellation" in ranges.inner_of.get(node.label, {}):
+    if "cancellation" in ranges.inner_of.get(node.label, {}) or is_distance(graph, node):
         sources = find_sources(graph, ranges, node, ranges.by_tensor[node.outputs[0]].max_abs)
         yield from (source for source in sources if source.standard_op not in _LAYERS)
     yield node
-    yield from find_joining(graph, node)
     for name in terms:
         yield from trace_back(graph, ranges, name)
 

@@ -75,6 +75,54 @@ def test_what_is_small_before_it_is_squared_stays_too(tmp_path: Path) -> None:
         assert least <= float(np.max(np.abs(found / right - 1))) <= most
 
 
+POINTS = np.random.default_rng(2).uniform(-4, 4, (2, 16, 3)).astype(np.float32)
+SQUARED = [
+    node("Mul", "x x", "xx"),
+    node("ReduceSum", "xx last", "a", keepdims=1),
+    node("Mul", "p p", "pp"),
+    node("ReduceSum", "pp last", "b", keepdims=1),
+]
+DISTANCES = {
+    "added": [
+        node("Transpose", "b", "bt"),
+        node("Transpose", "p", "pt"),
+        node("MatMul", "x pt", "c"),
+        node("Mul", "c minus", "m"),
+        node("Add", "a bt", "s"),
+        node("Add", "s m", "d"),
+    ],
+    "as one product": [
+        node("Mul", "x minus", "m"),
+        node("Concat", "m a ones", "left", axis=1),
+        node("Concat", "p ones b", "joined", axis=1),
+        node("Transpose", "joined", "right"),
+        node("MatMul", "left right", "d"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", DISTANCES)
+@pytest.mark.parametrize("shift", [60, 100])
+def test_of_distances_over_1024_all_that_is_squared_or_joined_stays_too(
+    shift: float, form: str, tmp_path: Path
+) -> None:
+    """Under a kernel they are neither chosen nor given out. 100 from zero squares are of 10,000 each, where FP16's steps are 8."""
+    nodes = [*SQUARED, *DISTANCES[form], node("Mul", "d scale", "k"), node("Exp", "k", "y")]
+    constants = {"last": ints(1), "minus": scalar(-2), "scale": scalar(-0.02)}
+    model = make_model(
+        nodes, {"x": [16, 3], "p": [16, 3]}, "y", constants | {"ones": np.ones((16, 1), np.float32)}
+    )
+    feeds = dict(zip("xp", POINTS + np.float32(shift), strict=True))
+    graph, ranges = scan(model, tmp_path, feeds)
+    pinned = pinned_by(find_lost_differences, graph, ranges)
+    assert pinned == [one.label for one in graph.nodes[:-2]]
+    right = run_fp32(tmp_path / "model.onnx", feeds)["y"]
+    fp32 = {name for one in graph.nodes for name in one.writes}
+    for names, least, most in ((fp32 - {"xx", "pp"}, 0.03, 1), (fp32 - {"k", "y"}, 0, 2e-3)):
+        found = run_fp16(tmp_path / "model.onnx", feeds, names)["y"]
+        assert least <= float(np.max(np.abs(found - right)) / np.max(right)) <= most
+
+
 def test_the_evidence(tmp_path: Path) -> None:
     nodes = [node("Mul", "x one", "a"), node("Sub", "a far", "y")]
     model = make_model(nodes, {"x": [None]}, "y", {"one": scalar(1), "far": scalar(3000)})
