@@ -81,8 +81,9 @@ def _keeps(graph: Graph, ranges: RangeTable, least: float, node: Node, slot: int
     """Whether an element as small shows in what the node writes."""
     if node.standard_op == "Add" and node.inputs[1 - slot] in graph.constants:
         return ranges.by_tensor[node.inputs[1 - slot]].max_abs < least
-    is_scaled = node.standard_op in ("Mul", "Div") and slot == 0 and node.inputs[1] in graph.constants
-    is_power = slot == 0 and read_exponent(graph, node) > 0
+    is_product = node.standard_op == "Mul" or (node.standard_op == "Div" and slot == 0)
+    is_scaled = is_product and node.inputs[1 - slot] in graph.constants
+    is_power = read_exponent(graph, node) > 0
     return is_scaled or is_power or node.standard_op in _KEEPS or moves(node, slot)
 
 

@@ -120,7 +120,7 @@ def may_keep(graph: Graph, node: Node, slot: int) -> bool:
         return slot > 0 and node.inputs[3 - slot] in graph.constants
     if op in _BESIDE or (op == "Clip" and slot == 0):
         return True
-    is_power = slot == 0 and read_exponent(graph, node) > 0
+    is_power = read_exponent(graph, node) > 0
     is_quotient = op == "Div" and slot == 0
     return is_power or is_quotient or op in _ZERO_AT_ZERO or moves(node, slot)
 

@@ -30,7 +30,11 @@ VARIANCE = [
 GIVEN = {
     "as it is": [node("Squeeze", "v", "y")],
     "its root": [node("Relu", "v", "r"), node("Sqrt", "r", "y")],
+    "its root as a power": [node("Relu", "v", "r"), node("Pow", "r half", "y")],
     "scaled": [node("Mul", "v ten", "y")],
+    "scaled from the left": [node("Mul", "ten v", "y")],
+    "divided": [node("Div", "v ten", "y")],
+    "in bounds": [node("Abs", "v", "a"), node("Clip", "a eps", "c"), node("Max", "eps c", "y")],
     "guarded": [node("Add", "v eps", "g"), node("Sqrt", "g", "y")],
 }
 DIVIDED = {
@@ -43,9 +47,11 @@ DIVIDED = {
 HIDDEN = {
     "a large epsilon": [node("Add", "v ten", "g"), node("Sqrt", "g", "y")],
     "a sum with others": [node("ReduceSum", "v", "y")],
+    "a product with data": [node("Mul", "v e", "y")],
+    "a quotient by data": [node("Div", "v e", "y")],
     "a layer": [node("MatMul", "v w", "y")],
 }
-CONSTANTS = {"eps": scalar(1e-5), "ten": scalar(10), "w": floats(1, 2).reshape(1, 2)}
+CONSTANTS = {"eps": scalar(1e-5), "ten": scalar(10), "half": scalar(0.5), "w": floats(1, 2).reshape(1, 2)}
 
 
 def _scan(folder: Path, behind: list[onnx.NodeProto], *batches: np.ndarray) -> tuple[Any, Any]:
