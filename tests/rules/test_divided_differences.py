@@ -130,6 +130,26 @@ def test_healthy_networks_have_none(name: str, scale: float, tmp_path: Path) -> 
     assert _find(model, tmp_path, X * scale, X[:2] * scale + 0.5) == {}
 
 
+@pytest.mark.parametrize(
+    "op",
+    """Sqrt Mul Abs Neg Relu Sin Tan Asin Atan Sinh Asinh Atanh Tanh Erf ReduceSum ReduceMean ReduceL1 ReduceL2
+    ReduceSumSquare ReduceMax ReduceMin TopK MaxPool GlobalMaxPool AveragePool GlobalAveragePool""".split(),
+)
+def test_a_function_that_is_zero_at_zero_is_followed(op: str, tmp_path: Path) -> None:
+    second = {"Mul": "half", "TopK": "two"}.get(op, "")
+    written = "b places" if op == "TopK" else "b"
+    attributes = {"kernel_shape": [2, 2]} if op in ("MaxPool", "AveragePool") else {}
+    nodes = [
+        node("Sub", "x far", "d"),
+        node(op, f"d {second}", written, **attributes),
+        node("Reciprocal", "b", "y"),
+    ]
+    constants = {"far": scalar(600), "half": scalar(0.5), "two": ints(2)}
+    model = make_model(nodes, {"x": [1, 1, 4, 4]}, "y", constants)
+    near = np.random.default_rng(8).uniform(600.01, 600.3, (1, 1, 4, 4)).astype(np.float32)
+    assert _find(model, tmp_path, near).keys() == {"d"}
+
+
 NEAR = floats(600.25, 600.3, 600.5)
 """Less their least: 0, 0.05 and 0.25."""
 CONSTANTS = {
