@@ -13,6 +13,8 @@ from overflow_fixer.graph.powers import sums_squares
 _HANDS_ON = frozenset("Transpose Reshape Flatten Squeeze Unsqueeze Expand Identity Cast".split())
 _FARTHEST = 8
 """So many nodes may move an operand or a part of it."""
+_MOST_PARTS = 8
+"""A Concat of more joins no distances: it may be read by as many products as it has parts."""
 
 
 def find_joined_squares(graph: Graph, node: Node) -> tuple[str, ...]:
@@ -46,9 +48,10 @@ def find_joining(graph: Graph, node: Node) -> Iterator[Node]:
 
 
 def _find_parts(graph: Graph, operand: str) -> tuple[str, ...]:
-    """What a Concat joins to make it; none of what no Concat makes."""
+    """What a Concat joins to make it; none of what no Concat makes, or one of many parts."""
     writer = graph.producers.get(_find_origin(graph, operand))
-    return writer.inputs if writer is not None and writer.standard_op == "Concat" else ()
+    is_joined = writer is not None and writer.standard_op == "Concat" and len(writer.inputs) <= _MOST_PARTS
+    return writer.inputs if writer is not None and is_joined else ()
 
 
 def _is_sum_of_squares(graph: Graph, tensor: str) -> bool:

@@ -94,6 +94,11 @@ OTHERS = {
     ],
     "added to ones": [*SQUARES, node("Sum", "m a ones", "left"), node("MatMul", "left w", "y")],
     "no squares": [SQUARES[2], node("Concat", "m v ones", "left", axis=1), node("MatMul", "left w", "y")],
+    "joined to many others": [
+        *SQUARES,
+        node("Concat", f"m a {' '.join(['ones'] * 7)}", "left", axis=1),
+        node("MatMul", "left w", "y"),
+    ],
     "not joined": [node("MatMul", "left w", "y")],
     "added": [*SQUARES, JOINED, node("Add", "left left", "y")],
 }
