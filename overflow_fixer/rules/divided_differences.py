@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.paths import find_ways, walk_back
+from overflow_fixer.rules.paths import find_leading, find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import (
     FEWEST_STEPS,
@@ -74,17 +74,20 @@ def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
     """Each difference that is divided by, and the nodes from it to what does so, in order."""
     for node in graph.nodes:
-        worst = list(islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES))
-        if not worst or not find_ways(
-            graph, node.outputs[0], partial(may_keep, graph), partial(divides, graph)
-        ):
+        if _may_be_divided_by(graph).isdisjoint(node.outputs[:1]):
             continue
-        for small in worst:
+        for small in islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES):
             goes_on = partial(keeps_small, graph, ranges, small.batch)
             way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
             if way:
                 yield small, way
                 break
+
+
+@lru_cache(maxsize=1)
+def _may_be_divided_by(graph: Graph) -> frozenset[str]:
+    """The tensors that something divides by, whatever the data are."""
+    return find_leading(graph, partial(may_keep, graph), partial(divides, graph))
 
 
 def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...]) -> bool:

@@ -38,6 +38,19 @@ def find_ways(
     return lead_back(behind, ends)
 
 
+def find_leading(graph: Graph, goes_on: Step, is_end: Step) -> frozenset[str]:
+    """Every tensor from which there are such ways, in one pass: of a long chain each is before all others."""
+    found = set[str]()
+    for node in reversed(graph.nodes):
+        is_led_on = not found.isdisjoint(_values(node))
+        found.update(
+            name
+            for slot, name in enumerate(node.inputs)
+            if is_end(node, slot) or (is_led_on and goes_on(node, slot))
+        )
+    return frozenset(found)
+
+
 def _values(node: Node) -> list[str]:
     """What it writes; of TopK the values alone, and not their places."""
     return [name for name in (node.outputs[:1] if node.standard_op == "TopK" else node.outputs) if name]

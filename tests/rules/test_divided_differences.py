@@ -412,5 +412,21 @@ def test_many_batches_are_not_all_followed(tmp_path: Path, monkeypatch: pytest.M
         [*MINMAX, node("Add", "d far", "e"), node("Div", "a e", "y")], {"x": [4, 64]}, "y", {"far": scalar(9)}
     )
     assert _find(model, tmp_path, *[X * 0.1 + 800] * 40) == {}
-    assert asked.count("d") == 9
-    assert "a" in asked
+    assert asked == ["d"] * 8
+
+
+def test_no_ways_are_followed_from_what_nothing_divides_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long chain of logarithms near 1 each would go through all behind it."""
+
+    def follow(*args: object) -> tuple[Node, ...]:
+        raise AssertionError("Expected no way to be followed.")
+
+    monkeypatch.setattr("overflow_fixer.rules.divided_differences.find_ways", follow)
+    nodes = [node("Log", "x", "m0")]
+    nodes += [
+        one for i in range(9) for one in (node("Log", "x", f"l{i}"), node("Max", f"m{i} l{i}", f"m{i + 1}"))
+    ]
+    model = make_model([*nodes, node("Exp", "m9", "y")], {"x": [4]}, "y")
+    assert not _find(model, tmp_path, np.asarray([1.001, 1.0005, 1.002, 1.0015], np.float32))

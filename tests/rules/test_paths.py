@@ -6,7 +6,7 @@ from in_memory_calibration import make_model, node, save
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.rules.paths import find_given, find_ways
+from overflow_fixer.rules.paths import find_given, find_leading, find_ways
 
 
 def _ways(graph: Graph, tensor: str) -> list[str]:
@@ -33,6 +33,27 @@ def test_every_way_and_nothing_beside(tmp_path: Path) -> None:
     graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
     assert _ways(graph, "x") == ["Neg_a", "Neg_c", "Log_f", "Log_g"]
     assert _ways(graph, "b") == []
+
+
+def test_every_tensor_with_a_way_in_one_pass(tmp_path: Path) -> None:
+    """Each node is asked no more than twice a slot, however long a chain is."""
+    nodes = [node("Neg", f"t{i}", f"t{i + 1}") for i in range(200)]
+    nodes += [
+        node("Log", "t200", "y"),
+        node("Abs", "t100", "a"),
+        node("Log", "a", "z"),
+        node("Neg", "x", "w"),
+    ]
+    graph = save(make_model(nodes, {"t0": [2], "x": [2]}, "y z w"), tmp_path)
+    asked = list[str]()
+
+    def is_(op_type: str, at: Node) -> bool:
+        asked.append(at.label)
+        return at.op_type == op_type
+
+    found = find_leading(graph, lambda at, slot: is_("Neg", at), lambda at, slot: is_("Log", at))
+    assert found == {"a", *(f"t{i}" for i in range(201))}
+    assert len(asked) <= 2 * len(nodes)
 
 
 def test_a_long_way_without_recursion(tmp_path: Path) -> None:
