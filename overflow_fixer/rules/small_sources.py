@@ -7,7 +7,7 @@ terms these are 1e-9 on average. A difference may be of values that FP16 holds, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.semantics import moves
 
+FARTHEST = 8
+"""So many nodes are told of a small tensor before others that are as small, and are told of by themselves, end the way."""
 _MOST_ELEMENTS = 1 << 18
 """Of a constant that is read: what a bank of 128 filters over 2048 frequencies has."""
 
@@ -64,8 +66,13 @@ class Part(NamedTuple):
     magnitude: float
 
 
-def trace_small(graph: Graph, ranges: RangeTable, parts: Iterable[Part]) -> Iterator[Node]:
-    """The nodes that write the parts, and what they are made of, as long as FP16 makes zero of it; each node once."""
+def trace_small(
+    graph: Graph, ranges: RangeTable, parts: Iterable[Part], told: Container[str] = ()
+) -> Iterator[Node]:
+    """The nodes that write the parts, and what they are made of, as long as FP16 makes zero of it; each node once.
+
+    No more than a few behind tensors that are `told` of by themselves.
+    """
     pending, seen = list(parts), set[str]()
     while pending:
         part = pending.pop()
@@ -74,7 +81,8 @@ def trace_small(graph: Graph, ranges: RangeTable, parts: Iterable[Part]) -> Iter
         seen.add(part.tensor)
         node = graph.producers[part.tensor]
         yield node
-        pending += carry_back(graph, ranges, node, part.magnitude)
+        if part.tensor not in told or len(seen) < FARTHEST:
+            pending += carry_back(graph, ranges, node, part.magnitude)
 
 
 def is_lost(graph: Graph, ranges: RangeTable, part: Part) -> bool:

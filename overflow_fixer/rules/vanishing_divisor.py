@@ -11,9 +11,10 @@ arcosh p.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
@@ -25,7 +26,7 @@ from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guard
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
 from overflow_fixer.rules.paths import find_ways
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_sources import Part, carry_back, trace_small
+from overflow_fixer.rules.small_sources import FARTHEST, Part, carry_back, trace_small
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
 
 _NEARLY = 1 + 2.0**-10
@@ -33,6 +34,14 @@ _KEEPS_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
     ReduceProd""".split()
 )
+
+
+class _Way(NamedTuple):
+    """From a divisor to what divides by it, or to where another way tells of that; `end` divides by it last."""
+
+    divisor: Divisor
+    nodes: tuple[Node, ...]
+    end: Node
 
 
 def find_vanishing_divisors(
@@ -66,15 +75,38 @@ def find_vanishing_divisors(
 def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]]:
     """For each node concerned, the divisors and what divides by each."""
     found: dict[str, dict[Divisor, Node]] = {}
-    for divisor in find_divisors(graph, ranges):
-        reached = (divisor.inside,) if divisor.inside else _reach(graph, ranges, divisor)
-        if reached:
-            divisor = _say_guard(graph, ranges, divisor, reached)
-            for node in (*_sources(graph, ranges, divisor), *reached):
-                found.setdefault(node.label, {}).setdefault(divisor, reached[-1])
-            for node, end, makes in _find_dividends(graph, ranges, divisor, reached):
-                found.setdefault(node.label, {}).setdefault(replace(divisor, makes=makes), end)
+    ways = _find_all_ways(graph, ranges)
+    told = {way.divisor.tensor for way in ways if _is_plain(way.divisor)}
+    for divisor, reached, end in ways:
+        divisor = _say_guard(graph, ranges, divisor, reached)
+        for node in (*_sources(graph, ranges, divisor, told), *reached):
+            found.setdefault(node.label, {}).setdefault(divisor, end)
+        for node, division, makes in _find_dividends(graph, ranges, divisor, reached):
+            found.setdefault(node.label, {}).setdefault(replace(divisor, makes=makes), division)
     return found
+
+
+def _find_all_ways(graph: Graph, ranges: RangeTable) -> list[_Way]:
+    """The divisors that something divides by.
+
+    The last come first: where a way comes to a tensor that a long one of its own leads from, that tells the rest. Of a long
+    chain each node would be told of all before.
+    """
+    ways: list[_Way] = []
+    ends: dict[str, Node] = {}
+    for divisor in reversed(list(find_divisors(graph, ranges))):
+        reached = (divisor.inside,) if divisor.inside else _reach(graph, ranges, divisor, ends)
+        if reached:
+            behind = (ends[name] for node in reached for name in node.writes if name in ends)
+            end = max((reached[-1], *behind), key=lambda node: node.index)
+            ways.append(_Way(divisor, reached, end))
+            ends.update({divisor.tensor: end} if _is_plain(divisor) and len(reached) > FARTHEST else {})
+    return ways[::-1]
+
+
+def _is_plain(divisor: Divisor) -> bool:
+    """Whether the tensor itself is as small."""
+    return divisor.cancelled is None and not divisor.parts
 
 
 def _find_dividends(
@@ -124,8 +156,8 @@ def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterato
         pending += ((source, way) for source in carry_back(graph, ranges, writer, part.magnitude))
 
 
-def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor) -> tuple[Node, ...]:
-    """The nodes from the tensor to those that divide by it, in order; none where nothing does.
+def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container[str]) -> tuple[Node, ...]:
+    """The nodes from the tensor to those that divide by it, or write what is `told`, in order; none where none do.
 
     A guard under half of what FP16 rounds away from a difference is passed, too: it stands in for all of that. A part
     without a value as small is not.
@@ -133,7 +165,12 @@ def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor) -> tuple[Node, ..
     passed = FP16_UNDERFLOW if divisor.cancelled is None else divisor.limit / 2
     goes_on = partial(_keeps_zero, graph, ranges, passed)
     enters = partial(_hands_on, graph, ranges, divisor)
-    return find_ways(graph, divisor.tensor, goes_on, partial(divides, graph), enters)
+
+    def is_end(node: Node, slot: int) -> bool:
+        is_told = _is_plain(divisor) and all(name in told and enters(node, name) for name in node.writes)
+        return divides(graph, node, slot) or (is_told and bool(node.writes) and goes_on(node, slot))
+
+    return find_ways(graph, divisor.tensor, goes_on, is_end, enters)
 
 
 def _hands_on(graph: Graph, ranges: RangeTable, divisor: Divisor, node: Node, output: str) -> bool:
@@ -179,8 +216,8 @@ def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slo
     return is_plain or guards_in_vain(graph, ranges, node, slot, passed)
 
 
-def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor) -> Iterator[Node]:
-    """The nodes that compute it from what FP16 holds."""
+def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container[str]) -> Iterator[Node]:
+    """The nodes that compute it from what FP16 holds, or from what is `told`."""
     writer = graph.producers.get(divisor.tensor)
     if writer is None:
         return
@@ -189,4 +226,4 @@ def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor) -> Iterator[Nod
         yield from trace_term(graph, ranges, divisor.cancelled.term, divisor.cancelled.number)
     else:
         parts = divisor.parts or carry_back(graph, ranges, writer, divisor.least)
-        yield from trace_small(graph, ranges, parts)
+        yield from trace_small(graph, ranges, parts, told)

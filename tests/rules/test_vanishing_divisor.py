@@ -819,3 +819,41 @@ def test_zeros_that_are_divided_are_left(guarded: list[onnx.NodeProto], outputs:
     m = np.where([[True], [False]], 1, 0 * m).astype(np.float32)
     graph, ranges = scan(model, tmp_path, {"x": x, "m": m})
     assert "ReduceSum_n" not in pinned_by(find_vanishing_divisors, graph, ranges)
+
+
+@pytest.mark.parametrize("op", ["Neg", "Tanh"])
+def test_each_node_of_a_long_chain_is_told_of_what_is_near(op: str, tmp_path: Path) -> None:
+    """However long the chain is, and whether or not what is small is told of what is behind it."""
+    counts = []
+    for length in (100, 200):
+        nodes = [node(op, f"t{i}", f"t{i + 1}") for i in range(length)]
+        nodes += [node("Div", f"x t{i + 1}", f"q{i}") for i in range(0, length, 10)]
+        model = make_model([*nodes, node("Log", f"t{length}", "y")], {"x": [1], "t0": [1]}, "y")
+        graph, ranges = scan(model, tmp_path, {"x": floats(1), "t0": floats(1e-9)})
+        found = ask(find_vanishing_divisors, graph, ranges)
+        assert {one.node for one in found} == {one.label for one in graph.nodes}
+        counts.append(len(found))
+    assert counts[1] < 2.5 * counts[0]
+
+
+def test_a_way_that_ends_before_another_small_tensor_tells_what_divides_by_that(tmp_path: Path) -> None:
+    nodes = [node("Tanh", f"t{i}", f"t{i + 1}") for i in range(40)]
+    model = make_model([*nodes, node("Log", "t40", "y")], {"t0": [1]}, "y")
+    graph, ranges = scan(model, tmp_path, {"t0": floats(1e-9)})
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert "Log_y" not in {one.node for one in found if one.tensor == "t1"}
+    assert all("Log Log_y makes infinity or NaN of it" in one.reason for one in found)
+
+
+def test_sums_of_small_terms_that_are_divided_by_one_by_one(tmp_path: Path) -> None:
+    """Zero does not come through a sum, but a small sum is of small terms: each is told of by what divides by it."""
+    counts = []
+    for length in (100, 200):
+        nodes = [node("Add", f"t{i} x", f"t{i + 1}") for i in range(length)]
+        nodes += [node("Reciprocal", f"t{i}", f"q{i}") for i in range(1, length)]
+        model = make_model([*nodes, node("Reciprocal", f"t{length}", "y")], {"x": [1], "t0": [1]}, "y")
+        graph, ranges = scan(model, tmp_path, {"x": floats(1e-12), "t0": floats(1e-12)})
+        found = ask(find_vanishing_divisors, graph, ranges)
+        assert {one.node for one in found} == {one.label for one in graph.nodes}
+        counts.append(len(found))
+    assert counts[1] < 2.5 * counts[0]
