@@ -12,6 +12,10 @@ import onnxruntime
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules import shown_losses
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE, find_small_values
 
 ONE = {"one": scalar(1), "up": scalar(1e6)}
@@ -370,3 +374,45 @@ def test_an_empty_constant(tmp_path: Path) -> None:
 def test_one_number(value: float, is_found: bool, tmp_path: Path) -> None:
     nodes = [node("Neg", "x", "a"), node("Mul", "a up", "y")]
     assert _pins(tmp_path, nodes, value) == (["Neg_a", "Mul_y"] if is_found else [])
+
+
+def test_each_node_is_asked_once_however_long_a_chain_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor of the chain is small, grows on the way, and shows at its end."""
+    asked, length = list[str](), 60
+    plain = shown_losses._pass
+
+    def note(graph: Graph, ranges: RangeTable, at: Node, *known: str) -> Any:
+        asked.append(at.label)
+        return plain(graph, ranges, at, *known)
+
+    monkeypatch.setattr(shown_losses, "_pass", note)
+    nodes = [node("Mul", f"t{i} a_little", f"t{i + 1}") for i in range(length)]
+    model = make_model([*nodes, node("Neg", f"t{length}", "y")], {"t0": [1]}, "y", {"a_little": scalar(1.05)})
+    graph, ranges = scan(model, tmp_path, {"t0": floats(1e-7)})
+    assert pinned_by(find_small_values, graph, ranges) == [one.label for one in graph.nodes]
+    assert len(asked) == 2 * length + 1
+
+
+def test_the_larger_of_two_losses_that_come_together_shows(tmp_path: Path) -> None:
+    """Whichever way is looked at first: one of them is hidden beside the other."""
+    for order in ("a b", "b a"):
+        nodes = [
+            node("Neg", "x", "a"),
+            node("Mul", "x thousandth", "b"),
+            node("Concat", order, "c", axis=0),
+            node("Add", "c offset", "y"),
+        ]
+        offset = {"offset": scalar(1e-5), "thousandth": scalar(1e-3)}
+        assert "Neg_a" in _pins(tmp_path, nodes, [1e-8], offset)
+
+
+def test_an_infinite_tensor_on_the_way_hides_nothing(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x huge", "a"),
+        node("Mul", "a huge", "b"),
+        node("Add", "b one", "c"),
+        node("Clip", "c one", "y"),
+    ]
+    assert "Mul_a" in _pins(tmp_path, nodes, [1e-8], {"huge": scalar(1e38)})
