@@ -19,6 +19,9 @@ from overflow_fixer.records import Array, Batch, TensorError
 from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
 
+_FIRST_WITH_PLAIN_INITIALIZERS = 4
+"""Of the IR versions: in the branches of an If, an initializer had to be an input before."""
+
 
 class Switchboard:
     """The FP32 model, in which each of `nodes` is in FP16 or not, run by run.
@@ -99,6 +102,7 @@ class _Writer:
 
     def write(self, switched: Sequence[Node], switches: str, outputs: Sequence[str]) -> onnx.ModelProto:
         model = copy_shell(self._graph)
+        model.ir_version = max(model.ir_version, _FIRST_WITH_PLAIN_INITIALIZERS)
         model.graph.input.append(make_tensor_value_info(switches, TensorProto.BOOL, [len(switched)]))
         numbers = {node.label: number for number, node in enumerate(switched)}
         for node in self._graph.run_order:

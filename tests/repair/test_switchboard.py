@@ -195,6 +195,17 @@ def test_an_input_that_nobody_reads_keeps_its_name(tmp_path: Path) -> None:
     )
 
 
+def test_a_model_of_ir_version_3_has_its_weights_among_its_inputs(tmp_path: Path) -> None:
+    """What a branch rounds of a constant is no input of it, which that version would not allow."""
+    model = make_model([node("Mul", "x k", "y")], {"x": [4, 8], "k": []}, "y", {"k": scalar(1.001)}, opset=11)
+    model.ir_version = 3
+    graph = save(model, tmp_path)
+    board = Switchboard(graph, ["Mul_y"], ["y"])
+    artifact = emit(graph, plan_of(graph), tmp_path / "fp16.onnx")
+    _assert_same(board.run(BATCH, ["Mul_y"]), open_runner(artifact).run(BATCH))
+    _assert_same(board.run(BATCH), open_reference(graph).run(BATCH))
+
+
 def test_integers_are_compared_too(tmp_path: Path) -> None:
     nodes = [node("Add", "x big", "s"), node("ArgMax", "s", "y", axis=1, keepdims=0)]
     types = {"y": TensorProto.INT64}
