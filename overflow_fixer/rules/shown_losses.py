@@ -7,7 +7,7 @@ must be lost of those that are made of it: it is told in one pass back through t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -47,8 +47,9 @@ def find_shown(graph: Graph, ranges: RangeTable) -> Mapping[tuple[str, str], Sho
     """By the label of a node and a tensor that it reads, which loss of that shows by what the node makes of it, if any."""
     found: dict[tuple[str, str], Shown] = {}
     for node in reversed(graph.nodes):
+        ends = list(_find_ends(graph, node, found))
         for tensor in filter(None, dict.fromkeys(node.inputs)):
-            ways = _find_ends(graph, ranges, node, tensor, found)
+            ways = _find_ways(graph, ranges, node, tensor, ends)
             shown = min(ways, key=lambda way: way.least, default=None)
             if shown is not None:
                 found[node.label, tensor] = shown
@@ -56,19 +57,28 @@ def find_shown(graph: Graph, ranges: RangeTable) -> Mapping[tuple[str, str], Sho
 
 
 def _find_ends(
-    graph: Graph, ranges: RangeTable, node: Node, tensor: str, found: Mapping[tuple[str, str], Shown]
+    graph: Graph, node: Node, found: Mapping[tuple[str, str], Shown]
+) -> Iterator[tuple[str, Shown]]:
+    """Each output in which a loss shows, with the least that does: those that the model gives out first, then the last."""
+    yield from ((name, Shown(0.0, f"{name} shows it")) for name in node.writes if name in graph.outputs)
+    for name in reversed(node.writes):
+        read = [reader.label for reader, _ in readers(graph, name)]
+        behind = (found[label, name] for label in reversed(read) if (label, name) in found)
+        shown = min(behind, key=lambda way: way.least, default=None)
+        if shown is not None:
+            yield name, shown
+
+
+def _find_ways(
+    graph: Graph, ranges: RangeTable, node: Node, tensor: str, ends: Iterable[tuple[str, Shown]]
 ) -> Iterator[Shown]:
-    """Where a loss in what the node reads shows: in what the model gives out first, then by the last that reads an output."""
+    """Where a loss in what the node reads shows, by what it makes of it in its outputs."""
     if node.standard_op in _CHOOSES:
         yield Shown(0.0, f"{node.op_type} {node.label} chooses by it")
         return
-    passed = [(output, _pass(graph, ranges, node, tensor, output)) for output in node.writes]
-    shown = [(way, Shown(0.0, f"{name} shows it")) for name, way in passed if name in graph.outputs]
-    for name, way in reversed(passed):
-        read = [reader.label for reader, _ in readers(graph, name)]
-        shown += [(way, found[label, name]) for label in reversed(read) if (label, name) in found]
-    for passed_on, end in shown:
-        least = None if passed_on is None else _carry_back(passed_on, end.least)
+    for output, end in ends:
+        passed = _pass(graph, ranges, node, tensor, output)
+        least = None if passed is None else _carry_back(passed, end.least)
         if least is not None:
             yield Shown(least, end.end)
 

@@ -395,6 +395,26 @@ def test_each_node_is_asked_once_however_long_a_chain_is(
     assert len(asked) == 2 * length + 1
 
 
+def test_what_many_nodes_make_and_many_read_is_asked_of_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried, count = list[float](), 40
+    plain = shown_losses._carry_back
+
+    def note(passed: Any, least: float) -> float | None:
+        carried.append(least)
+        return plain(passed, least)
+
+    monkeypatch.setattr(shown_losses, "_carry_back", note)
+    nodes = [node("Neg", "x", f"a{i}") for i in range(count)]
+    nodes += [node("Concat", " ".join(f"a{i}" for i in range(count)), "c", axis=0)]
+    nodes += [node("Mul", "c up", f"y{i}") for i in range(count)]
+    model = make_model(nodes, {"x": [1]}, " ".join(f"y{i}" for i in range(count)), ONE)
+    graph, ranges = scan(model, tmp_path, {"x": floats(1e-8)})
+    assert pinned_by(find_small_values, graph, ranges) == [one.label for one in graph.nodes]
+    assert len(carried) < 6 * count
+
+
 def test_the_larger_of_two_losses_that_come_together_shows(tmp_path: Path) -> None:
     """Whichever way is looked at first: one of them is hidden beside the other."""
     for order in ("a b", "b a"):
