@@ -24,7 +24,7 @@ from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Sever
 from overflow_fixer.rules.cancellation import trace_term
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
-from overflow_fixer.rules.paths import find_ways
+from overflow_fixer.rules.paths import find_leading, find_ways
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_sources import FARTHEST, Part, carry_back, trace_small
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
@@ -94,7 +94,9 @@ def _find_all_ways(graph: Graph, ranges: RangeTable) -> list[_Way]:
     """
     ways: list[_Way] = []
     ends: dict[str, Node] = {}
-    for divisor in reversed(list(find_divisors(graph, ranges))):
+    divisors = [*find_divisors(graph, ranges)]
+    divided = _find_divided(graph, ranges, divisors)
+    for divisor in reversed([one for one in divisors if one.inside or one.tensor in divided]):
         reached = (divisor.inside,) if divisor.inside else _reach(graph, ranges, divisor, ends)
         if reached:
             behind = (ends[name] for node in reached for name in node.writes if name in ends)
@@ -102,6 +104,12 @@ def _find_all_ways(graph: Graph, ranges: RangeTable) -> list[_Way]:
             ways.append(_Way(divisor, reached, end))
             ends.update({divisor.tensor: end} if _is_plain(divisor) and len(reached) > FARTHEST else {})
     return ways[::-1]
+
+
+def _find_divided(graph: Graph, ranges: RangeTable, divisors: Iterable[Divisor]) -> frozenset[str]:
+    """The tensors that something may divide by: from no other a way is looked for, which would go through all behind it."""
+    passed = max((divisor.limit for divisor in divisors), default=0.0)
+    return find_leading(graph, partial(_keeps_zero, graph, ranges, passed), partial(divides, graph))
 
 
 def _is_plain(divisor: Divisor) -> bool:

@@ -15,6 +15,7 @@ from tensor_parts import PART_CONSTANTS, take_part
 from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
 
 NEXT = float(np.nextafter(np.float32(FP16_UNDERFLOW), np.float32(1)))
@@ -834,6 +835,21 @@ def test_each_node_of_a_long_chain_is_told_of_what_is_near(op: str, tmp_path: Pa
         assert {one.node for one in found} == {one.label for one in graph.nodes}
         counts.append(len(found))
     assert counts[1] < 2.5 * counts[0]
+
+
+def test_no_ways_are_followed_from_what_nothing_divides_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long chain of small tensors each would go through all behind it."""
+
+    def follow(*args: object) -> tuple[Node, ...]:
+        raise AssertionError("Expected no way to be followed.")
+
+    monkeypatch.setattr("overflow_fixer.rules.vanishing_divisor.find_ways", follow)
+    nodes = [node("Tanh", f"t{i}", f"t{i + 1}") for i in range(9)]
+    model = make_model([*nodes, node("Exp", "t9", "y")], {"t0": [1]}, "y")
+    graph, ranges = scan(model, tmp_path, {"t0": floats(1e-9)})
+    assert not ask(find_vanishing_divisors, graph, ranges)
 
 
 def test_a_way_that_ends_before_another_small_tensor_tells_what_divides_by_that(tmp_path: Path) -> None:
