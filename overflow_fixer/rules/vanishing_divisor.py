@@ -24,7 +24,7 @@ from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Sever
 from overflow_fixer.rules.cancellation import trace_term
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
-from overflow_fixer.rules.paths import find_leading, find_ways
+from overflow_fixer.rules.paths import find_leading, find_ways, lead_back
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_sources import FARTHEST, Part, carry_back, trace_small
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
@@ -144,24 +144,25 @@ def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) 
     return Part(division.inputs[0], magnitude) if not is_guard else None
 
 
-def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
+def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[Node, ...]:
     """The nodes that write it and what it is made of where that is too small, and those between, which would round it.
 
     Through FP16's subnormal numbers alone.
     """
     pending, seen = [(dividend, tuple[Node, ...]())], set[str]()
+    behind, small = dict[str, list[Node]](), list[Node]()
     while pending:
-        part, way = pending.pop()
+        part, reader = pending.pop()
         writer = graph.producers.get(part.tensor)
         is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
-        if writer is None or not is_small or part.tensor in graph.constants or part.tensor in seen:
+        if writer is None or not is_small or part.tensor in graph.constants:
             continue
-        seen.add(part.tensor)
-        way = (*way, writer)
-        if part.magnitude < LEAST_MAGNITUDE:
-            yield from way
-            way = ()
-        pending += ((source, way) for source in carry_back(graph, ranges, writer, part.magnitude))
+        behind.setdefault(writer.label, []).extend(reader)
+        if part.tensor not in seen:
+            seen.add(part.tensor)
+            small += [writer] if part.magnitude < LEAST_MAGNITUDE else []
+            pending += ((source, (writer,)) for source in carry_back(graph, ranges, writer, part.magnitude))
+    return lead_back(behind, small)
 
 
 def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container[str]) -> tuple[Node, ...]:

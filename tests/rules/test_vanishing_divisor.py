@@ -749,6 +749,18 @@ def test_what_is_scaled_up_before_it_is_divided_stays_too(form: str, tmp_path: P
         assert least <= float(np.max(np.abs(found - right)) / np.max(np.abs(right))) <= most
 
 
+def test_what_is_scaled_up_on_two_ways_stays_on_both(tmp_path: Path) -> None:
+    made = [
+        node("Abs", "x", "k"),
+        node("Mul", "k ten", "l"),
+        node("Mul", "k ten", "m"),
+        node("Concat", "l m", "n", axis=1),
+    ]
+    graph, ranges = _normalise(tmp_path, 1, [*NORMALISED[:2], *made, NORMALISED[3]])
+    pinned = pinned_by(find_vanishing_divisors, graph, ranges)
+    assert pinned == [one.label for one in graph.nodes]
+
+
 def test_of_what_is_divided_the_normal_numbers_end_the_walk(tmp_path: Path) -> None:
     made = [node("Mul", "x one", "k"), node("Mul", "k hundred", "m"), node("Div", "m hundred", "n")]
     graph, ranges = _normalise(tmp_path, 1, [*NORMALISED[:2], *made, NORMALISED[3]])
