@@ -7,14 +7,20 @@ from typing import Any
 from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import Batch
 
-_HAS = "__iter__ __len__ source synthetic fingerprint".split()
+_ASKED_OF_TYPE = "__iter__ __len__".split()
+"""Python takes these from an object's class alone, whatever its __getattr__ gives."""
+_HAS = [*_ASKED_OF_TYPE, "source", "synthetic", "fingerprint"]
 _ADVICE = "Open files with open_calibration, or make a class of your own for arrays in memory, as docs/python.md shows."
 
 
 def check_set(calibration: Any) -> None:
     """Raise CalibrationError unless it has what records.CalibrationSet tells. Nothing of it is computed or walked for that."""
     found = dir(type(calibration))
-    lacking = [name for name in _HAS if name not in found and not hasattr(calibration, name)]
+    lacking = [
+        name
+        for name in _HAS
+        if name not in found and (name in _ASKED_OF_TYPE or not hasattr(calibration, name))
+    ]
     if lacking:
         raise CalibrationError(
             f"The calibration data are a {type(calibration).__name__}, without {', '.join(lacking)}. Expected a CalibrationSet, "

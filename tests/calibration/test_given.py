@@ -29,11 +29,15 @@ class Late:
         raise AssertionError("walked")
 
 
-class Wrapped:
-    """A set that asks another one for what it lacks."""
+class Asking:
+    """Asks a set for what it lacks, as len() and for do not."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(InMemoryCalibration(()), name)
+
+
+class Wrapped(Asking):
+    """A set that asks another one for the rest."""
 
     def __len__(self) -> int:
         return 0
@@ -55,6 +59,7 @@ def test_a_set_is_taken_without_a_look_at_its_data(given: Any) -> None:
             (feeds for feeds in [FEEDS]),
             "a generator, without __len__, source, synthetic, fingerprint. Expected",
         ),
+        (Asking(), "a Asking, without __iter__, __len__. Expected"),
         (None, "a NoneType, without __iter__, __len__, source"),
     ],
 )
