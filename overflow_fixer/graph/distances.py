@@ -13,8 +13,8 @@ from overflow_fixer.graph.powers import sums_squares
 _HANDS_ON = frozenset("Transpose Reshape Flatten Squeeze Unsqueeze Expand Identity Cast".split())
 _FARTHEST = 8
 """So many nodes may move an operand or a part of it."""
-_MOST_PARTS = 8
-"""A Concat of more joins no distances: it may be read by as many products as it has parts."""
+_MOST_PARTS = 32
+"""Vectors may be joined coordinate by coordinate. A Concat of more joins no distances: as many products may read it."""
 
 
 def find_joined_squares(graph: Graph, node: Node) -> tuple[str, ...]:

@@ -48,6 +48,10 @@ FORMS = {
         [*SQUARES, node("ConstantOfShape", "column", "e", value=ONE), node("Concat", "m a e", "left", axis=1), *RIGHT, PRODUCT],
         ("a", "b"),
     ),
+    "coordinate by coordinate": (
+        [*SQUARES, node("Concat", f"{' '.join(['v'] * 30)} a ones", "left", axis=1), *RIGHT, PRODUCT],
+        ("a", "b"),
+    ),
     "by ReduceSumSquare": (
         [node("ReduceSumSquare", "x last", "a"), SQUARES[2], JOINED, *RIGHT, PRODUCT],
         ("a", "b"),
@@ -96,7 +100,7 @@ OTHERS = {
     "no squares": [SQUARES[2], node("Concat", "m v ones", "left", axis=1), node("MatMul", "left w", "y")],
     "joined to many others": [
         *SQUARES,
-        node("Concat", f"m a {' '.join(['ones'] * 7)}", "left", axis=1),
+        node("Concat", f"m a {' '.join(['ones'] * 31)}", "left", axis=1),
         node("MatMul", "left w", "y"),
     ],
     "not joined": [node("MatMul", "left w", "y")],
