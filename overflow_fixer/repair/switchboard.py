@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,6 +22,8 @@ from overflow_fixer.simulation.roundings import Roundings, computes_plainly, lis
 
 _FIRST_WITH_PLAIN_INITIALIZERS = 4
 """Of the IR versions: in the branches of an If, an initializer had to be an input before."""
+_MOST_PACKED = 1 << 27
+"""So many elements of weights, half a GiB: packed, they lie in memory twice, as the branches that round them read them, too."""
 
 
 class Switchboard:
@@ -40,7 +43,9 @@ class Switchboard:
         writer = _Writer(Roundings(graph, frozenset(self.nodes), frozenset(exact)))
         self._switches = writer.roundings.name(graph.outputs[0], "switches")
         model = writer.write(switched, self._switches, self.outputs)
-        self._session = open_session(model, graph.folder, by_priority=True)
+        elements = sum(math.prod(weight.dims) for weight in graph.constants.values())
+        packs = elements <= _MOST_PACKED
+        self._session = open_session(model, graph.folder, by_priority=True, pack_weights=packs)
 
     def run(self, batch: Batch, in_fp16: Collection[str] = ()) -> dict[str, Array]:
         """The outputs with these nodes in FP16. Raises RunError where that cannot be run."""

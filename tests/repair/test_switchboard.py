@@ -91,6 +91,25 @@ def test_where_a_switch_is_off_only_its_node_runs(tmp_path: Path, monkeypatch: p
     assert [list(body[0].input) for body in off] == [list(one.inputs) for one in graph.nodes]
 
 
+@pytest.mark.parametrize(("most", "packs"), [(64, True), (63, False)])
+def test_many_weights_are_read_where_they_lie(
+    most: int, packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime would hold them twice."""
+    asked: list[bool] = []
+
+    def note(*arguments: Any, pack_weights: bool, **options: Any) -> Any:
+        asked.append(pack_weights)
+        return open_session(*arguments, pack_weights=pack_weights, **options)
+
+    monkeypatch.setattr(switchboard, "open_session", note)
+    monkeypatch.setattr(switchboard, "_MOST_PACKED", most)
+    graph = _load(tmp_path, [node("MatMul", "x weights", "y")], weights=np.eye(8, dtype=np.float32))
+    board = Switchboard(graph, ["MatMul_y"], ["y"])
+    assert asked == [packs]
+    _assert_same(board.run(BATCH), {"y": X})
+
+
 def test_what_is_exact_and_parameters_are_not_rounded(tmp_path: Path) -> None:
     """65520 would be infinite; 8 times 2.9999 are 23 columns, and 24 of 3."""
     nodes = [node("Add", "x mask", "m"), node("Resize", "m - scales", "y", mode="nearest")]
