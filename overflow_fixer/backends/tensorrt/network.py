@@ -93,8 +93,8 @@ def parse_model(
     if not is_parsed:
         raise BackendError(
             f"TensorRT {found.version} cannot take {origin}: {_explain(parser, logger, found)}. Expected a model of "
-            f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, give a plug-in with --plugin, or "
-            "build the typed model with --backend onnx for a newer TensorRT."
+            f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, fold its constants where it is "
+            "values or axes that are not known, give a plug-in with --plugin, or build the typed model with --backend onnx for a newer TensorRT."
         )
     return ParsedNetwork(network, parser, source if isinstance(source, bytes) else None)
 
