@@ -15,12 +15,7 @@ _ADVICE = "Open files with open_calibration, or make a class of your own for arr
 
 def check_set(calibration: Any) -> None:
     """Raise CalibrationError unless it has what records.CalibrationSet tells. Nothing of it is computed or walked for that."""
-    found = dir(type(calibration))
-    lacking = [
-        name
-        for name in _HAS
-        if name not in found and (name in _ASKED_OF_TYPE or not hasattr(calibration, name))
-    ]
+    lacking = [name for name in _HAS if not _has(calibration, name)]
     if lacking:
         raise CalibrationError(
             f"The calibration data are a {type(calibration).__name__}, without {', '.join(lacking)}. Expected a CalibrationSet, "
@@ -37,3 +32,8 @@ def check_batch(batch: Any) -> Batch:
         f"The calibration data gave a {type(batch).__name__} as a batch. Expected a Batch, made of a name and a dict of arrays by the "
         f"names of the model's inputs. {_ADVICE}"
     )
+
+
+def _has(calibration: Any, name: str) -> bool:
+    """Whether the class or, where Python looks there, the object has it. A property is not computed."""
+    return name in dir(type(calibration)) or (name not in _ASKED_OF_TYPE and hasattr(calibration, name))
