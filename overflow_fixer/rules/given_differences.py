@@ -12,6 +12,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divided_differences import Divided, find_sources, keeps_small
+from overflow_fixer.rules.paths import list_values
 from overflow_fixer.rules.small_differences import FP32_NOISE, SmallDifference, find_small
 
 _FEWEST_STEPS = 32.0
@@ -45,8 +46,7 @@ def _find_outputs(graph: Graph, ranges: RangeTable, batch: int) -> Mapping[str, 
     """
     found = {name: name for name in graph.outputs}
     for node in reversed(graph.nodes):
-        values = node.outputs[:1] if node.standard_op == "TopK" else node.outputs
-        output = next((found[name] for name in values if name in found), None)
+        output = next((found[name] for name in list_values(node) if name in found), None)
         if output is None or node.op_type.startswith("Reduce"):
             continue
         for slot, name in enumerate(node.inputs):

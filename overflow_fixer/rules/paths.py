@@ -34,7 +34,7 @@ def find_ways(
                 ends.append(reader)
             elif reader.label not in passed and goes_on(reader, slot):
                 passed.add(reader.label)
-                pending.extend((output, reader) for output in _values(reader) if enters(reader, output))
+                pending.extend((output, reader) for output in list_values(reader) if enters(reader, output))
     return lead_back(behind, ends)
 
 
@@ -42,7 +42,7 @@ def find_leading(graph: Graph, goes_on: Step, is_end: Step) -> frozenset[str]:
     """Every tensor from which there are such ways, in one pass: of a long chain each is before all others."""
     found = set[str]()
     for node in reversed(graph.nodes):
-        is_led_on = not found.isdisjoint(_values(node))
+        is_led_on = not found.isdisjoint(list_values(node))
         found.update(
             name
             for slot, name in enumerate(node.inputs)
@@ -51,7 +51,7 @@ def find_leading(graph: Graph, goes_on: Step, is_end: Step) -> frozenset[str]:
     return frozenset(found)
 
 
-def _values(node: Node) -> list[str]:
+def list_values(node: Node) -> list[str]:
     """What it writes; of TopK the values alone, and not their places."""
     return [name for name in (node.outputs[:1] if node.standard_op == "TopK" else node.outputs) if name]
 
@@ -89,7 +89,7 @@ def find_given(graph: Graph, tensor: str, goes_on: Step) -> str | None:
         if name in graph.outputs:
             return name
         for reader, slot in readers(graph, name):
-            fresh = [one for one in _values(reader) if one not in seen] if goes_on(reader, slot) else []
+            fresh = [one for one in list_values(reader) if one not in seen] if goes_on(reader, slot) else []
             seen.update(fresh)
             pending += fresh
     return None
