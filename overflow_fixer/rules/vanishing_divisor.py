@@ -102,7 +102,8 @@ def _find_all_ways(graph: Graph, ranges: RangeTable) -> list[_Way]:
             behind = (ends[name] for node in reached for name in node.writes if name in ends)
             end = max((reached[-1], *behind), key=lambda node: node.index)
             ways.append(_Way(divisor, reached, end))
-            ends.update({divisor.tensor: end} if _is_plain(divisor) and len(reached) > FARTHEST else {})
+            if _is_plain(divisor) and len(reached) > FARTHEST:
+                ends[divisor.tensor] = end
     return ways[::-1]
 
 
@@ -141,7 +142,7 @@ def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) 
     least = ranges.by_tensor[division.inputs[1]].min_nonzero_abs
     magnitude = ranges.by_tensor[division.outputs[0]].max_abs * least
     is_guard = any(guard * _NEARLY >= least for guard in guards)
-    return Part(division.inputs[0], magnitude) if not is_guard else None
+    return None if is_guard else Part(division.inputs[0], magnitude)
 
 
 def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[Node, ...]:
@@ -160,7 +161,8 @@ def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[N
         behind.setdefault(writer.label, []).extend(reader)
         if part.tensor not in seen:
             seen.add(part.tensor)
-            small += [writer] if part.magnitude < LEAST_MAGNITUDE else []
+            if part.magnitude < LEAST_MAGNITUDE:
+                small.append(writer)
             pending += ((source, (writer,)) for source in carry_back(graph, ranges, writer, part.magnitude))
     return lead_back(behind, small)
 
