@@ -6,7 +6,7 @@ Whether anything divides by it is the rule vanishing_divisor's matter, but where
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -219,6 +219,12 @@ def read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tupl
         return None
     others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
     return tuple(_read_largest(graph, ranges, name) for name in others)
+
+
+def find_guards(graph: Graph, ranges: RangeTable, nodes: Iterable[Node]) -> list[float]:
+    """The constants that keep what the nodes read from zero."""
+    found = (read_guards(graph, ranges, node, slot) for node in nodes for slot in range(len(node.inputs)))
+    return [value for one in found for value in one or () if value < math.inf]
 
 
 def _read_largest(graph: Graph, ranges: RangeTable, tensor: str) -> float:

@@ -10,26 +10,24 @@ arcosh p.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
-from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
+from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import trace_term
-from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, guards_in_vain, read_guards
+from overflow_fixer.rules.dividends import find_dividends
+from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, find_guards, guards_in_vain
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
-from overflow_fixer.rules.paths import find_leading, find_ways, lead_back
+from overflow_fixer.rules.paths import find_leading, find_ways
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_sources import FARTHEST, Part, carry_back, trace_small
-from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
+from overflow_fixer.rules.small_sources import FARTHEST, carry_back, trace_small
 
-_NEARLY = 1 + 2.0**-10
 _KEEPS_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
     ReduceProd""".split()
@@ -81,7 +79,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
         divisor = _say_guard(graph, ranges, divisor, reached)
         for node in (*_sources(graph, ranges, divisor, told), *reached):
             found.setdefault(node.label, {}).setdefault(divisor, end)
-        for node, division, makes in _find_dividends(graph, ranges, divisor, reached):
+        for node, division, makes in find_dividends(graph, ranges, divisor, reached):
             found.setdefault(node.label, {}).setdefault(replace(divisor, makes=makes), division)
     return found
 
@@ -118,55 +116,6 @@ def _is_plain(divisor: Divisor) -> bool:
     return divisor.cancelled is None and not divisor.parts
 
 
-def _find_dividends(
-    graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]
-) -> Iterator[tuple[Node, Node, str]]:
-    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it."""
-    writers = [graph.producers[name] for name in (divisor.tensor,) if name in graph.producers]
-    small = {divisor.tensor} | {name for node in reached for name in node.writes}
-    guards = _find_guards(graph, ranges, (*writers, *reached))
-    for end in reached:
-        if end.standard_op != "Div" or end.inputs[0] in small:
-            continue
-        dividend = _read_dividend(ranges, end, guards)
-        if dividend is not None:
-            makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
-            yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
-
-
-def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) -> Part | None:
-    """What is divided where the divisor is smallest: no more than the largest quotient times that.
-
-    None where a guard is all of the divisor: zero, as a rule, as of the rows that are masked as a whole.
-    """
-    least = ranges.by_tensor[division.inputs[1]].min_nonzero_abs
-    magnitude = ranges.by_tensor[division.outputs[0]].max_abs * least
-    is_guard = any(guard * _NEARLY >= least for guard in guards)
-    return None if is_guard else Part(division.inputs[0], magnitude)
-
-
-def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[Node, ...]:
-    """The nodes that write it and what it is made of where that is too small, and those between, which would round it.
-
-    Through FP16's subnormal numbers alone.
-    """
-    pending, seen = [(dividend, tuple[Node, ...]())], set[str]()
-    behind, small = dict[str, list[Node]](), list[Node]()
-    while pending:
-        part, reader = pending.pop()
-        writer = graph.producers.get(part.tensor)
-        is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
-        if writer is None or not is_small or part.tensor in graph.constants:
-            continue
-        behind.setdefault(writer.label, []).extend(reader)
-        if part.tensor not in seen:
-            seen.add(part.tensor)
-            if part.magnitude < LEAST_MAGNITUDE:
-                small.append(writer)
-            pending += ((source, (writer,)) for source in carry_back(graph, ranges, writer, part.magnitude))
-    return lead_back(behind, small)
-
-
 def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container[str]) -> tuple[Node, ...]:
     """The nodes from the tensor to those that divide by it, or write what is `told`, in order; none where none do.
 
@@ -199,24 +148,13 @@ def _hands_on(graph: Graph, ranges: RangeTable, divisor: Divisor, node: Node, ou
 
 def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> Divisor:
     """What becomes of it beside a guard that FP16 holds: where zero was kept from the operator, another number."""
-    found = _find_guards(graph, ranges, reached)
+    found = find_guards(graph, ranges, reached)
     guards = [value for value in found if value > FP16_UNDERFLOW]
     if not guards:
         return divisor
     return replace(
         divisor, makes=f"something else of it, as the guard of {max(guards):.3g} is all that is left"
     )
-
-
-def _find_guards(graph: Graph, ranges: RangeTable, reached: tuple[Node, ...]) -> list[float]:
-    """The constants that keep what the nodes read from zero."""
-    found = (read_guards(graph, ranges, node, slot) for node in reached for slot in range(len(node.inputs)))
-    return [value for one in found for value in one or () if value < math.inf]
-
-
-def _may_be(seen: Range, magnitude: float) -> bool:
-    """Whether an element but zero may be as small: none is where the smallest was taken, and is larger."""
-    return magnitude > 0 and not seen.min_nonzero_abs > magnitude
 
 
 def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slot: int) -> bool:

@@ -1,0 +1,70 @@
+"""What is divided by a value that FP16 rounds to zero, where it is as small itself: the quotient is of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.rules.divisors import Divisor, find_guards
+from overflow_fixer.rules.paths import lead_back
+from overflow_fixer.rules.small_sources import Part, carry_back
+from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
+
+_NEARLY = 1 + 2.0**-10
+
+
+def find_dividends(
+    graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]
+) -> Iterator[tuple[Node, Node, str]]:
+    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it."""
+    writers = [graph.producers[name] for name in (divisor.tensor,) if name in graph.producers]
+    small = {divisor.tensor} | {name for node in reached for name in node.writes}
+    guards = find_guards(graph, ranges, (*writers, *reached))
+    for end in reached:
+        if end.standard_op != "Div" or end.inputs[0] in small:
+            continue
+        dividend = _read_dividend(ranges, end, guards)
+        if dividend is not None:
+            makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
+            yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
+
+
+def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) -> Part | None:
+    """What is divided where the divisor is smallest: no more than the largest quotient times that.
+
+    None where a guard is all of the divisor: zero, as a rule, as of the rows that are masked as a whole.
+    """
+    least = ranges.by_tensor[division.inputs[1]].min_nonzero_abs
+    magnitude = ranges.by_tensor[division.outputs[0]].max_abs * least
+    is_guard = any(guard * _NEARLY >= least for guard in guards)
+    return None if is_guard else Part(division.inputs[0], magnitude)
+
+
+def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[Node, ...]:
+    """The nodes that write it and what it is made of where that is too small, and those between, which would round it.
+
+    Through FP16's subnormal numbers alone.
+    """
+    pending, seen = [(dividend, tuple[Node, ...]())], set[str]()
+    behind, small = dict[str, list[Node]](), list[Node]()
+    while pending:
+        part, reader = pending.pop()
+        writer = graph.producers.get(part.tensor)
+        is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
+        if writer is None or not is_small or part.tensor in graph.constants:
+            continue
+        behind.setdefault(writer.label, []).extend(reader)
+        if part.tensor not in seen:
+            seen.add(part.tensor)
+            if part.magnitude < LEAST_MAGNITUDE:
+                small.append(writer)
+            pending += ((source, (writer,)) for source in carry_back(graph, ranges, writer, part.magnitude))
+    return lead_back(behind, small)
+
+
+def _may_be(seen: Range, magnitude: float) -> bool:
+    """Whether an element but zero may be as small: none is where the smallest was taken, and is larger."""
+    return magnitude > 0 and not seen.min_nonzero_abs > magnitude
