@@ -64,13 +64,17 @@ _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
 
 
 def fix(
-    config: FixConfig, progress: Progress = silent, *, over: OnOver = ignore_over, fresh: bool = False
+    config: FixConfig,
+    progress: Progress = silent,
+    *,
+    over: OnOver = ignore_over,
+    existing: Existing = "renew",
 ) -> FixReport:
     """Scan, plan, build, verify and repair one model; write everything to `config.folder`.
 
     `over` is called with the tensors over the threshold as the scan finds them: see collect_ranges. A
     scan that was stopped goes on; a finished one of something else is replaced; what else is where
-    the ranges belong is an error, unless `fresh` lets everything be replaced.
+    the ranges belong is an error, unless `existing` says otherwise: see resumption.Existing.
 
     Returns the report whether verification passed or not: see `FixReport.passed`. Raises a FixError
     for what cannot be done, such as to write where another run does; what had been written by then stays valid.
@@ -94,7 +98,7 @@ def fix(
         policy = make_policy(config, backend)
         check_policy(graph, policy)
         with clock.time("scan"):
-            ranges = scan(config, graph, calibration, progress, over, "overwrite" if fresh else "renew")
+            ranges = scan(config, graph, calibration, progress, over, existing)
         with need_folder(config.folder):
             with clock.time("plan"), refuse_malformed(graph.path):
                 plan = plan_precision(graph, ranges, policy)

@@ -95,7 +95,7 @@ def test_a_scan_refuses_another_word(name: str, graph: Graph) -> None:
 
 def test_other_stages_refuse_another_word(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"existing is 'bogus'\. Expected one of 'keep', 'renew', 'overwrite'"
+        ConfigError, match=r"existing is 'bogus'\. Expected one of 'keep', 'renew', 'replace', 'overwrite'"
     ):
         merge_ranges([], existing="bogus")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="io_types is 'bogus'"):

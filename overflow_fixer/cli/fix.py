@@ -46,7 +46,7 @@ def fix_command(fresh: bool, quiet: bool, verbose: bool, as_json: bool, debug: b
     """
     config = options.settings(**flags)
     with show_progress(quiet or as_json) as progress:
-        report = fix(config, progress, over=progress.over, fresh=fresh)
+        report = fix(config, progress, over=progress.over, existing="overwrite" if fresh else "renew")
     if as_json:
         say(render_json(report))
     elif not quiet:

@@ -11,9 +11,9 @@ from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.recording import Recording, ScanKey, list_differences
 from overflow_fixer.ranges.store import Header, load_header, load_recording
 
-Existing = Literal["keep", "renew", "overwrite"]
+Existing = Literal["keep", "renew", "replace", "overwrite"]
 """What may become of a file in the way: "keep" replaces nothing but an earlier state of the same scan,
-"renew" also a finished scan of something else (not a merge), "overwrite" anything."""
+"renew" also a finished scan of something else (not a merge), "replace" an unfinished one, too, "overwrite" anything."""
 
 
 def find_begun(path: Path, key: ScanKey, existing: Existing) -> Recording | None:
@@ -30,7 +30,7 @@ def find_begun(path: Path, key: ScanKey, existing: Existing) -> Recording | None
         differences.append("perhaps the calibration data, which have no fingerprint to tell by")
     if not differences:
         return load_recording(path)
-    if existing == "renew" and header.is_finished and header.part_count == 1:
+    if header.part_count == 1 and (existing == "replace" or (existing == "renew" and header.is_finished)):
         return None
     raise PlanError(
         f"{path} holds {_describe(header)}, and this one differs in {'; '.join(differences)}. Expected the same model, "

@@ -108,7 +108,8 @@ def run_job(job: Job) -> ZooOutcome:
         found = None if job.force else load_outcome(config.folder)
         if found is not None and _still_holds(found, basis):
             return found.model_copy(update={"basis": basis, "is_earlier": True})
-        report = fix(config, _Progress(config.folder / PROGRESS_FILE))
+        # nobody is there to choose what becomes of half a scan of what has changed since
+        report = fix(config, _Progress(config.folder / PROGRESS_FILE), existing="replace")
     except FixError as error:
         return make_outcome(entry, basis, "failed", str(error), error.exit_code)
     except MemoryError:

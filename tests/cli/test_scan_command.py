@@ -98,7 +98,9 @@ def test_the_main_job_renews_a_finished_scan_and_no_unfinished_one(data: Path, t
     told: list[str] = []
     with pytest.raises(PlanError, match=r"an unfinished scan \(1 of 3 batches\)"):
         fix(config)
-    report = fix(config, fresh=True, over=lambda ranges: told.extend(found.tensor for found in ranges))
+    report = fix(
+        config, existing="overwrite", over=lambda ranges: told.extend(found.tensor for found in ranges)
+    )
     assert report.ranges.batch_names == ("batch_0.npz", "batch_1.npz")
     over = {found.tensor for found in report.ranges.ranges if found.max_abs > 10000}
     assert set(told) == over

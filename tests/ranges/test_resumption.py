@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import h5py
 import pytest
@@ -15,6 +15,7 @@ from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect, collect_ranges, load_ranges, merge_ranges
 from overflow_fixer.ranges.recording import FORMAT_VERSION
+from overflow_fixer.ranges.resumption import Existing
 from overflow_fixer.ranges.store import load_recording
 
 
@@ -60,7 +61,7 @@ def test_a_finished_scan_is_taken_as_it_is(
     whole = collect_ranges(small_graph, five_batches, store=store)
     runs.clear()
     before = store.stat().st_mtime_ns
-    for existing in ("keep", "renew"):
+    for existing in get_args(Existing)[:-1]:
         assert_same_table(collect_ranges(small_graph, five_batches, store=store, existing=existing), whole)
     assert (runs, store.stat().st_mtime_ns) == ([], before)
     assert_same_table(collect_ranges(small_graph, five_batches, store=store, existing="overwrite"), whole)
@@ -120,9 +121,12 @@ def test_an_unfinished_scan_of_something_else_is_refused_with_what_changed(
     assert said.count("there,") == (change != "no fingerprint") + (change == "no fingerprint")
     assert "--fresh" in said
     assert (runs, store.read_bytes()) == ([], before)
-    table = collect_ranges(graph, five_batches, store=store, existing="overwrite", **options)
-    assert runs == [f"batch{i}" for i in range(len(five_batches))]
-    assert_same_table(load_ranges(store), table)
+    for replacing in ("replace", "overwrite"):
+        store.write_bytes(before)
+        runs.clear()
+        table = collect_ranges(graph, five_batches, store=store, existing=replacing, **options)
+        assert runs == [f"batch{i}" for i in range(len(five_batches))]
+        assert_same_table(load_ranges(store), table)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -133,13 +137,16 @@ def test_a_finished_scan_of_something_else_is_refused_or_renewed(
     graph, options = make_change(change, small_graph, five_batches, store)
     with pytest.raises(PlanError, match="holds a finished scan of 5 batches, and this one differs in"):
         collect_ranges(graph, five_batches, store=store, **options)
-    runs.clear()
-    table = collect_ranges(graph, five_batches, store=store, existing="renew", **options)
-    assert runs == [f"batch{i}" for i in range(len(five_batches))]
-    assert_same_table(load_ranges(store), table)
+    before = store.read_bytes()
+    for existing in ("renew", "replace"):
+        store.write_bytes(before)
+        runs.clear()
+        table = collect_ranges(graph, five_batches, store=store, existing=existing, **options)
+        assert runs == [f"batch{i}" for i in range(len(five_batches))]
+        assert_same_table(load_ranges(store), table)
 
 
-@pytest.mark.parametrize("existing", ["keep", "renew"])
+@pytest.mark.parametrize("existing", ["keep", "renew", "replace"])
 def test_a_file_of_something_else_is_never_replaced_silently(
     small_graph: Graph, five_batches: MemoryBatches, store: Path, existing: Any
 ) -> None:
@@ -164,7 +171,7 @@ def test_a_merge_is_never_replaced_by_a_scan(
     for file, data in zip(files, (five_batches, others), strict=True):
         collect_ranges(small_graph, data, store=file)
     merge_ranges(files, store)
-    for existing in ("keep", "renew"):
+    for existing in get_args(Existing)[:-1]:
         with pytest.raises(PlanError, match=r"holds a merge of 2 scans \(6 batches\).*Go on from the merge"):
             collect_ranges(small_graph, five_batches, store=store, existing=existing)
     merge_ranges(files, store)

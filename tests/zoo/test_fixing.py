@@ -18,7 +18,7 @@ from onnxruntime_extensions import get_library_path
 from zoo_models import AddModel, make_entry, write_model
 
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import ConfigError
+from overflow_fixer.errors import CalibrationError, ConfigError
 from overflow_fixer.locks import hold_folder
 from overflow_fixer.reports.numbers_json import parse_json
 from overflow_fixer.zoo.entries import ZooEntry
@@ -131,6 +131,25 @@ def test_new_files_in_a_folder_of_data_are_seen(add_model: AddModel, tmp_path: P
     assert _fix(entry) == {"m": True}
     shutil.copy(model.with_suffix(".npz"), data / "1.npz")
     assert _fix(entry) == {"m": False}
+
+
+def test_a_scan_that_bad_data_ended_begins_anew_once_they_are_mended(
+    add_model: AddModel, tmp_path: Path
+) -> None:
+    """What was scanned by then is of other data."""
+    model = add_model("m")
+    data = tmp_path / "data"
+    data.mkdir()
+    with np.load(model.with_suffix(".npz")) as arrays:
+        feeds = dict(arrays)
+    np.savez(data / "0.npz", **feeds)
+    np.savez(data / "1.npz", **{name: np.full_like(array, np.nan) for name, array in feeds.items()})
+    entry = make_entry(model)
+    entry = replace(entry, config=entry.config.model_copy(update={"calib": data}))
+    assert [found.exit_code for found in fix_zoo([entry], MACHINE)] == [CalibrationError.exit_code]
+    assert (entry.folder / "ranges.h5").is_file()
+    (data / "1.npz").unlink()
+    assert [found.kind for found in fix_zoo([entry], MACHINE)] == ["fixed"]
 
 
 def test_a_limit_that_was_passed_is_tried_again_once_it_is_another(add_model: AddModel) -> None:
