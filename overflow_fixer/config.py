@@ -167,7 +167,7 @@ class FixConfig(BaseModel):
     model_config = _FROZEN
 
     model: Path
-    calib: Annotated[Path | str, BeforeValidator(_check_data)]
+    calib: Annotated[str | Path, BeforeValidator(_check_data)]
     out: Annotated[Path | None, BeforeValidator(_check_named)] = None
     custom_ops: tuple[Path, ...] = ()
     """Libraries of custom operators for ONNX Runtime."""

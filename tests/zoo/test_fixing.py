@@ -152,6 +152,12 @@ def test_a_scan_that_bad_data_ended_begins_anew_once_they_are_mended(
     assert [found.kind for found in fix_zoo([entry], MACHINE)] == ["fixed"]
 
 
+def test_random_data_are_no_path(add_model: AddModel) -> None:
+    entry = make_entry(add_model("m"))
+    entry = replace(entry, config=entry.config.model_copy(update={"calib": "random"}))
+    assert [found.kind for found in fix_zoo([entry], MACHINE)] == ["fixed"]
+
+
 def test_a_limit_that_was_passed_is_tried_again_once_it_is_another(add_model: AddModel) -> None:
     entry = replace(make_entry(add_model("m")), timeout_minutes=1e-6)
     assert _fix(entry) == {"m": False}
