@@ -196,11 +196,15 @@ def _end_as_on_ctrl_c() -> Iterator[None]:
 
 
 def _tell(document: Mapping[str, Any], path: Path) -> None:
-    say(_say_end(document["counts"], path))
+    say(_say_end(document, path))
     if document["comparison"] is not None:
         say("\n".join(say_comparison(document["comparison"])))
 
 
-def _say_end(counts: dict[str, int], path: Path) -> str:
-    told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts.items()) or "no model"
-    return f"{told}. Summary: {path} (and .html, .csv beside it)"
+def _say_end(document: Mapping[str, Any], path: Path) -> str:
+    counts = document["counts"].items()
+    told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in counts) or "no model"
+    warned = sum(bool(model["result"] and model["result"]["warnings"]) for model in document["models"])
+    return (
+        f"{told}{f'; {warned} with warnings' if warned else ''}. Summary: {path} (and .html, .csv beside it)"
+    )

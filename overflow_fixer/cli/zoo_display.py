@@ -94,7 +94,9 @@ def describe(outcome: ZooOutcome) -> str:
     pins, snr = len(outcome.result.pins), say_decibels(outcome.result.fixed_snr_db)
     mismatched = outcome.result.fixed_mismatched
     wrong = f", {say_count(mismatched)} mismatched" if mismatched else ""
-    return f"{outcome.name}: {kind}, {say_plural(pins, 'pin')}, {snr} dB{wrong}{before}"
+    doubts = len(outcome.result.warnings)
+    warned = f", {say_plural(doubts, 'warning')}" if doubts else ""
+    return f"{outcome.name}: {kind}, {say_plural(pins, 'pin')}, {snr} dB{wrong}{warned}{before}"
 
 
 def say_stage(running: Work) -> str:

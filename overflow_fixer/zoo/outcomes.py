@@ -60,7 +60,7 @@ class ZooResult(BaseModel):
     """The numbers of a model that was built: those of its report.json.
 
     SNR in dB, of the worst output in the worst batch, NaN where an output has none; mismatched are elements, as TensorError
-    counts them; latencies are medians, None for a typed model.
+    counts them; latencies are medians, None for a typed model. `warnings` are the report's, that of random data among them.
     """
 
     model_config = _MODEL
@@ -78,6 +78,7 @@ class ZooResult(BaseModel):
     fp16_flops_share: float
     latency_ms: dict[str, float]
     stage_seconds: dict[str, float]
+    warnings: tuple[str, ...] = ()
 
 
 class ZooOutcome(BaseModel):

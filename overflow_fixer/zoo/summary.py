@@ -25,11 +25,11 @@ from overflow_fixer.zoo.entries import SUMMARY, Zoo
 from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult, load_outcome
 from overflow_fixer.zoo.running import LOG_FILE
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 Document = dict[str, Any]
 _REPORT = "report.html"
 _COLUMNS = (
-    "name outcome pin_count clamp_count naive_snr_db naive_mismatched fixed_snr_db fixed_mismatched fp16_node_share "
+    "name outcome warning_count pin_count clamp_count naive_snr_db naive_mismatched fixed_snr_db fixed_mismatched fp16_node_share "
     "fp16_flops_share size_bytes seconds peak_memory_bytes attempts message report log"
 ).split()
 
@@ -103,7 +103,7 @@ class _ComparedModel(BaseModel):
 class _Compared(BaseModel):
     """What a comparison reads of a summary. To hold all of it against the schema takes a minute for 10,000 models."""
 
-    schema_version: Literal["1.0"]
+    schema_version: Literal["1.0", "1.1"]
     tool_version: str
     models: list[_ComparedModel]
 
@@ -132,7 +132,8 @@ def render_csv(document: Document) -> str:
     writer.writerow([*_COLUMNS, *(f"latency_{name}_ms" for name in timed)])
     for model in document["models"]:
         result = model["result"] or {}
-        values = {**result, **model, "pin_count": len(result["pins"]) if result else None}
+        counts = {f"{kind}_count": len(result[f"{kind}s"]) if result else None for kind in ("pin", "warning")}
+        values = {**result, **model, **counts}
         latencies = result.get("latency_ms", {})
         writer.writerow(
             [*(values.get(column) for column in _COLUMNS), *(latencies.get(name) for name in timed)]

@@ -31,7 +31,7 @@ from overflow_fixer.locks import hold_lock
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
 from overflow_fixer.repair.attempts import Attempt
-from overflow_fixer.reports.verdict import judge
+from overflow_fixer.reports.verdict import judge, warn_of_random
 from overflow_fixer.sessions.session import use_custom_ops, use_threads
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import (
@@ -168,6 +168,7 @@ def make_result(report: FixReport) -> ZooResult:
         fp16_flops_share=share.fp16_flops / max(share.flops, 1),
         latency_ms={latency.name: latency.p50_ms for latency in latencies},
         stage_seconds=dict(report.durations_seconds),
+        warnings=tuple(warning for warning in (warn_of_random(report), *report.warnings) if warning),
     )
 
 

@@ -65,6 +65,17 @@ def test_a_zoo_is_fixed_and_told_model_by_model(run: Run, zoo: Path, tmp_path: P
     assert (code, err.count("finished before")) == (0, 2)
 
 
+def test_models_with_warnings_are_counted_at_the_end(run: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "models", "one")
+    zoo = tmp_path / "zoo.toml"
+    zoo.write_text(f"[[model]]\npath = '{model}'\ncalib = 'random'\n")
+    code, out, err = run(zoo, "--out", tmp_path / "out")
+    assert code == 0
+    assert "one: fixed" in err
+    assert " warning" in err
+    assert out.startswith("1 fixed; 1 with warnings. Summary: ")
+
+
 def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, tmp_path: Path) -> None:
     zoo = write_model(tmp_path / "zoo", "one").parent
     broken = write_model(zoo, "broken", lambda content: b"no model")

@@ -44,6 +44,14 @@ def test_one_line_tells_the_snr_and_what_does_not_match(snr_db: float, mismatche
     assert describe(_outcome(snr_db, mismatched)) == said
 
 
+def test_warnings_are_counted() -> None:
+    outcome = _outcome(61.54, 0)
+    assert outcome.result is not None
+    for warnings, said in ((("a",), ", 1 warning, "), (("a", "b"), ", 2 warnings, ")):
+        result = outcome.result.model_copy(update={"warnings": warnings})
+        assert said in describe(outcome.model_copy(update={"result": result}))
+
+
 def test_one_pin_is_no_plural() -> None:
     outcome = _outcome(61.54, 0)
     assert outcome.result is not None

@@ -155,7 +155,10 @@ def test_a_scan_that_bad_data_ended_begins_anew_once_they_are_mended(
 def test_random_data_are_no_path(add_model: AddModel) -> None:
     entry = make_entry(add_model("m"))
     entry = replace(entry, config=entry.config.model_copy(update={"calib": "random"}))
-    assert [found.kind for found in fix_zoo([entry], MACHINE)] == ["fixed"]
+    (found,) = fix_zoo([entry], MACHINE)
+    assert found.kind == "fixed"
+    assert found.result is not None
+    assert "random" in found.result.warnings[0]
 
 
 def test_a_limit_that_was_passed_is_tried_again_once_it_is_another(add_model: AddModel) -> None:

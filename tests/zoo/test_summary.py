@@ -113,6 +113,18 @@ def test_what_does_not_match_is_counted_beside_the_snr(tmp_path: Path) -> None:
     assert cells[10:14] == ["–", "–", "inf", "0"]
 
 
+def test_what_a_report_warns_of_stands_in_every_file(tmp_path: Path) -> None:
+    outcomes = [_outcome(tmp_path, "a", result=_result(tmp_path, warnings=("near", "<b>", "unseen")))]
+    outcomes += [_outcome(tmp_path, "b"), _outcome(tmp_path, "c", "failed")]
+    document = build_document(Path("z"), tmp_path, outcomes)
+    _, html_file, csv_file = write_summary(document, tmp_path)
+    assert document["models"][0]["result"]["warnings"] == ["near", "<b>", "unseen"]
+    rows = csv.DictReader(io.StringIO(csv_file.read_text()))
+    assert [row["warning_count"] for row in rows] == ["3", "0", ""]
+    found = re.findall("<li>(.*?)</li>", html_file.read_text())
+    assert found == ["near", "&lt;b&gt;", "unseen"]
+
+
 def test_names_and_messages_are_text_in_html(tmp_path: Path) -> None:
     outcome = _outcome(tmp_path, HOSTILE, message=HOSTILE)
     html = write_summary(build_document(Path(HOSTILE), tmp_path, [outcome]), tmp_path)[1].read_text()
