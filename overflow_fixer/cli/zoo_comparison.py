@@ -15,6 +15,7 @@ _KINDS = {
     "newly passing": "newly_passing",
     "only in this run": "added",
     "only in the earlier run": "removed",
+    "other model or data": "changed_content",
 }
 
 
@@ -26,7 +27,7 @@ def say_comparison(found: Mapping[str, Any]) -> Iterator[str]:
         *_say_versions(found["changed_versions"]),
     ]
     since = f"Since the earlier run (fix-fp16 {found['tool_version']})"
-    yield f"{since}:" if lines else f"{since} nothing changed: no outcome, plan, version or model."
+    yield f"{since}:" if lines else f"{since} nothing changed: no outcome, plan, version, model or data."
     yield from (f"  {line}" for line in lines)
 
 

@@ -65,7 +65,7 @@ def build_document(
 
 
 def compare(earlier: Document, models: Sequence[Document]) -> Document:
-    """What changed since an earlier summary: models that newly fail or pass, plans with other pins, models come and gone."""
+    """What changed since an earlier summary: models that newly fail or pass, plans, contents, versions, models come and gone."""
     before = {model["name"]: model for model in earlier["models"]}
     now = {model["name"]: model for model in models}
     both = [name for name in now if name in before]
@@ -74,6 +74,7 @@ def compare(earlier: Document, models: Sequence[Document]) -> Document:
         "newly_failing": [n for n in both if before[n]["passed"] and not now[n]["passed"]],
         "newly_passing": [n for n in both if now[n]["passed"] and not before[n]["passed"]],
         "changed_plans": [c for n in both if (c := _compare_pins(n, before[n], now[n])) is not None],
+        "changed_content": [n for n in both if _has_other_content(before[n], now[n])],
         "changed_versions": _compare_versions(before, now, both),
         "added": [name for name in now if name not in before],
         "removed": [name for name in before if name not in now],
@@ -97,6 +98,7 @@ class _ComparedModel(BaseModel):
     name: str
     passed: bool
     versions: dict[str, str]
+    content_sha256: str
     result: _ComparedResult | None
 
 
@@ -187,6 +189,12 @@ def _compare_pins(name: str, before: Document, now: Document) -> Document | None
     if before["result"] is None or now["result"] is None or pins[0] == pins[1]:
         return None
     return {"name": name, "added": sorted(pins[1] - pins[0]), "removed": sorted(pins[0] - pins[1])}
+
+
+def _has_other_content(before: Document, now: Document) -> bool:
+    """Whether model or data differ, as far as each was read."""
+    hashes = [model["content_sha256"] for model in (before, now)]
+    return all(hashes) and hashes[0] != hashes[1]
 
 
 def _compare_versions(

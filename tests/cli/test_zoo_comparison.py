@@ -11,6 +11,7 @@ NOTHING: dict[str, Any] = {
     "newly_failing": [],
     "newly_passing": [],
     "changed_plans": [],
+    "changed_content": [],
     "changed_versions": {},
     "added": [],
     "removed": [],
@@ -30,6 +31,7 @@ def test_each_kind_of_change_is_one_line() -> None:
             {"name": "e", "added": [], "removed": ["/n4"]},
         ],
         changed_versions={"onnxruntime": ["1.20", "1.21"], "tensorrt": [None, "10.0"]},
+        changed_content=["h"],
         added=["f"],
         removed=["g"],
     ) == [
@@ -38,6 +40,7 @@ def test_each_kind_of_change_is_one_line() -> None:
         "  newly passing (2): b, c",
         "  only in this run (1): f",
         "  only in the earlier run (1): g",
+        "  other model or data (1): h",
         "  other pins (2): d (2 gained, /n1, /n2; 1 lost, /n3); e (1 lost, /n4)",
         "  other versions: onnxruntime 1.20 -> 1.21, tensorrt none -> 10.0",
     ]
@@ -45,7 +48,7 @@ def test_each_kind_of_change_is_one_line() -> None:
 
 def test_that_nothing_changed_is_said() -> None:
     assert _say() == [
-        "Since the earlier run (fix-fp16 0.1.0) nothing changed: no outcome, plan, version or model."
+        "Since the earlier run (fix-fp16 0.1.0) nothing changed: no outcome, plan, version, model or data."
     ]
 
 

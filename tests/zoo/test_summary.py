@@ -44,13 +44,16 @@ def _result(folder: Path, pins: tuple[str, ...] = ("a", "b"), **changes: Any) ->
 
 def _outcome(folder: Path, name: str, kind: str = "fixed", **changes: Any) -> ZooOutcome:
     versions = changes.pop("versions", {"overflow_fixer": "0.1.0"})
+    content = changes.pop("content", "c" * 64)
     values = {
         "name": name,
         "model": Path(f"{name}.onnx"),
         "folder": folder / name,
         "kind": kind,
         "message": "it went so",
-        "basis": Basis(settings="s", versions=versions, timeout_minutes=1.0, memory_gib=None),
+        "basis": Basis(
+            settings="s", versions=versions, timeout_minutes=1.0, memory_gib=None, content=content
+        ),
         "exit_code": 0,
         "result": _result(folder) if kind in ("fixed", "not_verified") else None,
         "seconds": 2.5,
@@ -141,8 +144,8 @@ def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: P
     earlier = summary(
         _outcome(tmp_path, "same", versions=old),
         _outcome(tmp_path, "breaks", versions=old),
-        _outcome(tmp_path, "mends", "crashed", versions=old),
-        _outcome(tmp_path, "pins", versions=old),
+        _outcome(tmp_path, "mends", "crashed", versions=old, content=""),
+        _outcome(tmp_path, "pins", versions=old, content="d" * 64),
         _outcome(tmp_path, "gone", versions=old),
     )
     now = summary(
@@ -158,6 +161,7 @@ def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: P
         "newly_failing": ["breaks"],
         "newly_passing": ["mends"],
         "changed_plans": [{"name": "pins", "added": ["c"], "removed": ["a"]}],
+        "changed_content": ["pins"],
         "changed_versions": {"tensorrt": ["8.6.0", "10.0.1"]},
         "added": ["come"],
         "removed": ["gone"],
