@@ -84,8 +84,9 @@ class ZooResult(BaseModel):
 class ZooOutcome(BaseModel):
     """How it ended with one model. `message` is the verdict, or one paragraph on what was found, expected, and to do.
 
-    `exit_code` is that of fix-fp16, None where the process did not come to one. `attempts` counts the runs, `seconds`
-    are those of the last one's process and `peak_memory_bytes` its resident memory; `is_earlier` tells an outcome that an earlier run of the zoo came to.
+    `exit_code` is that of fix-fp16, None where the process did not come to one. `built` are the names of the artifact's files, in
+    its folder, with their sizes in bytes. `attempts` counts the runs, `seconds` are those of the last one's process and
+    `peak_memory_bytes` its resident memory; `is_earlier` tells an outcome that an earlier run of the zoo came to.
     """
 
     model_config = _MODEL
@@ -98,6 +99,7 @@ class ZooOutcome(BaseModel):
     basis: Basis
     exit_code: int | None = None
     result: ZooResult | None = None
+    built: dict[str, int] = {}
     attempts: int = 1
     seconds: float = 0.0
     peak_memory_bytes: int = 0
@@ -177,10 +179,18 @@ def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutc
 
 
 def is_settled(found: ZooOutcome) -> bool:
-    """Whether what was built is still there, if something was; never where the folder was in the way: full, or in use."""
+    """Whether what was built is still there as it was, by its size, if something was; never where the folder was in the way: full, or in use."""
     if found.exit_code == OutputError.exit_code:
         return False
-    return found.result is None or found.result.artifact.is_file()
+    is_whole = (_has_size(found.folder / name, size) for name, size in found.built.items())
+    return found.result is None or (bool(found.built) and all(is_whole))
+
+
+def _has_size(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == size_bytes
+    except OSError:
+        return False
 
 
 def has_same_settings(found: ZooOutcome, basis: Basis) -> bool:

@@ -123,7 +123,8 @@ def run_job(job: Job) -> ZooOutcome:
     kind: Kind = "fixed" if report.passed else "not_verified"
     code = EXIT_FIXED if report.passed else EXIT_NOT_VERIFIED
     ended = make_outcome(entry, basis, kind, judge(report).sentence, code)
-    return ended.model_copy(update={"result": make_result(report)})
+    built = {path.name: path.stat().st_size for path in report.artifact.files}
+    return ended.model_copy(update={"result": make_result(report), "built": built})
 
 
 def _still_holds(found: ZooOutcome, basis: Basis) -> bool:

@@ -101,6 +101,11 @@ def _lose_artifact(entry: ZooEntry) -> ZooEntry:
     return entry
 
 
+def _tear_artifact(entry: ZooEntry) -> ZooEntry:
+    os.truncate(entry.folder / f"{entry.name}.fp16.onnx", 100)
+    return entry
+
+
 def test_a_model_runs_again_only_if_content_settings_or_results_changed(add_model: AddModel) -> None:
     entry = make_entry(add_model("m"))
     _fix(entry)
@@ -111,6 +116,7 @@ def test_a_model_runs_again_only_if_content_settings_or_results_changed(add_mode
         (_change_data, False),
         (_change_model, False),
         (_lose_artifact, False),
+        (_tear_artifact, False),
         (_add_library, False),
         (_change_library, False),
     ):
