@@ -56,7 +56,7 @@ _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
     "--shard", metavar="I/N", help="Only the I-th of N even parts, counted from 0: a part for each machine."
 )
 @click.option(
-    "--failed", is_flag=True, help="Only models that an earlier run did not fix; they are run again."
+    "--failed", is_flag=True, help="Only models that no earlier run fixed; those that failed are run again."
 )
 @click.option("--force", is_flag=True, help="Run every model again, finished or not.")
 @click.option(
@@ -124,7 +124,7 @@ def _choose(zoo: Zoo, only: Sequence[str], shard: str | None, failed: bool) -> l
     chosen = chosen if shard is None else _deal(chosen, shard)
     if failed:
         outcomes = {entry.name: load_outcome(entry.folder) for entry in chosen}
-        chosen = [e for e in chosen if (found := outcomes[e.name]) is not None and not found.passed]
+        chosen = [e for e in chosen if (found := outcomes[e.name]) is None or not found.passed]
     return chosen
 
 

@@ -90,10 +90,12 @@ def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, tmp_pa
     ]
     assert "Expected" in (tmp_path / "out" / "broken" / "log.txt").read_text()
     write_model(zoo, "broken")
+    write_model(zoo, "new")
     code, out, err = run(zoo, "--out", tmp_path / "out", "--failed")
-    assert (code, err.count("\n")) == (0, 1)
+    assert (code, err.count("\n")) == (0, 2)
     assert "broken: fixed" in err
-    assert out.startswith("2 fixed.")
+    assert "new: fixed" in err
+    assert out.startswith("3 fixed.")
     assert broken.is_file()
 
 
