@@ -18,10 +18,11 @@ import psutil
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome, make_outcome
-from overflow_fixer.zoo.worker import PROGRESS_FILE, Job, read_progress
+from overflow_fixer.zoo.worker import DUMPS, PROGRESS_FILE, Job, read_progress
 
 LOG_FILE = "log.txt"
 _LOG_LINES = 5
+_DUMP_SECONDS = 0.5
 _GIB = 2**30
 _Cut = Literal["time", "memory"]
 
@@ -82,7 +83,16 @@ class Running:
 
     def _cut_off(self, cut: _Cut) -> None:
         self.cut = cut
+        if cut == "time":
+            self._dump()
         self.kill()
+
+    def _dump(self) -> None:
+        """Have it write to its log where it hangs."""
+        if DUMPS is not None:
+            with suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+                os.kill(self.process.pid, DUMPS)
+                self.process.wait(_DUMP_SECONDS)
 
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -133,7 +143,7 @@ def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tup
         minutes = f"{entry.timeout_minutes:g} minute{'' if entry.timeout_minutes == 1 else 's'}"
         return "timed_out", (
             f"It was ended after {minutes}, during: {stage}. Expected it to be done by then. Give it a larger "
-            f"timeout_minutes, or see {log} for where it hangs."
+            f"timeout_minutes, or see {log} for where it was."
         )
     if cut == "memory":
         return "out_of_memory", (

@@ -7,6 +7,7 @@ What comes of it is written to the model's folder; how far it is, to a file ther
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import math
@@ -51,6 +52,8 @@ from overflow_fixer.zoo.outcomes import (
 )
 
 PROGRESS_FILE = ".progress.json"
+DUMPS: signal.Signals | None = getattr(signal, "SIGUSR1", None)
+"""The signal on which a worker writes what its threads do to its log; None on Windows."""
 _PROGRESS_SECONDS = 0.5
 
 
@@ -82,6 +85,8 @@ def main(text: str) -> int:
     job = Job.model_validate_json(text)
     die_with(job.parent, EXIT_STOPPED)
     signal.signal(signal.SIGTERM, _interrupt)
+    if DUMPS is not None:
+        faulthandler.register(DUMPS, all_threads=True)
     use_threads(job.threads)
     try:
         with hold_lock(job.config.folder / OUTCOME_FILE, math.inf):

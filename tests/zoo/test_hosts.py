@@ -111,10 +111,11 @@ def test_good_and_broken_models_each_have_their_outcome(host: Host, add_model: A
 def test_a_hanging_model_is_ended_and_the_rest_goes_on(
     host: Host, add_model: AddModel, endless: Path
 ) -> None:
-    hanging = replace(make_entry(endless), timeout_minutes=0.1)
+    hanging = replace(make_entry(endless), timeout_minutes=0.2)
     outcomes = _run(host, hanging, make_entry(add_model("good")))
     assert (outcomes["endless"].kind, outcomes["endless"].exit_code) == ("timed_out", None)
-    assert "after 0.1 minutes" in outcomes["endless"].message
+    assert "after 0.2 minutes" in outcomes["endless"].message
+    assert 'File "' in (outcomes["endless"].folder / "log.txt").read_text()
     assert outcomes["good"].passed
     assert not _workers(endless.parent)
 
