@@ -14,13 +14,13 @@ from rich.text import Text
 
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import TIMED, is_timed, say_steps
-from overflow_fixer.reports.wording import say_count, say_decibels
+from overflow_fixer.reports.wording import say_count, say_decibels, shorten_sentence
 from overflow_fixer.zoo.outcomes import ZooOutcome
 from overflow_fixer.zoo.pool import Work
 
 _STILL_SECONDS = 60.0
 """How often, without a terminal, it is said what runs."""
-_MESSAGE_CHARACTERS = 160
+_MESSAGE_WIDTH = 240
 
 
 class ZooDisplay:
@@ -90,7 +90,7 @@ def describe(outcome: ZooOutcome) -> str:
     kind = outcome.kind.replace("_", " ")
     before = ", finished before" if outcome.is_earlier else f", {outcome.seconds:.1f} s"
     if outcome.result is None:
-        return f"{outcome.name}: {kind}{before}: {outcome.message[:_MESSAGE_CHARACTERS]}"
+        return f"{outcome.name}: {kind}{before}: {shorten_sentence(outcome.message, _MESSAGE_WIDTH)}"
     pins, snr = len(outcome.result.pins), say_decibels(outcome.result.fixed_snr_db)
     mismatched = outcome.result.fixed_mismatched
     wrong = f", {say_count(mismatched)} mismatched" if mismatched else ""

@@ -44,6 +44,16 @@ def test_one_line_tells_the_snr_and_what_does_not_match(snr_db: float, mismatche
     assert describe(_outcome(snr_db, mismatched)) == said
 
 
+def test_of_a_long_message_the_beginning_and_what_to_do_are_said() -> None:
+    message = " ".join(["it", "holds", *(f"{number}," for number in range(99)), "Remove", "the", "batch."])
+    outcome = _outcome(61.54, 0).model_copy(update={"kind": "failed", "result": None, "message": message})
+    said = describe(outcome)
+    assert said.startswith("m: failed, 1.0 s: it holds 0, 1, ")
+    assert said.endswith("98, Remove the batch.")
+    assert set(said.split()) <= {*message.split(), "m:", "failed,", "1.0", "s:", "..."}
+    assert len(said) < 270
+
+
 def test_warnings_are_counted() -> None:
     outcome = _outcome(61.54, 0)
     assert outcome.result is not None
