@@ -328,11 +328,11 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
 def _try_more(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
     """What is to be said of batches like these, where a repair was made for them or an output passes by little."""
     found = result.best.verification
-    is_thin = any(say_thin(found, None, bench.graph, bench.tolerance))
+    is_thin = any(say_thin(found, None, bench.ranges, bench.tolerance))
     if config.verify.jitter == 0 and found.passed and (result.rounds or is_thin):
         copies = bench.try_copies(result.best.artifact)
         fragile = [] if copies is None else list(say_fragile(copies))
-        yield from fragile or say_thin(found, copies, bench.graph, bench.tolerance)
+        yield from fragile or say_thin(found, copies, bench.ranges, bench.tolerance)
 
 
 def _find_versions() -> dict[str, str]:

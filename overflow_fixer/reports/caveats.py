@@ -30,6 +30,8 @@ from overflow_fixer.verification.comparison import worst_snr_db
 from overflow_fixer.verification.half_io import say_over_range
 
 _THIN_DB = 6.0
+_THIN_SHARE = 0.5
+"""Of the share that may differ, what is near to it: twice the error, as are 6 dB."""
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -124,32 +126,50 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
 
 
 def say_thin(
-    fixed: Verification, copies: Verification | None, graph: Graph, tolerance: Tolerance
+    fixed: Verification, copies: Verification | None, ranges: RangeTable, tolerance: Tolerance
 ) -> Iterator[str]:
     """Of what passes, without copies, by little: which output is nearest to its limit. Others like its batches may fail.
 
     `copies` is how it fares on changed copies of the batches, where these were tried and pass.
     """
-    errors = (verdict.error for verdict in fixed.outputs)
-    margins = {
-        error.name: worst_snr_db(error) - tolerance.min_snr_of(error.tensor, error.part)
-        for error in errors
-        if error.is_float and error.compared and error.max_abs_error > tolerance.max_abs_error
-    }
-    name, margin = min(margins.items(), key=lambda item: item[1], default=("", math.inf))
-    if fixed.passed and not fixed.changed_count and margin < _THIN_DB:
+    errors = [verdict.error for verdict in fixed.outputs]
+    nearest = _say_nearest(errors, tolerance) or _say_most_differing(errors, tolerance)
+    if nearest is not None and fixed.passed and not fixed.changed_count:
         are_all = copies is not None and copies.changed_count >= 3 * fixed.batch_count
-        has_floats = not are_all and any(graph.is_float(spec.name) for spec in graph.inputs)
-        more = "--jitter 3, for copies of each batch changed by up to 2^-10" if has_floats else "more batches"
+        can_change = not are_all and bool(ranges.fractional)
+        more = "--jitter 3, for copies of each batch changed by up to 2^-10" if can_change else "more batches"
         tried = (
             f" ({copies.changed_count} of their copies, changed by up to 2^-10, tried and passing)"
             if copies
             else ""
         )
         yield (
-            f"Output {name} is {margin:.1f} dB over its limit on these batches, which is little{tried}: others like them may fall under "
-            f"it. What is built can be made for more than them with {more}."
+            f"{nearest} on these batches, which is little{tried}: others like them may not pass. What is built can be made for more "
+            f"than them with {more}."
         )
+
+
+def _say_nearest(errors: Sequence[TensorError], tolerance: Tolerance) -> str | None:
+    """How far from its limit the output of floats is that is nearest to it; None where none is near."""
+    margins = {
+        error.name: worst_snr_db(error) - tolerance.min_snr_of(error.tensor, error.part)
+        for error in errors
+        if error.is_float and error.compared and error.max_abs_error > tolerance.max_abs_error
+    }
+    name, margin = min(margins.items(), key=lambda item: item[1], default=("", math.inf))
+    return f"Output {name} is {margin:.1f} dB over its limit" if margin < _THIN_DB else None
+
+
+def _say_most_differing(errors: Sequence[TensorError], tolerance: Tolerance) -> str | None:
+    """The share of its values in which the output that is not of floats differs that does most; None where it is small."""
+    found = (error for error in errors if not error.is_float)
+    shares = {error.name: error.mismatched / max(error.element_count, 1) for error in found}
+    name, share = max(shares.items(), key=lambda item: item[1], default=("", 0.0))
+    allowed = 1 - tolerance.min_agreement
+    is_near = share > _THIN_SHARE * allowed
+    return (
+        f"Output {name} differs in {share:.2%} of its values, of {allowed:.2%} that may," if is_near else None
+    )
 
 
 def say_fragile(copies: Verification) -> Iterator[str]:

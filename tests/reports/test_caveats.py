@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
 from onnx import TensorProto
-from report_factories import make_error
+from report_factories import make_error, make_table
 
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.graph.model import load_graph
@@ -243,19 +244,37 @@ def test_that_plain_fp16_passes_in_one_build_is_told_as_luck(
         (math.nan, {}, ""),
     ],
 )
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.INT64])
+@pytest.mark.parametrize("fractional", [{"x"}, ()])
 def test_what_passes_by_little_is_told(
-    snr_db: float, changes: dict[str, Any], told: str, kind: int, tmp_path: Path
+    snr_db: float, changes: dict[str, Any], told: str, fractional: Collection[str]
 ) -> None:
-    graph = save(
-        make_model([node("Cast", "x", "y", to=TensorProto.FLOAT)], {"x": (kind, [2])}, "y"), tmp_path
-    )
+    """Copies are advised where anything in them can change."""
     error = make_error("logits", max(snr_db, 60), worst_batch_snr_db=snr_db)
     beside = make_error("boxes", 99.0, worst_batch_snr_db=99.0)
     verdicts = tuple(OutputVerdict(one, True, "") for one in (error, beside))
-    said = list(say_thin(replace(Verification(verdicts, 2), **changes), None, graph, Tolerance()))
+    ranges = replace(make_table(), fractional=frozenset(fractional))
+    said = list(say_thin(replace(Verification(verdicts, 2), **changes), None, ranges, Tolerance()))
     assert len(said) == bool(told)
-    assert all(told in one and ("--jitter" in one) == (kind == TensorProto.FLOAT) for one in said)
+    assert all(told in one and ("--jitter" in one) == bool(fractional) for one in said)
+
+
+@pytest.mark.parametrize(
+    ("mismatched", "min_agreement", "told"),
+    [
+        (8, 0.99, "Output rank differs in 0.80% of its values, of 1.00% that may, on these batches"),
+        (5, 0.99, ""),
+        (0, 1.0, ""),
+        (40, 0.9, ""),
+    ],
+)
+def test_what_agrees_by_little_is_told(mismatched: int, min_agreement: float, told: str) -> None:
+    errors = [
+        make_error(name, math.nan, is_float=False, element_count=1000, mismatched=count)
+        for name, count in (("kept", 0), ("rank", mismatched))
+    ]
+    fixed = Verification(tuple(OutputVerdict(one, True, "") for one in errors), 2)
+    said = list(say_thin(fixed, None, make_table(), Tolerance(min_agreement=min_agreement)))
+    assert [one[: len(told)] for one in said] == ([told] if told else [])
 
 
 @pytest.mark.parametrize(
@@ -281,13 +300,13 @@ def test_a_repair_that_its_budget_ended_says_so(passes: bool, spent: str, told: 
     assert [told in text for text in said] == ([True] if told else [])
 
 
-def test_what_fails_or_errs_as_little_as_is_allowed_has_no_margin(tmp_path: Path) -> None:
-    graph = save(make_model([node("Neg", "x", "y")], {"x": [2]}, "y"), tmp_path)
+def test_what_fails_or_errs_as_little_as_is_allowed_has_no_margin() -> None:
+    ranges = make_table()
     error = make_error("y", worst_batch_snr_db=31.0, max_abs_error=0.01)
-    assert not list(say_thin(Verification((OutputVerdict(error, False, ""),), 1), None, graph, Tolerance()))
+    assert not list(say_thin(Verification((OutputVerdict(error, False, ""),), 1), None, ranges, Tolerance()))
     passing = Verification((OutputVerdict(error, True, ""),), 1)
-    assert not list(say_thin(passing, None, graph, Tolerance(max_abs_error=0.01)))
-    assert list(say_thin(passing, None, graph, Tolerance(max_abs_error=0.001)))
+    assert not list(say_thin(passing, None, ranges, Tolerance(max_abs_error=0.01)))
+    assert list(say_thin(passing, None, ranges, Tolerance(max_abs_error=0.001)))
 
 
 @pytest.mark.parametrize(
