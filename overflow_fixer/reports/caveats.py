@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from onnx import TensorProto
+
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
@@ -117,12 +119,24 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
         yield say_foreign(foreign)
     if ranges.provider_lack is not None:
         yield ranges.provider_lack
+    yield from _warn_of_nothing_to_convert(graph, best)
     yield from _warn_of_nan(graph, ranges, fixed)
     yield from () if fixed.passed and not _count_repaired(best) else _warn_of_chance(graph)
     yield from _warn_of_defaults(graph)
     yield from say_unseen(fixed, graph, tolerance)
     yield from say_unobserved(ranges.not_observed)
     yield from _warn_of_steps(graph, best)
+
+
+def _warn_of_nothing_to_convert(graph: Graph, best: Attempt) -> Iterator[str]:
+    """That a model is in FP16 already, so that there is no FP32 to be held against."""
+    half = sum(dtype == TensorProto.FLOAT16 for dtype in graph.dtypes.values())
+    if half and not best.artifact.fp16_nodes and not best.artifact.fp32_nodes:
+        yield (
+            f"No node of this model computes FP32 floats, and {say_plural(half, 'tensor')} {'is' if half == 1 else 'are'} FP16 "
+            "already: nothing was converted, and what it was compared with is the model as it stands. What FP16 does to it is seen "
+            "in the FP32 model alone that it was made from: give that."
+        )
 
 
 def say_thin(

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from report_factories import make_error, make_table
 
 from overflow_fixer.config import BuildOptions, FixConfig
@@ -366,3 +366,19 @@ def test_a_margin_that_copies_do_not_use_up_asks_for_more_batches(tmp_path: Path
     (said,) = say_thin(passing, copies, save(model, tmp_path), Tolerance())
     assert "which is little (6 of their copies, changed by up to 2^-10, tried and passing): others" in said
     assert said.endswith("can be made for more than them with more batches.")
+
+
+def test_a_model_that_is_in_fp16_already_is_told(tmp_path: Path) -> None:
+    for kind, is_told in (
+        (TensorProto.FLOAT16, True),
+        (TensorProto.FLOAT, False),
+        (TensorProto.INT64, False),
+    ):
+        nodes = [node("Neg", "x", "a"), node("Abs", "a", "y")]
+        save(make_model(nodes, {"x": (kind, [2])}, "y", output_types={"y": kind}), tmp_path)
+        np.savez(tmp_path / "data.npz", x=np.array([3, 5], helper.tensor_dtype_to_np_dtype(kind)))
+        config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+        report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+        assert report.passed
+        told = [one for one in report.warnings if "3 tensors are FP16 already: nothing was converted" in one]
+        assert len(told) == is_told
