@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from overflow_fixer.records import TensorError, Tolerance
 from overflow_fixer.verification.comparison import worst_snr_db
@@ -13,6 +13,7 @@ from overflow_fixer.verification.comparison import worst_snr_db
 BEARABLE = 0.8
 """Of the error that is allowed: 1 dB is left for batches that were not tried."""
 _HALF = 0.5
+_NEXT_LOOK = 1.25
 _LEAST = 1e-3
 _MOST_DB = 3000.0
 IsLate = Callable[[], bool]
@@ -40,24 +41,26 @@ def _excess(error: TensorError, tolerance: Tolerance) -> float:
 
 @dataclass(order=True)
 class _Group:
-    """Neighbours, and what they cost the outputs where they alone are in FP16."""
+    """Neighbours, and what they cost each output where they alone are in FP16."""
 
     gain: float
-    """The excess, negative, so that the worst comes first."""
+    """The largest excess, negative, so that the worst comes first."""
     nodes: tuple[str, ...]
+    costs: tuple[float, ...] = field(compare=False)
 
 
 @dataclass
 class CulpritSearch:
     """Finds the nodes that are to leave FP16 for the outputs to pass.
 
-    The errors of nodes that are rounded apart from one another add up, as energies. So groups are measured with all
-    others in FP32, and the worst is halved until the rest together is bearable. Where errors add up to more, as behind a network
-    that magnifies them, that is asked as often as what was found doubles. `cost` tells the excess with nodes in FP16.
-    `nodes` are those in FP16 now, of which those `movable` can leave it; the search ends where it `is_late`.
+    The errors of nodes that are rounded apart from one another add up, as energies, in each output of each batch. So groups are
+    measured with all others in FP32, and the worst is halved until the rest together is bearable. Where errors add up to more, as
+    behind a network that magnifies them, that is asked as often as what was found grows by a quarter. `cost` tells the excess of
+    each output in each batch with nodes in FP16. `nodes` are those in FP16 now, of which those `movable` can leave it; the search
+    ends where it `is_late`.
     """
 
-    cost: Callable[[Collection[str]], float]
+    cost: Callable[[Collection[str]], Sequence[float]]
     nodes: tuple[str, ...]
     movable: Collection[str]
     is_late: IsLate
@@ -73,12 +76,12 @@ class CulpritSearch:
 
     def _is_bearable(self) -> bool:
         """Whether the outputs pass without what was found. Where errors add up to more, less is allowed."""
-        total = sum(-group.gain for group in self._groups)
+        total = max(map(sum, zip(*(group.costs for group in self._groups), strict=True)), default=0.0)
         if total > self._allowed and len(self._found) < self._next_look:
             return False
-        self._next_look = max(self._next_look, 2 * len(self._found))
+        self._next_look = max(self._next_look, math.ceil(_NEXT_LOOK * len(self._found)))
         rest = [label for label in self.nodes if label not in self._found]
-        if self.cost(rest) <= BEARABLE:
+        if max(self.cost(rest), default=0.0) <= BEARABLE:
             return True
         while total <= self._allowed and self._allowed >= _LEAST:
             self._allowed *= _HALF
@@ -95,4 +98,5 @@ class CulpritSearch:
             heapq.heappush(self._groups, self._measure(nodes))
 
     def _measure(self, nodes: tuple[str, ...]) -> _Group:
-        return _Group(-self.cost(nodes), nodes)
+        costs = tuple(self.cost(nodes))
+        return _Group(-max(costs, default=0.0), nodes, costs)

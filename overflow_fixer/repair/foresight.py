@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
@@ -104,10 +106,11 @@ class Foresight:
         def find() -> tuple[Finding, ...]:
             worst: dict[str, TensorError] = {}
 
-            def cost(in_fp16: Collection[str]) -> float:
-                error = self._find_worst(in_fp16)
-                worst.update(dict.fromkeys(in_fp16 if len(in_fp16) == 1 else (), error))
-                return excess([error], self.tolerance)
+            def cost(in_fp16: Collection[str]) -> list[float]:
+                errors = self._try(in_fp16)
+                times = [excess([error], self.tolerance) for error in errors]
+                worst.update(dict.fromkeys(in_fp16 if len(in_fp16) == 1 else (), errors[np.argmax(times)]))
+                return times
 
             found = CulpritSearch(cost, self._in_fp16(findings), movable, self.is_late).run()
             mildest_first = sorted(found, key=lambda label: found[label])
@@ -155,11 +158,10 @@ class Foresight:
                 pending += [group[half:], group[:half]]
         return findings
 
-    def _find_worst(self, in_fp16: Collection[str]) -> TensorError:
-        """The error of an output, or a part of one, in a case that is the most times what is allowed."""
+    def _try(self, in_fp16: Collection[str]) -> list[TensorError]:
+        """The errors of the outputs, and of parts of them, in each case."""
         self.tell()
-        errors = (error for case in self.cases for error in case.compare(in_fp16))
-        return max(errors, key=lambda error: excess([error], self.tolerance))
+        return [error for case in self.cases for error in case.compare(in_fp16)]
 
     def _in_fp16(self, findings: Iterable[Finding]) -> tuple[str, ...]:
         pinned = add_pins(self.plan, self.graph, self.policy, findings).pinned
