@@ -16,6 +16,7 @@ from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.coordinates import find_coordinates
 from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.small_sources import count_terms
 
 _KEPT = frozenset(
     """Add Sub Sum Max Min Neg Abs Relu LeakyRelu PRelu Elu Celu Selu Softplus Gelu Mish Swish HardSwish
@@ -24,10 +25,12 @@ _KEPT = frozenset(
 )
 """Operators of slope 1 or less, nearly: an absolute error is no larger behind them."""
 _SCALED = frozenset(
-    """Mul Div Mean ReduceSum ReduceMean ReduceL1 ReduceL2 CumSum AveragePool GlobalAveragePool Sqrt Pow Reciprocal
-    BatchNormalization""".split()
+    """Mul Div ReduceL1 ReduceL2 AveragePool Sqrt Pow Reciprocal BatchNormalization""".split()
 )
 """Operators that scale it with the value."""
+_MEANS = frozenset("Mean ReduceMean GlobalAveragePool".split())
+_SUMS = _MEANS | frozenset("ReduceSum CumSum".split())
+"""Those that scale it as well, unless their terms cancel: an error of one term is one of the sum, and a share of the mean."""
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 """Operators that do so where they read no data; else they are layers."""
 _RESIZES = frozenset("Resize Upsample".split())
@@ -69,5 +72,14 @@ def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str
         return written
     if op == "Log":
         return 1 / read if read else None
+    if op in _SUMS:
+        return max(1 / _count_averaged(ranges, node, output), written / read) if read else None
     is_scaled = op in _SCALED or (op in _PRODUCTS and output in find_coordinates(graph))
     return written / read if is_scaled and read else None
+
+
+def _count_averaged(ranges: RangeTable, node: Node, output: str) -> float:
+    """How many terms a mean is of; 1 of a sum."""
+    if node.standard_op == "Mean":
+        return len(node.inputs)
+    return count_terms(ranges, node, ranges.by_tensor[output]) if node.standard_op in _MEANS else 1.0

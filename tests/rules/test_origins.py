@@ -111,6 +111,31 @@ def test_the_larger_of_two_ways_counts(nodes: list[onnx.NodeProto], tmp_path: Pa
     assert _found(graph, ranges) == [n.name for n in reversed([*start, *nodes])]
 
 
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes", "share"),
+    [
+        ("ReduceSum", "r all", {}, 1),
+        ("CumSum", "r last", {}, 1),
+        ("ReduceMean", "r", {}, 4),
+        ("GlobalAveragePool", "r", {}, 4),
+        ("Mean", "r turned", {}, 2),
+    ],
+)
+def test_a_sum_that_cancels_passes_an_error_on(
+    op: str, inputs: str, attributes: dict[str, Any], share: int, tmp_path: Path
+) -> None:
+    """The sum is 0.1 at most, of terms of 300.3: an error of one is one of the sum, and a share of the mean."""
+    nodes = [node("Identity", "x", "r"), node("Neg", "r", "turned"), node(op, inputs, "y", **attributes)]
+    constants = {"all": ints(2, 3), "last": ints(3)}
+    terms = floats(300.3, -300.3, 0.1, -0.05).reshape(1, 1, 2, 2)
+    graph, ranges = scan(make_model(nodes, {"x": [1, 1, 2, 2]}, "y", constants), tmp_path, {"x": terms})
+
+    def found(limit: float) -> bool:
+        return "Identity_r" in [one.label for one in find_origins(graph, ranges, "y", limit)]
+
+    assert (found(300 / share), found(301 / share)) == (True, False)
+
+
 def test_what_an_infinity_hides_counts(tmp_path: Path) -> None:
     nodes = [node("Relu", "x", "r"), node("Mul", "r big", "y")]
     graph, ranges = scan(
