@@ -6,7 +6,8 @@ through what moves, adds and scales, as long as the error matters, up to the lay
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 from onnx import TensorProto
 
@@ -20,10 +21,10 @@ from overflow_fixer.rules.small_sources import count_terms
 
 _KEPT = frozenset(
     """Add Sub Sum Max Min Neg Abs Relu LeakyRelu PRelu Elu Celu Selu Softplus Gelu Mish Swish HardSwish
-    ThresholdedRelu Tanh Sigmoid HardSigmoid Softsign Erf Atan Sin Cos Floor Ceil Round Mod Clip Pad Where Trilu
-    Scatter ScatterElements ScatterND MaxPool GlobalMaxPool ReduceMax ReduceMin TopK""".split()
+    ThresholdedRelu Tanh Sigmoid HardSigmoid Softsign Erf Asin Acos Atan Asinh Atanh Sin Cos Floor Ceil Round Mod
+    Clip Pad Where Trilu Scatter ScatterElements ScatterND MaxPool GlobalMaxPool ReduceMax ReduceMin TopK""".split()
 )
-"""Operators of slope 1 or less, nearly: an absolute error is no larger behind them."""
+"""Operators of slope 1 or less, nearly: an absolute error is no larger behind them. Of Asin, Acos and Atanh it may be."""
 _SCALED = frozenset(
     """Mul Div ReduceL1 ReduceL2 AveragePool Sqrt Pow Reciprocal BatchNormalization""".split()
 )
@@ -33,6 +34,15 @@ _SUMS = _MEANS | frozenset("ReduceSum CumSum".split())
 """Those that scale it as well, unless their terms cancel: an error of one term is one of the sum, and a share of the mean."""
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 """Operators that do so where they read no data; else they are layers."""
+_SLOPES: Mapping[str, Callable[[float, float], float]] = {
+    "Exp": lambda read, written: written,
+    "Log": lambda read, written: 1 / read if read else 0.0,
+    "Sinh": lambda read, written: math.hypot(1, written),
+    "Cosh": lambda read, written: math.sqrt(max(0.0, written * written - 1)),
+    "Tan": lambda read, written: 1 + written * written,
+    "Acosh": lambda read, written: 1 / math.sqrt(read * read - 1) if read > 1 else 0.0,
+}
+"""Operators of another slope: what it is where they read and write their largest value; 0 where it has no end."""
 _RESIZES = frozenset("Resize Upsample".split())
 
 
@@ -68,10 +78,8 @@ def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str
     if op in _KEPT or moves(node, slot) or (op in _RESIZES and slot == 0):
         return 1.0
     read, written = ranges.by_tensor[node.inputs[slot]].max_abs, ranges.by_tensor[output].max_abs
-    if op == "Exp":
-        return written
-    if op == "Log":
-        return 1 / read if read else None
+    if op in _SLOPES:
+        return _SLOPES[op](read, written)
     if op in _SUMS:
         return max(1 / _count_averaged(ranges, node, output), written / read) if read else None
     is_scaled = op in _SCALED or (op in _PRODUCTS and output in find_coordinates(graph))

@@ -56,22 +56,72 @@ CONSTANTS = {
     ],
 )
 def test_what_is_behind_an_operator(
-    op: str, inputs: str, compute: Callable[[np.ndarray], np.ndarray], factor: float, tmp_path: Path
+    op: str,
+    inputs: str,
+    compute: Callable[[np.ndarray], np.ndarray],
+    factor: float,
+    tmp_path: Path,
 ) -> None:
     """A tensor that is rounded to FP16 counts where that moves a value of 1000 by 1/32 and more, and of 10 not."""
-    wide = PART.astype(np.float64)
+    _check_what_is_behind(op, inputs, compute, factor, tmp_path, PART)
+
+
+def _check_what_is_behind(
+    op: str,
+    inputs: str,
+    compute: Callable[[np.ndarray], np.ndarray],
+    factor: float,
+    tmp_path: Path,
+    part: np.ndarray,
+) -> None:
+    wide = part.astype(np.float64)
     scale = factor / np.abs(compute(wide)).max()
-    error = np.abs(compute(PART.astype(np.float16).astype(np.float64)) - compute(wide)).max() * scale
+    error = np.abs(compute(part.astype(np.float16).astype(np.float64)) - compute(wide)).max() * scale
     assert (error > 1 / 32) == (factor == 1000)
     nodes = [node("Identity", "x", "a"), node(op, inputs, "b"), node("Mul", "b scale", "y")]
     graph, ranges = scan(
-        make_model(nodes, {"x": [64]}, "y", CONSTANTS | {"scale": scalar(scale)}), tmp_path, {"x": PART}
+        make_model(nodes, {"x": [64]}, "y", CONSTANTS | {"scale": scalar(scale)}), tmp_path, {"x": part}
     )
     assert ("Identity_a" in _found(graph, ranges)) == (factor == 1000)
 
 
 def _found(graph: Any, ranges: Any) -> list[str]:
     return [found.label for found in find_origins(graph, ranges, "y", LIMIT)]
+
+
+@pytest.mark.parametrize("factor", [10, 1000])
+@pytest.mark.parametrize(
+    ("op", "compute", "least", "most"),
+    [
+        ("Sinh", np.sinh, 0.11, 2.97),
+        ("Sinh", np.sinh, 0.011, 0.103),
+        ("Cosh", np.cosh, 0.11, 2.97),
+        ("Tan", np.tan, 0.11, 1.43),
+        ("Asinh", np.arcsinh, 0.11, 2.97),
+        ("Acosh", np.arccosh, 1.11, 2.97),
+        ("Asin", np.arcsin, 0.11, 0.93),
+        ("Acos", np.arccos, 0.11, 0.93),
+        ("Atanh", np.arctanh, 0.11, 0.83),
+    ],
+)
+def test_what_is_behind_a_function_of_angles(
+    op: str,
+    compute: Callable[[np.ndarray], np.ndarray],
+    least: float,
+    most: float,
+    factor: float,
+    tmp_path: Path,
+) -> None:
+    """As behind other operators."""
+    part = np.linspace(least, most, 64).astype(np.float32)
+    _check_what_is_behind(op, "a", compute, factor, tmp_path, part)
+
+
+@pytest.mark.parametrize(("op", "end"), [("Log", 0), ("Acosh", 1)])
+def test_no_way_leads_on_where_a_slope_has_no_end(op: str, end: float, tmp_path: Path) -> None:
+    nodes = [node("Identity", "x", "r"), node(op, "r", "y")]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(end, end)})
+    assert _found(graph, ranges) == [f"{op}_y"]
 
 
 @pytest.mark.parametrize(
