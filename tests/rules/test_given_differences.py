@@ -85,6 +85,39 @@ def test_what_hides_it_is_not_followed(form: str, tmp_path: Path) -> None:
     assert list(find_given_differences(*_scan(tmp_path, HIDDEN[form], LATER))) == []
 
 
+@pytest.mark.parametrize(
+    ("steps", "columns", "is_told"), [(15.5, 32, True), (16.5, 32, False), (15.5, 64, False)]
+)
+@pytest.mark.parametrize("behind", [[], [node("Concat", "j one4", "y", axis=1)]])
+def test_beside_what_is_under_16_steps_it_counts(
+    steps: float, columns: int, is_told: bool, behind: list[onnx.NodeProto], tmp_path: Path
+) -> None:
+    """FP16's steps are 1/1024 from 1 on. Twice as many columns count as what is 1.4 times as large."""
+    join = node("Concat", "d c", "j" if behind else "y", axis=1)
+    nodes = [RATIO, node("Sub", "q one", "d"), node("Mul", "s size", "c"), join, *behind]
+    share = np.random.default_rng(7).uniform(0.4, 1, (4, columns)).astype(np.float32)
+    share[0, 0] = 1
+    constants = CONSTANTS | {"size": scalar(steps / 1024), "one4": np.full((4, 1), 1e-3, np.float32)}
+    shapes = {"a": [4, 32], "b": [4, 32], "s": [4, columns]}
+    graph, ranges = scan(
+        make_model(nodes, shapes, "y", constants), tmp_path, {"a": PRICES, "b": LATER, "s": share}
+    )
+    assert bool(list(find_given_differences(graph, ranges))) == is_told
+
+
+def test_of_several_ways_the_one_with_the_least_beside_it_counts(tmp_path: Path) -> None:
+    nodes = [
+        RATIO,
+        node("Sub", "q one", "d"),
+        node("Concat", "a d", "z", axis=1),
+        node("Neg", "d", "y"),
+        node("Concat", "d a", "v", axis=1),
+    ]
+    model = make_model(nodes, {"a": [4, 32], "b": [4, 32]}, "y z v", CONSTANTS)
+    (found,) = find_given_differences(*scan(model, tmp_path, {"a": PRICES, "b": LATER}))
+    assert found.made == "the output y tells it"
+
+
 def test_the_evidence(tmp_path: Path) -> None:
     """The batch is that of the largest difference."""
     graph, ranges = _scan(tmp_path, FORMS["its logarithm"][0], PRICES * np.float32(1.0001), LATER)
