@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 from onnx import TensorProto
 
@@ -32,6 +33,8 @@ _SCALED = frozenset(
 _MEANS = frozenset("Mean ReduceMean GlobalAveragePool".split())
 _SUMS = _MEANS | frozenset("ReduceSum CumSum".split())
 """Those that scale it as well, unless their terms cancel: an error of one term is one of the sum, and a share of the mean."""
+_CANCELS = _SUMS | frozenset("Add Sub Sum".split())
+"""Operators that may write less than each of their terms."""
 _PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 """Operators that do so where they read no data; else they are layers."""
 _SLOPES: Mapping[str, Callable[[float, float], float]] = {
@@ -47,18 +50,52 @@ _RESIZES = frozenset("Resize Upsample".split())
 
 
 def find_origins(graph: Graph, ranges: RangeTable, tensor: str, limit: float) -> Iterator[Node]:
-    """The node that writes the tensor, and those behind it that round it as one over `limit` is; the last first."""
+    """The node that writes the tensor, and those behind it that round it as one over `limit` is; the last first.
+
+    Through a small difference the way goes on to terms that are as large: the nodes between are none of them.
+    """
+    parts_of, largest_terms = _list_parts(graph, ranges), _find_largest_terms(graph, ranges)
     scales, pending = {tensor: 1.0}, {tensor} & graph.producers.keys()
     while pending:
         node = max((graph.producers[name] for name in pending), key=lambda writer: writer.index)
         pending.difference_update(node.writes)
         written = max((name for name in node.writes if name in scales), key=scales.__getitem__)
-        yield node
-        for part, growth in _parts(graph, ranges, node, written):
+        is_rounded = written == tensor or _is_over(ranges, written, scales[written], limit)
+        for part, growth in parts_of.get(written, ()):
             scale = scales[written] * growth
-            if not ranges.by_tensor[part].max_abs * scale <= limit:
+            is_term = _is_over(ranges, part, scale, limit) and (is_rounded or node.standard_op in _CANCELS)
+            is_rounded = is_rounded or is_term
+            if is_term or largest_terms.get(part, 0.0) * scale > limit:
                 scales[part] = max(scale, scales.get(part, 0.0))
                 pending.update({part} & graph.producers.keys())
+        if is_rounded:
+            yield node
+
+
+def _is_over(ranges: RangeTable, tensor: str, scale: float, limit: float) -> bool:
+    """Whether it reaches, times `scale`, over the limit, or is NaN there."""
+    return not ranges.by_tensor[tensor].max_abs * scale <= limit
+
+
+@lru_cache(maxsize=1)
+def _find_largest_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, float]:
+    """For each tensor of which what it is made of is larger, by cancelling: how large that is, in the tensor's own measure."""
+    found: dict[str, float] = {}
+    for written, parts in _list_parts(graph, ranges).items():
+        cancels = graph.producers[written].standard_op in _CANCELS
+        for part, growth in parts:
+            own = ranges.by_tensor[part].max_abs if cancels else 0.0
+            term = growth * max(own, found.get(part, 0.0))
+            if term > max(ranges.by_tensor[written].max_abs, found.get(written, 0.0)):
+                found[written] = term
+    return found
+
+
+@lru_cache(maxsize=1)
+def _list_parts(graph: Graph, ranges: RangeTable) -> Mapping[str, tuple[tuple[str, float], ...]]:
+    """For each tensor that a node writes, in order, its parts; each walk asks for many of them."""
+    written = ((node, name) for node in graph.nodes for name in node.writes if ranges.get(name) is not None)
+    return {name: tuple(_parts(graph, ranges, node, name)) for node, name in written}
 
 
 def _parts(graph: Graph, ranges: RangeTable, node: Node, output: str) -> Iterator[tuple[str, float]]:

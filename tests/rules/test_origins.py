@@ -186,6 +186,32 @@ def test_a_sum_that_cancels_passes_an_error_on(
     assert (found(300 / share), found(301 / share)) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("Sub", "r q", "d")], ["Sub_d", "Relu_r", "Abs_q"]),
+        ([node("Neg", "q", "n"), node("Add", "r n", "d")], ["Add_d", "Neg_n", "Relu_r", "Abs_q"]),
+        ([node("Sub", "r q", "a"), node("ReduceMax", "a", "d")], ["Sub_a", "Relu_r", "Abs_q"]),
+        ([node("Sub", "r q", "a"), node("Mul", "a a", "d")], []),
+        ([node("Min", "r tiny", "d")], []),
+        ([node("Sub", "r q", "a"), node("Tanh", "a", "b"), node("Mul", "b tiny", "d")], []),
+    ],
+)
+def test_the_way_goes_on_through_a_small_difference_of_large_terms(
+    nodes: list[onnx.NodeProto], expected: list[str], tmp_path: Path
+) -> None:
+    """The difference is 0.2 at most, of terms of 300: what only moves or scales it is not rounded by as much, nor is a minimum."""
+    start = [node("Relu", "x", "r"), node("Abs", "z", "q")]
+    model = make_model(
+        [*start, *nodes, node("Add", "d one", "y")],
+        {"x": [2], "z": [2]},
+        "y",
+        {"one": scalar(1), "tiny": scalar(0.1)},
+    )
+    graph, ranges = scan(model, tmp_path, {"x": floats(300.3, 300.2), "z": floats(300.1, 300.3)})
+    assert sorted(_found(graph, ranges)) == sorted(["Add_y", *expected])
+
+
 def test_what_an_infinity_hides_counts(tmp_path: Path) -> None:
     nodes = [node("Relu", "x", "r"), node("Mul", "r big", "y")]
     graph, ranges = scan(
