@@ -17,6 +17,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Range, RangeTable
 from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.small_differences import FP32_NOISE, find_lost_terms
 
 _CHOOSES = frozenset("Clip Max Min Where".split())
 _KEEPS_DIGITS = _CHOOSES | frozenset("Abs Neg Sqrt Mul Div Pow".split())
@@ -48,12 +49,14 @@ _ZERO_AT_1: Mapping[str, _Function] = {
 class Cancellation:
     """The tensor `term`, which FP16 rounds to `number` where it is nearest to it; `function` of what that is zero.
 
-    It is a difference where there is no `function`.
+    It is a difference where there is no `function`: from the number, or from the tensor `other`, and the number is what both
+    are at least.
     """
 
     term: str
     number: float
     function: str = ""
+    other: str = ""
 
     @property
     def limit(self) -> float:
@@ -64,15 +67,19 @@ class Cancellation:
     def text(self) -> str:
         if self.function:
             return f"{self.function} of what FP16 rounds to {self.number:g}"
+        if self.other:
+            return f"a difference of {self.term} and {self.other}, of {self.number:g} and more"
         return f"a difference from {self.number:g}"
 
 
 def find_cancellation(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation | None:
-    """Of Add or Sub with a constant, of Log, Acos and Acosh, where the smallest result but 0 that was measured is 0 in FP16."""
+    """Of Add or Sub, of Log, Acos and Acosh, where the smallest result but 0 that was measured is 0 in FP16."""
     if node.standard_op in _ZERO_AT_1:
         return _find_near_1(graph, ranges, node)
-    if node.standard_op not in ("Add", "Sub") or not any(name in graph.constants for name in node.inputs):
+    if node.standard_op not in ("Add", "Sub"):
         return None
+    if graph.constants.keys().isdisjoint(node.inputs):
+        return _find_of_two(graph, ranges, node)
     term, constant = sorted(node.inputs, key=lambda name: name in graph.constants)
     read, left = ranges.get(term), ranges.get(node.outputs[0])
     number = _read_number(ranges, constant) * (-1 if node.standard_op == "Add" else 1)
@@ -93,6 +100,31 @@ def _find_near_1(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation |
     with np.errstate(over="ignore"):
         nearest = function.inverse(sides * left.min_nonzero_abs).astype(np.float32)
     return Cancellation(term, 1.0, node.standard_op) if _is_rounded_to(1.0, nearest, left) else None
+
+
+def _find_of_two(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation | None:
+    """Of two tensors of one sign, of which the result is half a step of FP16 at most even where both are least.
+
+    It is wrong by as much as it is there, or more: FP16 makes 0 of it or a step. None of what FP32 itself rounds.
+    """
+    least = [_find_least(ranges, name) for name in node.inputs]
+    left = ranges.get(node.outputs[0])
+    is_difference = (least[0] * least[1] > 0) == (node.standard_op == "Sub")
+    number = max(map(abs, least))
+    if left is None or not (is_difference and all(least) and number < FP16_OVERFLOW):
+        return None
+    if not FP32_NOISE * number < left.min_nonzero_abs <= step_at(number) / 2:
+        return None
+    term, other = node.inputs
+    return Cancellation(term, number, other=other) if find_lost_terms(graph, ranges, node) else None
+
+
+def _find_least(ranges: RangeTable, tensor: str) -> float:
+    """The least magnitude of a tensor, with its sign; 0 where it was seen with both, or with NaN."""
+    seen = ranges.get(tensor)
+    if seen is None or seen.nan_count:
+        return 0.0
+    return seen.min if seen.min > 0 else min(seen.max, 0.0)
 
 
 def _find_sides(number: float, term: Range) -> Array:

@@ -21,8 +21,10 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.cancellation import trace_term
+from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.dividends import find_dividends
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, find_guards, guards_in_vain
+from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
 from overflow_fixer.rules.paths import find_leading, find_ways
 from overflow_fixer.rules.semantics import moves
@@ -171,8 +173,12 @@ def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container
     if writer is None:
         return
     yield writer
-    if divisor.cancelled is not None:
-        yield from trace_term(graph, ranges, divisor.cancelled.term, divisor.cancelled.number)
+    cancelled = divisor.cancelled
+    if cancelled is not None and cancelled.other:
+        for term in (cancelled.term, cancelled.other):
+            yield from find_origins(graph, ranges, term, MOST_ROUNDED * divisor.least)
+    elif cancelled is not None:
+        yield from trace_term(graph, ranges, cancelled.term, cancelled.number)
     else:
         parts = divisor.parts or carry_back(graph, ranges, writer, divisor.least)
         yield from trace_small(graph, ranges, parts, told)

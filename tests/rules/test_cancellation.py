@@ -83,6 +83,38 @@ def test_what_is_taken_from_what(
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "first", "second", "is_found"),
+    [
+        ("Sub", [3.1, 2.5], [3.1 - STEP, 1.5], True),
+        ("Sub", [3.1, 2.5], [3.1 - 2.1 * STEP, 1.5], False),
+        ("Sub", [3.1, 0.4], [3.1 - STEP, 0.3], False),
+        ("Sub", [-3.1, -2.5], [STEP - 3.1, -1.5], True),
+        ("Add", [3.1, 2.5], [STEP - 3.1, -1.5], True),
+        ("Add", [3.1, 2.5], [STEP, 1.5], False),
+        ("Sub", [3.1, 2.5], [3.1 - STEP, -1.5], False),
+        ("Sub", [3.1, 2.5], [3.1 - STEP, 0], False),
+        ("Sub", [3.1, 2.5], [3.1, 1.5], False),
+        ("Sub", [3.1, 2.5], [3.0999994, 1.5], False),
+        ("Sub", [3.1, math.nan], [3.1 - STEP, 1.5], False),
+        ("Sub", [7e4, 8e4], [7e4 - 8, 7e4 - 8], False),
+        ("Sub", [3.0, 2.0], [3.0 - STEP, 1.5], True),
+    ],
+)
+def test_two_terms_of_one_sign_are_compared_where_they_are_least(
+    op: str, first: list[float], second: list[float], is_found: bool, tmp_path: Path
+) -> None:
+    """The one that is 2 and more has steps of 4 STEP and more, and so has the other where they are alike."""
+    model = make_model([node(op, "a b", "d"), node("Log", "d", "y")], {"a": [2], "b": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"a": floats(*first), "b": floats(*second)})
+    found = find_cancellation(graph, ranges, graph.nodes[0])
+    assert (found is not None) == is_found
+    if found is not None:
+        assert found.term == "a"
+        assert found.other == "b"
+        assert found.limit == 2 * STEP
+
+
 def test_on_which_side_it_was_is_not_known_where_both_were_seen(tmp_path: Path) -> None:
     """FP16 has a number three quarters of a step below 1, and none so near above."""
     near = 0.75 * STEP

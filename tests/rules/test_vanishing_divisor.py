@@ -387,6 +387,23 @@ def test_a_difference_that_nothing_divides_by_may_vanish(tmp_path: Path) -> None
     assert _pins(tmp_path, nodes, [-12, 12]) == []
 
 
+def test_a_difference_of_two_computed_terms(tmp_path: Path) -> None:
+    """log(x + 2) - log(x + 1) is 0.0005 where these are 7.6, of which FP16's steps are 1/256; at 1 and more, 1/1024."""
+    nodes = [
+        node("Relu", "x", "r"),
+        node("Add", "r two", "b"),
+        node("Log", "b", "log_b"),
+        node("Log", "r", "log_r"),
+        node("Sub", "log_b log_r", "d"),
+        node("Mul", "d half", "m"),
+        node("Log", "m", "y"),
+    ]
+    far, near = [4.1, 4100.3], [4.1, 11.3]
+    assert _pins(tmp_path, nodes, far) == [one.name for one in nodes]
+    assert _pins(tmp_path, nodes, near) == []
+    assert _pins(tmp_path, [*nodes[:-1], node("Exp", "m", "y")], far) == []
+
+
 def test_the_evidence_of_a_difference(tmp_path: Path) -> None:
     nodes = [node("Sub", "x one", "a"), node("Reciprocal", "a", "y")]
     graph, ranges = scan(
