@@ -18,6 +18,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_leading, find_ways, walk_back
@@ -99,12 +100,13 @@ def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...
 def find_sources(graph: Graph, ranges: RangeTable, node: Node, left: float) -> Iterator[Node]:
     """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
 
-    Of distances as one product also what joins its operands.
+    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads.
     """
+    most = MOST_ROUNDED * left / find_kernels(graph).get(node.label, 1.0)
     yield node
     yield from find_joining(graph, node)
     for name in find_lost_terms(graph, ranges, node):
-        yield from find_origins(graph, ranges, name, MOST_ROUNDED * left)
+        yield from find_origins(graph, ranges, name, most)
 
 
 def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:

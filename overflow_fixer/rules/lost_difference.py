@@ -18,6 +18,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
 from overflow_fixer.rules.chosen_differences import find_chosen, is_distance
+from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.divided_differences import find_divided, find_sources
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
@@ -71,6 +72,7 @@ def _find_divided(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Find
     for small, made in _evidence_of_divided(graph, ranges).get(node.label, ()):
         name, batch = small.node.outputs[0], ranges.batch_names[small.batch]
         whose = "its terms" if small.shown == name else f"the terms of {name}"
+        whose = f"{whose}, which weigh as much as two" if small.node.label in find_kernels(graph) else whose
         squared = f", squared {small.left:.6g}," if small.of_roots else ""
         reason = (
             f"{small.shown} is {small.value:.6g} at most{squared} in that batch, and {whose}, up to {small.largest:.6g}, lose much: "

@@ -16,18 +16,15 @@ import numpy as np
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import least_exponent
-from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.rules.difference_kernels import PRODUCTS, read_kernels
 from overflow_fixer.rules.near_zero import NO_SMALLER
 from overflow_fixer.rules.semantics import moves
 
 _HALF_STEP = 2.0**-11
 """By which share of itself FP16 may round a number."""
-_MOST_WEIGHTS = 1 << 12
-"""A larger kernel is not read."""
 _TERMS = frozenset("Add Sub Sum".split())
 _FACTORS = frozenset("Mul MatMul Einsum Gemm Conv".split())
-_KERNELS = frozenset("MatMul Gemm Conv".split())
 _SQUARES = frozenset({"ReduceL2", "ReduceSumSquare"})
 _SUMS = _SQUARES | {"ReduceSum", "ReduceL1"}
 _AS_LARGE = (NO_SMALLER - {"LpPool", "GlobalLpPool", *_SUMS}) | frozenset(
@@ -72,7 +69,7 @@ class _Found:
         if op in _TERMS:
             return self._of_terms(node)
         if op in _FACTORS:
-            return max(self._of_factors(node, written), self._of_kernel(node) if op in _KERNELS else 0.0)
+            return max(self._of_factors(node, written), self._of_kernel(node) if op in PRODUCTS else 0.0)
         if op == "Div":
             return self._scale(node.inputs[0], written)
         if op == "Pow":
@@ -107,29 +104,17 @@ class _Found:
         """Of a product, in which one factor is zero; both where they are one."""
         if self._has_bias(node):
             return 0.0
-        factors = node.inputs[:2] if node.standard_op in _KERNELS else node.inputs
+        factors = node.inputs[:2] if node.standard_op in PRODUCTS else node.inputs
         power = 2.0 if len({self.source.get(name, name) for name in factors}) == 1 else 1.0
         return max(self._scale(name, written, power) for name in factors)
 
     def _of_kernel(self, node: Node) -> float:
         """Of a product by constants that add up to zero, which is a difference of what lies near one another."""
-        if self._has_bias(node):
-            return 0.0
-        slots = (0, 1) if node.standard_op != "Conv" else (1,)
-        return max(self._of_weights(node, slot) for slot in slots)
-
-    def _of_weights(self, node: Node, slot: int) -> float:
-        read, weights = self.ranges.get(node.inputs[1 - slot]), self.graph.constants.get(node.inputs[slot])
-        if weights is None or read is None or node.inputs[1 - slot] in self.graph.constants:
-            return 0.0
-        if math.prod(weights.dims) > _MOST_WEIGHTS or not weights.dims:
-            return 0.0
-        values = self.graph.read_constant(node.inputs[slot])
-        assert values is not None
-        axes = self._summed_axes(node, slot, values.ndim)
-        magnitudes = np.abs(values).sum(axes, dtype=np.float64)
-        cancels = np.abs(values.sum(axes, dtype=np.float64)) <= _HALF_STEP * magnitudes
-        return _HALF_STEP * read.max_abs * float(np.max(magnitudes, initial=0.0, where=cancels))
+        kernels = ((self.ranges.get(name), rows) for name, rows in read_kernels(self.graph, node))
+        found = (
+            read.max_abs * float(np.abs(rows).sum(1).max()) for read, rows in kernels if read is not None
+        )
+        return _HALF_STEP * max(found, default=0.0)
 
     def _of_sum(self, node: Node, written: Range) -> float:
         """Of a sum over elements that are all zero."""
@@ -146,13 +131,6 @@ class _Found:
         if read is None or not away or not 0 < read.max_abs < math.inf or not power > 0:
             return 0.0
         return math.inf if away >= read.max_abs else math.pow(away / read.max_abs, power) * written.max_abs
-
-    @staticmethod
-    def _summed_axes(node: Node, slot: int, rank: int) -> tuple[int, ...]:
-        """Those of a constant factor along which its products are added up."""
-        if node.standard_op == "Conv":
-            return tuple(range(1, rank))
-        return (-1,) if rank == 1 else (summed_axis(node, is_right=bool(slot)),)
 
     def _has_bias(self, node: Node) -> bool:
         if node.standard_op not in ("Gemm", "Conv") or len(node.inputs) < 3 or not node.inputs[2]:

@@ -19,6 +19,7 @@ from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
+from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.multiples import find_multiples
 
 FP32_NOISE = 2.0**-20
@@ -82,14 +83,21 @@ def find_small(
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it adds or subtracts finite floats that were measured."""
-    terms = node.inputs if node.standard_op == "Log" else find_terms(graph, node)
+    is_other = node.standard_op == "Log" or node.label in find_kernels(graph)
+    terms = node.inputs[:2] if is_other else find_terms(graph, node)
     return bool(terms) and all(is_finite(graph, ranges, name) for name in (*terms, *node.writes))
 
 
 def _read_largest(graph: Graph, ranges: RangeTable, node: Node) -> npt.NDArray[np.float64]:
-    """The max |x| of the terms, by batch; 1 of a logarithm, which is small beside what it reads where that is near 1."""
+    """The max |x| of the terms, by batch; 1 of a logarithm, which is small beside what it reads where that is near 1.
+
+    Of a kernel that adds up to zero it is what two terms that lose as much would be.
+    """
     if node.standard_op == "Log":
         return np.ones(len(ranges.batch_names))
+    if node.label in find_kernels(graph):
+        name = next(name for name in node.inputs if name not in graph.constants)
+        return read_maxima(ranges, name) * find_kernels(graph)[node.label]
     largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in find_terms(graph, node)])
     return largest
 
