@@ -61,7 +61,9 @@ class Cancellation:
     @property
     def limit(self) -> float:
         """The largest magnitude of a result that FP16 may make zero of."""
-        return _ZERO_AT_1[self.function].limit if self.function else step_at(self.number) / 2
+        if self.function:
+            return _ZERO_AT_1[self.function].limit
+        return step_at(self.number) / (1 if self.other else 2)
 
     @property
     def text(self) -> str:
@@ -103,20 +105,25 @@ def _find_near_1(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation |
 
 
 def _find_of_two(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation | None:
-    """Of two tensors of one sign, of which the result is half a step of FP16 at most even where both are least.
+    """Of two tensors of one sign, of which the result is less than a step of FP16 even where both are least.
 
-    It is wrong by as much as it is there, or more: FP16 makes 0 of it or a step. None of what FP32 itself rounds.
+    FP16 makes 0 of it or a step there. None of what FP32 itself rounds.
     """
-    least = [_find_least(ranges, name) for name in node.inputs]
-    left = ranges.get(node.outputs[0])
-    is_difference = (least[0] * least[1] > 0) == (node.standard_op == "Sub")
-    number = max(map(abs, least))
-    if left is None or not (is_difference and all(least) and number < FP16_OVERFLOW):
-        return None
-    if not FP32_NOISE * number < left.min_nonzero_abs <= step_at(number) / 2:
+    left, number = ranges.get(node.outputs[0]), find_least_term(ranges, node)
+    if left is None or not 0 < number < FP16_OVERFLOW or not find_lost_terms(graph, ranges, node):
         return None
     term, other = node.inputs
-    return Cancellation(term, number, other=other) if find_lost_terms(graph, ranges, node) else None
+    is_lost = FP32_NOISE * number < left.min_nonzero_abs < step_at(number)
+    return Cancellation(term, number, other=other) if is_lost else None
+
+
+def find_least_term(ranges: RangeTable, node: Node) -> float:
+    """What both terms of a difference are at least, in magnitude, where they are nearly equal; 0 where they may be near zero."""
+    if node.standard_op not in ("Add", "Sub"):
+        return 0.0
+    first, second = (_find_least(ranges, name) for name in node.inputs)
+    is_difference = (first * second > 0) == (node.standard_op == "Sub")
+    return max(abs(first), abs(second)) if is_difference and first and second else 0.0
 
 
 def _find_least(ranges: RangeTable, tensor: str) -> float:

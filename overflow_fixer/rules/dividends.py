@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.formats import FP16_MIN_NORMAL, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.rules.cancellation import find_least_term
+from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.divisors import Divisor, find_guards
-from overflow_fixer.rules.paths import lead_back
+from overflow_fixer.rules.paths import lead_back, walk_back
+from overflow_fixer.rules.semantics import moves
+from overflow_fixer.rules.small_differences import FEWEST_STEPS
 from overflow_fixer.rules.small_sources import Part, carry_back
 from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
 
@@ -30,6 +34,8 @@ def find_dividends(
         if dividend is not None:
             makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
             yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
+            if divisor.cancelled is not None and divisor.cancelled.other:
+                yield from ((node, end, makes) for node in _find_difference(graph, ranges, dividend))
 
 
 def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) -> Part | None:
@@ -63,6 +69,14 @@ def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[N
                 small.append(writer)
             pending += ((source, (writer,)) for source in carry_back(graph, ranges, writer, part.magnitude))
     return lead_back(behind, small)
+
+
+def _find_difference(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
+    """What computes it, where it is a difference, too, of which FP16 leaves less than 64 steps there."""
+    for node in walk_back(graph, dividend.tensor, lambda node, name: moves(node, 0)):
+        least = find_least_term(ranges, node)
+        if least and 0 < dividend.magnitude < FEWEST_STEPS * step_at(least):
+            yield from find_sources(graph, ranges, node, dividend.magnitude)
 
 
 def _may_be(seen: Range, magnitude: float) -> bool:

@@ -86,9 +86,11 @@ def test_what_is_taken_from_what(
 @pytest.mark.parametrize(
     ("op", "first", "second", "is_found"),
     [
-        ("Sub", [3.1, 2.5], [3.1 - STEP, 1.5], True),
-        ("Sub", [3.1, 2.5], [3.1 - 2.1 * STEP, 1.5], False),
+        ("Sub", [3.1, 2.5], [3.1 - 3.9 * STEP, 1.5], True),
+        ("Sub", [3.1, 2.5], [3.1 - 4.1 * STEP, 1.5], False),
         ("Sub", [3.1, 0.4], [3.1 - STEP, 0.3], False),
+        ("Sub", [1e-9, 2.5], [-1e-9, 1.5], False),
+        ("Add", [1e-9, 2.5], [1e-9, 1.5], False),
         ("Sub", [-3.1, -2.5], [STEP - 3.1, -1.5], True),
         ("Add", [3.1, 2.5], [STEP - 3.1, -1.5], True),
         ("Add", [3.1, 2.5], [STEP, 1.5], False),
@@ -112,7 +114,7 @@ def test_two_terms_of_one_sign_are_compared_where_they_are_least(
     if found is not None:
         assert found.term == "a"
         assert found.other == "b"
-        assert found.limit == 2 * STEP
+        assert found.limit == 4 * STEP
 
 
 def test_on_which_side_it_was_is_not_known_where_both_were_seen(tmp_path: Path) -> None:

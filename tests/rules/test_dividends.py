@@ -151,3 +151,42 @@ def test_zeros_that_are_divided_are_left(guarded: list[onnx.NodeProto], outputs:
     m = np.where([[True], [False]], 1, 0 * m).astype(np.float32)
     graph, ranges = scan(model, tmp_path, {"x": x, "m": m})
     assert "ReduceSum_n" not in pinned_by(find_vanishing_divisors, graph, ranges)
+
+
+WINDOW = [
+    node("Relu", "x", "r"),
+    node("ReduceMin", "r", "least", axes=[1]),
+    node("ReduceMax", "r", "most", axes=[1]),
+    node("Sub", "most least", "d"),
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_found"),
+    [
+        ([node("Sub", "r least", "a"), node("Div", "a d", "y")], True),
+        (
+            [node("Sub", "r least", "a"), node("Transpose", "a", "t", perm=[0, 1]), node("Div", "t d", "y")],
+            True,
+        ),
+        ([node("Sub", "r one", "a"), node("Div", "a d", "y")], False),
+        ([node("Sub", "tiny one", "a"), node("Div", "a d", "y")], False),
+    ],
+)
+def test_a_difference_that_is_divided_by_one_as_small_stays_too(
+    nodes: list[onnx.NodeProto], is_found: bool, tmp_path: Path
+) -> None:
+    """At 80 FP16's steps are 1/16. Of the quiet row all is 0.03 at most; of what is divided by that it is told by the quotient."""
+    x = np.random.default_rng(9).uniform(70, 90, (4, 16)).astype(np.float32)
+    x[1] = np.linspace(80.01, 80.04, 16)
+    model = make_model([*WINDOW, node("Mul", "x thousandth", "tiny"), *nodes], {"x": [4, 16]}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"x": x})
+    found = set(pinned_by(find_vanishing_divisors, graph, ranges))
+    assert found == {*(one.name for one in WINDOW), "Div_y"} | ({"Sub_a"} if is_found else set())
+    if is_found:
+        kept = {name for one in graph.nodes if one.label in found for name in one.writes}
+        error = (
+            run_fp16(tmp_path / "model.onnx", {"x": x}, kept)["y"]
+            - run_fp32(tmp_path / "model.onnx", {"x": x})["y"]
+        )
+        assert np.abs(error).max() < 1e-3
