@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
@@ -79,11 +79,21 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
     told = {way.divisor.tensor for way in ways if _is_plain(way.divisor)}
     for divisor, reached, end in ways:
         divisor = _say_guard(graph, ranges, divisor, reached)
-        for node in (*_sources(graph, ranges, divisor, told), *reached):
+        kept = reached if _grows_tiny(ranges, divisor, reached) else ()
+        for node in (*_sources(graph, ranges, divisor, told), *kept):
             found.setdefault(node.label, {}).setdefault(divisor, end)
         for node, division, makes in find_dividends(graph, ranges, divisor, reached):
             found.setdefault(node.label, {}).setdefault(replace(divisor, makes=makes), division)
     return found
+
+
+def _grows_tiny(ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> bool:
+    """Whether the way to the division would lose it again: a difference of two terms, once it is right, is well in FP16's normal numbers."""
+    if divisor.cancelled is None or not divisor.cancelled.other:
+        return True
+    made = (ranges.get(name) for node in reached for name in node.writes)
+    least = (divisor.least, *(seen.min_nonzero_abs for seen in made if seen is not None))
+    return any(0 < one < FP16_MIN_NORMAL for one in least)
 
 
 def _find_all_ways(graph: Graph, ranges: RangeTable) -> list[_Way]:
