@@ -35,9 +35,9 @@ def read_kernels(graph: Graph, node: Node) -> Iterator[tuple[str, Array]]:
 
 
 def _read_rows(graph: Graph, node: Node, slot: int) -> Array:
-    """The constant factor, what is added up of it along the last of two axes; nothing of another, or of a large one."""
+    """The constant factor, what is added up of it along the last of two axes; nothing of another, of a large one or an empty one."""
     weights = graph.constants.get(node.inputs[slot])
-    if weights is None or not weights.dims or math.prod(weights.dims) > _MOST_WEIGHTS:
+    if weights is None or not weights.dims or not 0 < math.prod(weights.dims) <= _MOST_WEIGHTS:
         return np.empty((0, 0))
     values = graph.read_constant(node.inputs[slot])
     assert values is not None

@@ -120,3 +120,26 @@ def test_what_a_small_kernel_reads_is_followed_by_what_it_scales(tmp_path: Path)
     small = np.random.default_rng(4).uniform(0, 2, (8, 4)).astype(np.float32)
     graph, ranges = scan(make_model(nodes, {"m": [8, 4]}, "y", constants), tmp_path, {"m": small})
     assert pinned_by(find_lost_differences, graph, ranges) == ["Add_b", "MatMul_y"]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "shape", "weights", "attributes"),
+    [
+        ("MatMul", "x w", [2, 0], [0, 5], {}),
+        ("MatMul", "w x", [4, 3], [0, 4], {}),
+        ("Gemm", "x w", [2, 0], [0, 5], {}),
+        ("Gemm", "x w", [2, 0], [5, 0], {"transB": 1}),
+        ("Conv", "x w", [1, 3, 8], [0, 3, 1], {}),
+    ],
+)
+def test_a_kernel_without_elements_is_none(
+    op: str, inputs: str, shape: list[int], weights: list[int], attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    constants = {"w": np.zeros(weights, np.float32)}
+    graph, ranges = scan(
+        make_model([node(op, inputs, "y", **attributes)], {"x": shape}, "y", constants),
+        tmp_path,
+        {"x": np.ones(shape, np.float32)},
+    )
+    assert find_kernels(graph) == {}
+    assert not ask(find_lost_differences, graph, ranges)
