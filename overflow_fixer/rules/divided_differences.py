@@ -7,7 +7,7 @@ its least) is such a difference itself, as a rule: what FP16 takes from it is ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import NamedTuple
@@ -49,12 +49,15 @@ class Divided(NamedTuple):
     """A difference, those that are to stay in FP32, and the node that divides by it, or it by as little, in words."""
 
     difference: SmallDifference
-    nodes: tuple[Node, ...]
+    nodes: Iterable[Node]
     made: str
 
 
-def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
-    """Each difference once: those that are divided by, in the worst batch that shows it; then what is divided by these."""
+def find_divided(graph: Graph, ranges: RangeTable, walked: MutableMapping[str, float]) -> Iterator[Divided]:
+    """Each difference once: those that are divided by, in the worst batch that shows it; then what is divided by these.
+
+    The nodes are found as they are asked for; `walked` is that of find_origins.
+    """
     told = set[str]()
     ways: list[tuple[SmallDifference, tuple[Node, ...]]] = []
     for small, way in _find_divisors(graph, ranges):
@@ -63,13 +66,14 @@ def find_divided(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
         kept = way if _grows_tiny(ranges, small, way) else ()
         verb = "takes its logarithm" if way[-1].standard_op == "Log" else "divides by it"
         made = f"{way[-1].op_type} {way[-1].label} {verb}"
-        yield Divided(small, (*find_sources(graph, ranges, small.node, small.value), *kept), made)
+        sources = find_sources(graph, ranges, small.node, small.value, walked)
+        yield Divided(small, chain(sources, kept), made)
     for divisor, way in ways:
         for end, small in _find_dividends(graph, ranges, divisor, way):
             if small.node.label not in told:
                 told.add(small.node.label)
                 made = f"{end.op_type} {end.label} scales it up"
-                yield Divided(small, tuple(find_sources(graph, ranges, small.node, small.value)), made)
+                yield Divided(small, find_sources(graph, ranges, small.node, small.value, walked), made)
 
 
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
@@ -97,16 +101,23 @@ def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...
     return any(0 < read_maxima(ranges, name)[small.batch] < FP16_MIN_NORMAL for name in made)
 
 
-def find_sources(graph: Graph, ranges: RangeTable, node: Node, left: float) -> Iterator[Node]:
+def find_sources(
+    graph: Graph,
+    ranges: RangeTable,
+    node: Node,
+    left: float,
+    walked: MutableMapping[str, float] | None = None,
+) -> Iterator[Node]:
     """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
 
-    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads.
+    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads. `walked` is
+    that of find_origins.
     """
     most = MOST_ROUNDED * left / find_kernels(graph).get(node.label, 1.0)
     yield node
     yield from find_joining(graph, node)
     for name in find_lost_terms(graph, ranges, node):
-        yield from find_origins(graph, ranges, name, most)
+        yield from find_origins(graph, ranges, name, most, walked)
 
 
 def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 
 from overflow_fixer.formats import FP16_MIN_NORMAL, step_at
 from overflow_fixer.graph.model import Graph
@@ -21,9 +21,16 @@ _NEARLY = 1 + 2.0**-10
 
 
 def find_dividends(
-    graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]
+    graph: Graph,
+    ranges: RangeTable,
+    divisor: Divisor,
+    reached: tuple[Node, ...],
+    walked: MutableMapping[str, float],
 ) -> Iterator[tuple[Node, Node, str]]:
-    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it."""
+    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it.
+
+    `walked` is that of find_origins.
+    """
     writers = [graph.producers[name] for name in (divisor.tensor,) if name in graph.producers]
     small = {divisor.tensor} | {name for node in reached for name in node.writes}
     guards = find_guards(graph, ranges, (*writers, *reached))
@@ -35,7 +42,7 @@ def find_dividends(
             makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
             yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
             if divisor.cancelled is not None and divisor.cancelled.other:
-                yield from ((node, end, makes) for node in _find_difference(graph, ranges, dividend))
+                yield from ((node, end, makes) for node in _find_difference(graph, ranges, dividend, walked))
 
 
 def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) -> Part | None:
@@ -71,12 +78,14 @@ def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[N
     return lead_back(behind, small)
 
 
-def _find_difference(graph: Graph, ranges: RangeTable, dividend: Part) -> Iterator[Node]:
+def _find_difference(
+    graph: Graph, ranges: RangeTable, dividend: Part, walked: MutableMapping[str, float]
+) -> Iterator[Node]:
     """What computes it, where it is a difference, too, of which FP16 leaves less than 64 steps there."""
     for node in walk_back(graph, dividend.tensor, lambda node, name: moves(node, 0)):
         least = find_least_term(ranges, node)
         if least and 0 < dividend.magnitude < FEWEST_STEPS * step_at(least):
-            yield from find_sources(graph, ranges, node, dividend.magnitude)
+            yield from find_sources(graph, ranges, node, dividend.magnitude, walked)
 
 
 def _may_be(seen: Range, magnitude: float) -> bool:

@@ -6,7 +6,7 @@ Scaled, multiplied or squared it is given out as well, with the digits that FP16
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,14 +28,16 @@ class _Given(NamedTuple):
     beside: float
 
 
-def find_given_differences(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
-    """Each difference that is given out and small in every batch, in the batch in which it is largest."""
+def find_given_differences(
+    graph: Graph, ranges: RangeTable, walked: MutableMapping[str, float]
+) -> Iterator[Divided]:
+    """Each difference that is given out and small in every batch, in the batch in which it is largest; else as find_divided."""
     for node in graph.nodes:
         small = _find_largest(graph, ranges, node)
         given = _find_given(graph, ranges, small.batch).get(node.outputs[0]) if small is not None else None
         if small is not None and given is not None and _is_seen_beside(small, given.beside):
-            nodes = find_sources(graph, ranges, node, small.value)
-            yield Divided(small, tuple(nodes), f"the output {given.output} tells it")
+            nodes = find_sources(graph, ranges, node, small.value, walked)
+            yield Divided(small, nodes, f"the output {given.output} tells it")
 
 
 def _is_seen_beside(small: SmallDifference, beside: float) -> bool:

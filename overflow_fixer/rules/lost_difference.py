@@ -125,15 +125,16 @@ def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tup
     """
     found: dict[str, list[tuple[SmallDifference, str]]] = {}
     told: set[str] = set()
+    walked: dict[str, float] = {}
     divided, given = (
-        (one for one in find(graph, ranges) if not _find_terms(graph, ranges, one.difference.node))
+        (one for one in find(graph, ranges, walked) if not _find_terms(graph, ranges, one.difference.node))
         for find in (find_divided, find_given_differences)
     )
     for small, nodes, made in chain(divided, find_chosen(graph, ranges), given):
-        is_told = small.node.label in told
-        told.add(small.node.label)
-        for label in dict.fromkeys(node.label for node in nodes if not is_told):
-            found.setdefault(label, []).append((small, made))
+        if small.node.label not in told:
+            told.add(small.node.label)
+            for label in dict.fromkeys(node.label for node in nodes):
+                found.setdefault(label, []).append((small, made))
     return found
 
 

@@ -7,7 +7,7 @@ through what moves, adds and scales, as long as the error matters, up to the lay
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
 
 from onnx import TensorProto
@@ -49,23 +49,35 @@ _SLOPES: Mapping[str, Callable[[float, float], float]] = {
 _RESIZES = frozenset("Resize Upsample".split())
 
 
-def find_origins(graph: Graph, ranges: RangeTable, tensor: str, limit: float) -> Iterator[Node]:
+def find_origins(
+    graph: Graph,
+    ranges: RangeTable,
+    tensor: str,
+    limit: float,
+    walked: MutableMapping[str, float] | None = None,
+) -> Iterator[Node]:
     """The node that writes the tensor, and those behind it that round it as one over `limit` is; the last first.
 
-    Through a small difference the way goes on to terms that are as large: the nodes between are none of them.
+    Through a small difference the way goes on to terms that are as large: the nodes between are none of them. `walked`, which
+    grows, tells the limit of other walks by the tensors that they came through: what they told is left out, for of a long chain
+    each walk would go through all behind it.
     """
+    walked = {} if walked is None else walked
     parts_of, largest_terms = _list_parts(graph, ranges), _find_largest_terms(graph, ranges)
     scales, pending = {tensor: 1.0}, {tensor} & graph.producers.keys()
     while pending:
         node = max((graph.producers[name] for name in pending), key=lambda writer: writer.index)
         pending.difference_update(node.writes)
         written = max((name for name in node.writes if name in scales), key=scales.__getitem__)
+        if scales[written] > 0:
+            walked[written] = min(limit / scales[written], walked.get(written, math.inf))
         is_rounded = written == tensor or _is_over(ranges, written, scales[written], limit)
         for part, growth in parts_of.get(written, ()):
             scale = scales[written] * growth
             is_term = _is_over(ranges, part, scale, limit) and (is_rounded or node.standard_op in _CANCELS)
             is_rounded = is_rounded or is_term
-            if is_term or largest_terms.get(part, 0.0) * scale > limit:
+            is_told = scale * walked.get(part, math.inf) <= limit
+            if not is_told and (is_term or largest_terms.get(part, 0.0) * scale > limit):
                 scales[part] = max(scale, scales.get(part, 0.0))
                 pending.update({part} & graph.producers.keys())
         if is_rounded:

@@ -10,7 +10,7 @@ arcosh p.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, MutableMapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -77,12 +77,13 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
     found: dict[str, dict[Divisor, Node]] = {}
     ways = _find_all_ways(graph, ranges)
     told = {way.divisor.tensor for way in ways if _is_plain(way.divisor)}
+    walked: dict[str, float] = {}
     for divisor, reached, end in ways:
         divisor = _say_guard(graph, ranges, divisor, reached)
         kept = reached if _grows_tiny(ranges, divisor, reached) else ()
-        for node in (*_sources(graph, ranges, divisor, told), *kept):
+        for node in (*_sources(graph, ranges, divisor, told, walked), *kept):
             found.setdefault(node.label, {}).setdefault(divisor, end)
-        for node, division, makes in find_dividends(graph, ranges, divisor, reached):
+        for node, division, makes in find_dividends(graph, ranges, divisor, reached, walked):
             found.setdefault(node.label, {}).setdefault(replace(divisor, makes=makes), division)
     return found
 
@@ -177,8 +178,14 @@ def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slo
     return is_plain or guards_in_vain(graph, ranges, node, slot, passed)
 
 
-def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container[str]) -> Iterator[Node]:
-    """The nodes that compute it from what FP16 holds, or from what is `told`."""
+def _sources(
+    graph: Graph,
+    ranges: RangeTable,
+    divisor: Divisor,
+    told: Container[str],
+    walked: MutableMapping[str, float],
+) -> Iterator[Node]:
+    """The nodes that compute it from what FP16 holds, or from what is `told`; `walked` is that of find_origins."""
     writer = graph.producers.get(divisor.tensor)
     if writer is None:
         return
@@ -186,7 +193,7 @@ def _sources(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container
     cancelled = divisor.cancelled
     if cancelled is not None and cancelled.other:
         for term in (cancelled.term, cancelled.other):
-            yield from find_origins(graph, ranges, term, MOST_ROUNDED * divisor.least)
+            yield from find_origins(graph, ranges, term, MOST_ROUNDED * divisor.least, walked)
     elif cancelled is not None:
         yield from trace_term(graph, ranges, cancelled.term, cancelled.number)
     else:

@@ -38,7 +38,7 @@ MINMAX = [
 def _find(model: onnx.ModelProto, tmp_path: Path, *batches: np.ndarray) -> dict[str, Divided]:
     """By the difference's tensor."""
     graph, ranges = scan(model, tmp_path, *({"x": batch} for batch in batches))
-    return {one.difference.node.outputs[0]: one for one in find_divided(graph, ranges)}
+    return {one.difference.node.outputs[0]: one for one in find_divided(graph, ranges, {})}
 
 
 def _labels(found: Divided) -> set[str]:
@@ -258,7 +258,7 @@ def test_a_distance_is_lost_where_its_larger_side_is(other: float, is_found: boo
     difference = [node("ReduceMin", "x", "least"), node("Sub", "x least", "d")]
     model = make_model([*difference, *nodes], {"x": [3], "side": [1]}, "y", {"one": scalar(1)})
     graph, ranges = scan(model, tmp_path, {"x": NEAR, "side": floats(other)})
-    assert bool(list(find_divided(graph, ranges))) is is_found
+    assert bool(list(find_divided(graph, ranges, {}))) is is_found
 
 
 def test_a_square_is_guarded_by_less(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_what_is_divided_is_lost_up_to_64_steps(offset: float, is_found: bool, t
     ]
     model = make_model(nodes, {"x": [None, 64], "offset": [1]}, "y", {"one": scalar(1)})
     graph, ranges = scan(model, tmp_path, {"x": X * 0.1 + 800, "offset": floats(offset + 0.1)})
-    found = {one.difference.node.outputs[0] for one in find_divided(graph, ranges)}
+    found = {one.difference.node.outputs[0] for one in find_divided(graph, ranges, {})}
     assert found == ({"a", "d"} if is_found else {"d"})
 
 
@@ -366,7 +366,7 @@ STANDARDISED = [
 def test_a_constant_mean_counts_as_any_other(center: np.ndarray, tmp_path: Path) -> None:
     model = make_model([node("Abs", "x0", "x"), *STANDARDISED], {"x0": [4, 64]}, "y", {"center": center})
     graph, ranges = scan(model, tmp_path, {"x0": X * 0.02 + 64})
-    (found,) = find_divided(graph, ranges)
+    (found,) = find_divided(graph, ranges, {})
     assert _labels(found) >= {"Abs_x", "Sub_d"}
 
 

@@ -82,7 +82,7 @@ def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
 
 @pytest.mark.parametrize("form", HIDDEN)
 def test_what_hides_it_is_not_followed(form: str, tmp_path: Path) -> None:
-    assert list(find_given_differences(*_scan(tmp_path, HIDDEN[form], LATER))) == []
+    assert list(find_given_differences(*_scan(tmp_path, HIDDEN[form], LATER), {})) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_beside_what_is_under_16_steps_it_counts(
     graph, ranges = scan(
         make_model(nodes, shapes, "y", constants), tmp_path, {"a": PRICES, "b": LATER, "s": share}
     )
-    assert bool(list(find_given_differences(graph, ranges))) == is_told
+    assert bool(list(find_given_differences(graph, ranges, {}))) == is_told
 
 
 def test_of_several_ways_the_one_with_the_least_beside_it_counts(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_of_several_ways_the_one_with_the_least_beside_it_counts(tmp_path: Path)
         node("Concat", "d a", "v", axis=1),
     ]
     model = make_model(nodes, {"a": [4, 32], "b": [4, 32]}, "y z v", CONSTANTS)
-    (found,) = find_given_differences(*scan(model, tmp_path, {"a": PRICES, "b": LATER}))
+    (found,) = find_given_differences(*scan(model, tmp_path, {"a": PRICES, "b": LATER}), {})
     assert found.made == "the output y tells it"
 
 
@@ -135,7 +135,7 @@ def test_the_limit_is_32_steps(factor: float, is_told: bool, tmp_path: Path) -> 
     largest = np.float32(1 + factor * 32 / 1024)
     later = np.where(PRICES.max() == PRICES, PRICES * largest, PRICES).astype(np.float32)
     graph, ranges = _scan(tmp_path, FORMS["a return"][0], later)
-    assert bool(list(find_given_differences(graph, ranges))) == is_told
+    assert bool(list(find_given_differences(graph, ranges, {}))) == is_told
 
 
 @pytest.mark.parametrize(("factor", "is_told"), [(0.9, False), (1.1, True)])
@@ -145,31 +145,31 @@ def test_a_millionth_of_the_terms_is_more_than_fp32_rounds(
     largest = PRICES.max() * (1 + factor * 2**-20)
     later = np.where(PRICES.max() == PRICES, largest, PRICES).astype(np.float32)
     graph, ranges = _scan(tmp_path, FORMS["a difference"][0], later)
-    assert bool(list(find_given_differences(graph, ranges))) == is_told
+    assert bool(list(find_given_differences(graph, ranges, {}))) == is_told
 
 
 def test_what_is_an_output_itself_is_told_as_that(tmp_path: Path) -> None:
     model = make_model(FORMS["a difference"][0], {"a": [4, 32], "b": [4, 32]}, "y d", CONSTANTS)
     graph, ranges = scan(model, tmp_path, {"a": PRICES, "b": LATER})
-    (found,) = find_given_differences(graph, ranges)
+    (found,) = find_given_differences(graph, ranges, {})
     assert found.made == "the output d tells it"
 
 
 def test_beside_a_batch_of_large_ones_the_small_do_not_count(tmp_path: Path) -> None:
-    assert list(find_given_differences(*_scan(tmp_path, FORMS["a return"][0], LATER, 2 * PRICES))) == []
+    assert list(find_given_differences(*_scan(tmp_path, FORMS["a return"][0], LATER, 2 * PRICES), {})) == []
 
 
 def test_what_fp32_rounds_is_not_told(tmp_path: Path) -> None:
     noise = np.nextafter(PRICES, np.float32(100))
-    assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], noise))) == []
+    assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], noise), {})) == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_of_what_is_not_finite_nothing_is_concluded(value: float, tmp_path: Path) -> None:
     later = LATER.copy()
     later[0, 0] = value
-    assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], later))) == []
+    assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], later), {})) == []
 
 
 def test_of_equal_numbers_nothing_is_told(tmp_path: Path) -> None:
-    assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], PRICES))) == []
+    assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], PRICES), {})) == []

@@ -772,3 +772,22 @@ def test_sums_of_small_terms_that_are_divided_by_one_by_one(tmp_path: Path) -> N
         assert {one.node for one in found} == {one.label for one in graph.nodes}
         counts.append(len(found))
     assert counts[1] < 2.5 * counts[0]
+
+
+def test_of_differences_of_differences_each_node_is_told_of_a_few(tmp_path: Path) -> None:
+    """And not of all that follow: each is made of those before it, and as small."""
+    near = 100 + np.random.default_rng(9).random(4, np.float32)
+    feeds = {"x": near + np.float32(2e-3), "z": near, "w": near + np.float32(1e-3)}
+    counts = []
+    for length in (40, 80):
+        nodes = [node("Add", "x w", "t0")]
+        for i in range(length):
+            nodes += [node("Sub", f"t{i} w", f"s{i}"), node("Sub", f"s{i} z", f"d{i}")]
+            nodes += [node("Add", f"s{i} w", f"t{i + 1}"), node("Reciprocal", f"d{i}", f"q{i}")]
+        nodes.append(node("Sum", " ".join(f"q{i}" for i in range(length)), "y"))
+        graph, ranges = scan(make_model(nodes, {"x": [4], "z": [4], "w": [4]}, "y"), tmp_path, feeds)
+        found = ask(find_vanishing_divisors, graph, ranges)
+        differences = {f"Sub_{kind}{i}" for kind in "sd" for i in range(length)}
+        assert {one.node for one in found} >= differences
+        counts.append(len(found))
+    assert counts[1] < 2.5 * counts[0]
