@@ -17,29 +17,25 @@ Entry = Callable[[Node, str], bool]
 def find_ways(
     graph: Graph, tensor: str, goes_on: Step, is_end: Step, enters: Entry = lambda node, output: True
 ) -> tuple[Node, ...]:
-    """Every node on a way from `tensor` to a node that `is_end`, in topological order.
+    """Every node on a way from `tensor` to a node that `is_end`, at whichever slot it comes there, in topological order.
 
     A way goes on through a node where `goes_on` says so, into those of its outputs that it `enters`. Bodies of control flow
     are not looked into.
     """
     behind: dict[str, list[Node]] = {}
     ends: list[Node] = []
-    before_ends: list[Node] = []
+    passed: set[str] = set()
     pending: list[tuple[str, Node | None]] = [(tensor, None)]
     while pending:
         name, writer = pending.pop()
-        before = [] if writer is None else [writer]
         for reader, slot in readers(graph, name):
+            behind.setdefault(reader.label, []).extend([writer] if writer is not None else [])
             if is_end(reader, slot):
                 ends.append(reader)
-                before_ends += before
-            elif goes_on(reader, slot):
-                if reader.label not in behind:
-                    pending.extend(
-                        (output, reader) for output in list_values(reader) if enters(reader, output)
-                    )
-                behind.setdefault(reader.label, []).extend(before)
-    return _in_order((*ends, *lead_back(behind, before_ends)))
+            elif reader.label not in passed and goes_on(reader, slot):
+                passed.add(reader.label)
+                pending.extend((output, reader) for output in list_values(reader) if enters(reader, output))
+    return lead_back(behind, ends)
 
 
 def find_leading(graph: Graph, goes_on: Step, is_end: Step) -> frozenset[str]:
@@ -69,12 +65,7 @@ def lead_back(behind: Mapping[str, Sequence[Node]], ends: Iterable[Node]) -> tup
             if node.label not in found:
                 found[node.label] = node
                 pending.append(node)
-    return _in_order(found.values())
-
-
-def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Each once, in topological order."""
-    return tuple(sorted({node.label: node for node in nodes}.values(), key=lambda node: node.index))
+    return tuple(sorted(found.values(), key=lambda node: node.index))
 
 
 def walk_back(graph: Graph, tensor: str, goes_on: Callable[[Node, str], bool]) -> Iterator[Node]:

@@ -190,3 +190,33 @@ def test_a_difference_that_is_divided_by_one_as_small_stays_too(
             - run_fp32(tmp_path / "model.onnx", {"x": x})["y"]
         )
         assert np.abs(error).max() < 2e-3
+
+
+OF_THE_DIVISOR = {
+    "sin q / q": [node("Sin", "q", "a")],
+    "tanh (q / 10) / q": [node("Div", "q ten", "b"), node("Tanh", "b", "a")],
+}
+
+
+@pytest.mark.parametrize("form", OF_THE_DIVISOR)
+@pytest.mark.parametrize("guard", ["Clip", "Max", "Add"])
+def test_what_is_made_of_the_divisor_and_divided_by_it_stays_too(
+    form: str, guard: str, tmp_path: Path
+) -> None:
+    """Where a guard is all of the divisor, the quotient is no less than elsewhere."""
+    nodes = [
+        node("Abs", "x", "r"),
+        node(guard, "r guard", "q"),
+        *OF_THE_DIVISOR[form],
+        node("Div", "a q", "y"),
+    ]
+    model = make_model(nodes, {"x": [4]}, "y", CONSTANTS | {"guard": scalar(1e-10)})
+    feeds = {"x": floats(0, 0, 1, -2)}
+    graph, ranges = scan(model, tmp_path, feeds)
+    pinned = {*pinned_by(find_vanishing_divisors, graph, ranges)}
+    assert {one.output[0] for one in OF_THE_DIVISOR[form]} <= {
+        name for one in graph.nodes if one.label in pinned for name in one.writes
+    }
+    fp32 = {name for one in graph.nodes for name in one.writes} - {"r"}
+    right = run_fp32(tmp_path / "model.onnx", feeds)["y"]
+    np.testing.assert_allclose(run_fp16(tmp_path / "model.onnx", feeds, fp32)["y"], right, rtol=1e-3)

@@ -75,20 +75,6 @@ def test_a_node_that_stops_a_way_at_one_slot_may_let_another_through(tmp_path: P
         assert {at.label for at in found} >= {"Neg_a", "Add_c", "Log_y"}
 
 
-def test_what_comes_to_an_end_at_another_slot_is_on_no_way(tmp_path: Path) -> None:
-    """A dividend, where it is divisors that matter; unless the quotient leads on to another end."""
-    nodes = [node("Neg", "x", "a"), node("Neg", "x", "b"), node("Div", "a b", "y"), node("Div", "x y", "z")]
-    for count, expected in ((3, ["Neg_b", "Div_y"]), (4, ["Neg_a", "Neg_b", "Div_y", "Div_z"])):
-        graph = save(make_model(nodes[:count], {"x": [2]}, "y"), tmp_path)
-        found = find_ways(
-            graph,
-            "x",
-            lambda at, slot: at.op_type == "Neg" or slot == 0,
-            lambda at, slot: at.op_type == "Div" and slot == 1,
-        )
-        assert [at.label for at in found] == expected
-
-
 def test_the_output_that_a_way_leads_to(tmp_path: Path) -> None:
     nodes = [node("Neg", "x", "a"), node("Neg", "a", "y"), node("Abs", "x", "b"), node("Neg", "b", "z")]
     graph = save(make_model(nodes, {"x": [2]}, "y z"), tmp_path)
