@@ -49,6 +49,12 @@ class Divisor:
     inside: Node | None = None
     makes: str = "infinity or NaN of it"
 
+    @property
+    def becomes(self) -> str:
+        """What FP16 makes of it."""
+        is_of_two = self.cancelled is not None and bool(self.cancelled.other)
+        return "zero or a step in FP16" if is_of_two else "zero in FP16"
+
 
 def find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[Divisor]:
     """Those that the graph's nodes write or compute inside, and inputs that are divided by as they are.
@@ -74,8 +80,9 @@ def _of_an_output(graph: Graph, ranges: RangeTable, node: Node, name: str) -> It
     text = f"{name} is as small as {least:.3g}"
     cancellation = find_cancellation(graph, ranges, node)
     if cancellation is not None:
-        text = f"{text}, {cancellation.text}"
-        yield Divisor(name, least, text, limit=cancellation.limit, cancelled=cancellation)
+        text, limit = f"{text}, {cancellation.text}", cancellation.limit
+        makes = "infinity or another number of it" if cancellation.other else Divisor.makes
+        yield Divisor(name, least, text, limit=limit, cancelled=cancellation, makes=makes)
     elif 0 < least <= FP16_UNDERFLOW:
         yield Divisor(name, least, text)
     yield from _before_scaling(graph, ranges, node, least)

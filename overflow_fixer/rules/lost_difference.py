@@ -72,12 +72,11 @@ def _find_divided(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Find
     for small, made in _evidence_of_divided(graph, ranges).get(node.label, ()):
         name, batch = small.node.outputs[0], ranges.batch_names[small.batch]
         whose = "its terms" if small.shown == name else f"the terms of {name}"
-        whose = f"{whose}, which weigh as much as two" if small.node.label in find_kernels(graph) else whose
+        lose = f"{whose}, up to {small.largest:.6g}, lose much"
+        if small.node.label in find_kernels(graph):
+            lose = f"what its kernel subtracts loses as much as two terms of up to {small.largest:.6g}"
         squared = f", squared {small.left:.6g}," if small.of_roots else ""
-        reason = (
-            f"{small.shown} is {small.value:.6g} at most{squared} in that batch, and {whose}, up to {small.largest:.6g}, lose much: "
-            f"{_tell_steps(small.largest)}, and {made}"
-        )
+        reason = f"{small.shown} is {small.value:.6g} at most{squared} in that batch, and {lose}: {_tell_steps(small.largest)}, and {made}"
         yield Finding("lost_difference", node.label, small.shown, small.value, small.limit, reason, batch)
 
 

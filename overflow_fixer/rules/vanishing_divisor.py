@@ -58,7 +58,7 @@ def find_vanishing_divisors(
     for divisor, end in _evidence(graph, ranges).get(node.label, {}).items():
         verb = "are" if divisor.is_mean else "is"
         made = f"{end.op_type} {end.label} makes {divisor.makes}"
-        reason = f"{divisor.text}, which {verb} zero in FP16, and {made}"
+        reason = f"{divisor.text}, which {verb} {divisor.becomes}, and {made}"
         severity: Severity = "low" if divisor.is_mean else "high"
         yield Finding(
             "vanishing_divisor",

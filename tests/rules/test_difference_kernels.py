@@ -110,7 +110,7 @@ def test_the_evidence(tmp_path: Path) -> None:
     (found,) = ask(find_lost_differences, graph, ranges)
     most = ranges.by_tensor["s"].max_abs * math.sqrt(1.5 / 2)
     assert (found.tensor, found.value, found.limit) == ("y", ranges.by_tensor["y"].max_abs, 32 * 0.5)
-    assert f"its terms, which weigh as much as two, up to {most:.6g}, lose much" in found.reason
+    assert f"what its kernel subtracts loses as much as two terms of up to {most:.6g}: " in found.reason
 
 
 def test_what_a_small_kernel_reads_is_followed_by_what_it_scales(tmp_path: Path) -> None:

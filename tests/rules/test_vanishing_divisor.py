@@ -409,6 +409,23 @@ def test_a_difference_of_two_computed_terms(tmp_path: Path) -> None:
     assert _pins(tmp_path, nodes, far) == [one.name for one in nodes]
 
 
+def test_the_evidence_of_a_difference_of_two(tmp_path: Path) -> None:
+    """0.9994 and 0.9997 are neighbours in FP16, or one number."""
+    nodes = [
+        node("Add", "x one", "a"),
+        node("Mul", "x half", "h"),
+        node("Sub", "a h", "d"),
+        node("Reciprocal", "d", "y"),
+    ]
+    values = {"x": floats(-1.9993, -1.9994)}
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", CONSTANTS), tmp_path, values)
+    found = {one.node: one for one in ask(find_vanishing_divisors, graph, ranges)}
+    assert found["Sub_d"].reason == (
+        f"d is as small as {ranges.by_tensor['d'].min_nonzero_abs:.3g}, a difference of a and h, of 0.99965 and more, which is zero or "
+        "a step in FP16, and Reciprocal Reciprocal_y makes infinity or another number of it"
+    )
+
+
 def test_the_evidence_of_a_difference(tmp_path: Path) -> None:
     nodes = [node("Sub", "x one", "a"), node("Reciprocal", "a", "y")]
     graph, ranges = scan(
