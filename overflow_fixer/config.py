@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number, Whole
@@ -190,6 +198,11 @@ class FixConfig(BaseModel):
                     _NOT_UTF8, "the path {path} is not UTF-8; rename it, or link to it by another name", found
                 )
         return self
+
+    @field_serializer("calib", when_used="json")
+    def _tell_apart(self, calib: Path | str) -> str:
+        """A folder of that name from random data, which read back would be one text."""
+        return os.path.join(os.curdir, calib) if calib == Path("random") else str(calib)
 
     @property
     def folder(self) -> Path:

@@ -213,3 +213,10 @@ def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
 
 def test_the_word_random_stays_a_word() -> None:
     assert make_config(None, {**FLAGS, "calib": "random"}).calib == "random"
+
+
+def test_random_data_and_a_folder_of_that_name_are_told_apart_in_json() -> None:
+    for calib, read in (("random", "random"), (Path("random"), "./random"), (Path("data"), "data")):
+        config = FixConfig(model="m.onnx", calib=calib)
+        assert FixConfig.model_validate_json(config.model_dump_json()).calib == read
+        assert config.model_dump()["calib"] == calib
