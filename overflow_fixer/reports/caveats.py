@@ -131,11 +131,12 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
 def _warn_of_nothing_to_convert(graph: Graph, best: Attempt) -> Iterator[str]:
     """That a model is in FP16 already, so that there is no FP32 to be held against."""
     half = sum(dtype == TensorProto.FLOAT16 for dtype in graph.dtypes.values())
-    if half and not best.artifact.fp16_nodes and not best.artifact.fp32_nodes:
+    floats = {*best.artifact.fp16_nodes, *best.artifact.fp32_nodes}
+    if half and all(node.standard_op == "Cast" for node in graph.nodes if node.label in floats):
         yield (
             f"No node of this model computes FP32 floats, and {say_plural(half, 'tensor')} {'is' if half == 1 else 'are'} FP16 "
             "already: nothing was converted, and what it was compared with is the model as it stands. What FP16 does to it is seen "
-            "in the FP32 model alone that it was made from: give that."
+            "in the model alone that it was made from, before it was converted: give that."
         )
 
 

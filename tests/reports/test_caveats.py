@@ -368,17 +368,27 @@ def test_a_margin_that_copies_do_not_use_up_asks_for_more_batches(tmp_path: Path
     assert said.endswith("can be made for more than them with more batches.")
 
 
-def test_a_model_that_is_in_fp16_already_is_told(tmp_path: Path) -> None:
-    for kind, is_told in (
-        (TensorProto.FLOAT16, True),
-        (TensorProto.FLOAT, False),
-        (TensorProto.INT64, False),
-    ):
-        nodes = [node("Neg", "x", "a"), node("Abs", "a", "y")]
-        save(make_model(nodes, {"x": (kind, [2])}, "y", output_types={"y": kind}), tmp_path)
-        np.savez(tmp_path / "data.npz", x=np.array([3, 5], helper.tensor_dtype_to_np_dtype(kind)))
-        config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
-        report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
-        assert report.passed
-        told = [one for one in report.warnings if "3 tensors are FP16 already: nothing was converted" in one]
-        assert len(told) == is_told
+HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+INSIDE = [node("Cast", "x", "a", to=HALF), node("Neg", "a", "b"), node("Cast", "b", "y", to=SINGLE)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "is_told"),
+    [
+        (HALF, [node("Neg", "x", "a"), node("Abs", "a", "y")], True),
+        (SINGLE, INSIDE, True),
+        (SINGLE, [*INSIDE[:-1], node("Cast", "b", "c", to=SINGLE), node("Neg", "c", "y")], False),
+        (SINGLE, [node("Neg", "x", "a"), node("Abs", "a", "y")], False),
+        (TensorProto.INT64, [node("Neg", "x", "a"), node("Abs", "a", "y")], False),
+    ],
+)
+def test_a_model_that_is_in_fp16_already_is_told(
+    kind: int, nodes: list[onnx.NodeProto], is_told: bool, tmp_path: Path
+) -> None:
+    save(make_model(nodes, {"x": (kind, [2])}, "y", output_types={"y": kind}), tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.array([3, 5], helper.tensor_dtype_to_np_dtype(kind)))
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
+    assert report.passed
+    told = [one for one in report.warnings if " FP16 already: nothing was converted" in one]
+    assert len(told) == is_told
