@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,28 @@ def test_what_is_behind_a_function_of_angles(
     """As behind other operators."""
     part = np.linspace(least, most, 64).astype(np.float32)
     _check_what_is_behind(op, "a", compute, factor, tmp_path, part)
+
+
+@pytest.mark.parametrize(
+    ("op", "at", "slope"),
+    [
+        ("Exp", 2.51, math.exp(2.51)),
+        ("Log", 2.51, 1 / 2.51),
+        ("Sinh", 2.51, math.cosh(2.51)),
+        ("Cosh", 2.51, math.sinh(2.51)),
+        ("Tan", 1.251, 1 + math.tan(1.251) ** 2),
+        ("Acosh", 1.251, 1 / math.sqrt(1.251**2 - 1)),
+        ("Asinh", 2.51, 1),
+    ],
+)
+@pytest.mark.parametrize(("share", "is_found"), [(0.99, True), (1.01, False)])
+def test_an_error_grows_by_the_slope(
+    op: str, at: float, slope: float, share: float, is_found: bool, tmp_path: Path
+) -> None:
+    model = make_model([node("Identity", "x", "r"), node(op, "r", "y")], {"x": [2]}, "y")
+    graph, ranges = scan(model, tmp_path, {"x": floats(at, at)})
+    found = [one.label for one in find_origins(graph, ranges, "y", share * slope * at)]
+    assert ("Identity_r" in found) == is_found
 
 
 @pytest.mark.parametrize(("op", "end"), [("Log", 0), ("Acosh", 1)])
