@@ -200,8 +200,8 @@ class FixConfig(BaseModel):
         return self
 
     @field_serializer("calib", when_used="json")
-    def _tell_apart(self, calib: Path | str) -> str:
-        """A folder of that name from random data, which read back would be one text."""
+    def _serialize_calib(self, calib: Path | str) -> str:
+        """A folder named random as ./random: JSON tells no path from the word that asks for random data."""
         return os.path.join(os.curdir, calib) if calib == Path("random") else str(calib)
 
     @property

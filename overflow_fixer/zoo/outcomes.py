@@ -182,15 +182,8 @@ def is_settled(found: ZooOutcome) -> bool:
     """Whether what was built is still there as it was, by its size, if something was; never where the folder was in the way: full, or in use."""
     if found.exit_code == OutputError.exit_code:
         return False
-    is_whole = (_has_size(found.folder / name, size) for name, size in found.built.items())
+    is_whole = (InputFile.of(found.folder / name).size_bytes == size for name, size in found.built.items())
     return found.result is None or (bool(found.built) and all(is_whole))
-
-
-def _has_size(path: Path, size_bytes: int) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size == size_bytes
-    except OSError:
-        return False
 
 
 def has_same_settings(found: ZooOutcome, basis: Basis) -> bool:
