@@ -7,7 +7,7 @@ its least) is such a difference itself, as a rule: what FP16 takes from it is ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.divisors import divides
-from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.origins import Walked, find_origins
 from overflow_fixer.rules.paths import find_leading, find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import (
@@ -53,10 +53,10 @@ class Divided(NamedTuple):
     made: str
 
 
-def find_divided(graph: Graph, ranges: RangeTable, walked: MutableMapping[str, float]) -> Iterator[Divided]:
+def find_divided(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
     """Each difference once: those that are divided by, in the worst batch that shows it; then what is divided by these.
 
-    The nodes are found as they are asked for; `walked` is that of find_origins.
+    The nodes are found as they are asked for.
     """
     told = set[str]()
     ways: list[tuple[SmallDifference, tuple[Node, ...]]] = []
@@ -106,12 +106,11 @@ def find_sources(
     ranges: RangeTable,
     node: Node,
     left: float,
-    walked: MutableMapping[str, float] | None = None,
+    walked: Walked | None = None,
 ) -> Iterator[Node]:
     """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
 
-    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads. `walked` is
-    that of find_origins.
+    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads.
     """
     most = MOST_ROUNDED * left / find_kernels(graph).get(node.label, 1.0)
     yield node

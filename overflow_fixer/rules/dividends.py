@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 
 from overflow_fixer.formats import FP16_MIN_NORMAL, step_at
 from overflow_fixer.graph.model import Graph
@@ -11,6 +11,7 @@ from overflow_fixer.records import Range, RangeTable
 from overflow_fixer.rules.cancellation import find_least_term
 from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.divisors import Divisor, find_guards
+from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.paths import lead_back, walk_back
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_differences import FEWEST_STEPS
@@ -25,12 +26,9 @@ def find_dividends(
     ranges: RangeTable,
     divisor: Divisor,
     reached: tuple[Node, ...],
-    walked: MutableMapping[str, float],
+    walked: Walked,
 ) -> Iterator[tuple[Node, Node, str]]:
-    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it.
-
-    `walked` is that of find_origins.
-    """
+    """What writes that which is divided by as little, if that is as small; the division, and in words what becomes of it."""
     writers = [graph.producers[name] for name in (divisor.tensor,) if name in graph.producers]
     small = {divisor.tensor} | {name for node in reached for name in node.writes}
     guards = find_guards(graph, ranges, (*writers, *reached))
@@ -78,9 +76,7 @@ def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[N
     return lead_back(behind, small)
 
 
-def _find_difference(
-    graph: Graph, ranges: RangeTable, dividend: Part, walked: MutableMapping[str, float]
-) -> Iterator[Node]:
+def _find_difference(graph: Graph, ranges: RangeTable, dividend: Part, walked: Walked) -> Iterator[Node]:
     """What computes it, where it is a difference, too, of which FP16 leaves less than 64 steps there."""
     for node in walk_back(graph, dividend.tensor, lambda node, name: moves(node, 0)):
         least = find_least_term(ranges, node)

@@ -80,9 +80,9 @@ def _of_an_output(graph: Graph, ranges: RangeTable, node: Node, name: str) -> It
     text = f"{name} is as small as {least:.3g}"
     cancellation = find_cancellation(graph, ranges, node)
     if cancellation is not None:
-        text, limit = f"{text}, {cancellation.text}", cancellation.limit
+        text = f"{text}, {cancellation.text}"
         makes = "infinity or another number of it" if cancellation.other else Divisor.makes
-        yield Divisor(name, least, text, limit=limit, cancelled=cancellation, makes=makes)
+        yield Divisor(name, least, text, limit=cancellation.limit, cancelled=cancellation, makes=makes)
     elif 0 < least <= FP16_UNDERFLOW:
         yield Divisor(name, least, text)
     yield from _before_scaling(graph, ranges, node, least)

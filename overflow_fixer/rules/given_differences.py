@@ -6,7 +6,7 @@ Scaled, multiplied or squared it is given out as well, with the digits that FP16
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divided_differences import Divided, find_sources, keeps_small
+from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.paths import list_values
 from overflow_fixer.rules.small_differences import FP32_NOISE, SmallDifference, find_small, read_maxima
 
@@ -28,9 +29,7 @@ class _Given(NamedTuple):
     beside: float
 
 
-def find_given_differences(
-    graph: Graph, ranges: RangeTable, walked: MutableMapping[str, float]
-) -> Iterator[Divided]:
+def find_given_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
     """Each difference that is given out and small in every batch, in the batch in which it is largest; else as find_divided."""
     for node in graph.nodes:
         small = _find_largest(graph, ranges, node)
@@ -62,7 +61,11 @@ def _find_given(graph: Graph, ranges: RangeTable, batch: int) -> Mapping[str, _G
     """
     found = {name: _Given(name, 1.0) for name in graph.outputs}
     for node in reversed(graph.nodes):
-        behind = min((found[name] for name in list_values(node) if name in found), key=_beside, default=None)
+        behind = min(
+            (found[name] for name in list_values(node) if name in found),
+            key=lambda given: given.beside,
+            default=None,
+        )
         if behind is None or node.op_type.startswith("Reduce"):
             continue
         for slot, name in enumerate(node.inputs):
@@ -70,10 +73,6 @@ def _find_given(graph: Graph, ranges: RangeTable, batch: int) -> Mapping[str, _G
             if beside < (found[name].beside if name in found else math.inf):
                 found[name] = _Given(behind.output, beside)
     return found
-
-
-def _beside(given: _Given) -> float:
-    return given.beside
 
 
 def _read_beside(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> float:

@@ -22,6 +22,7 @@ from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.divided_differences import find_divided, find_sources
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
+from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.places import is_far, trace_back
 from overflow_fixer.rules.small_differences import FEWEST_STEPS, SmallDifference, find_terms
 from overflow_fixer.rules.standardised import Standardised, find_standardised
@@ -124,7 +125,7 @@ def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tup
     """
     found: dict[str, list[tuple[SmallDifference, str]]] = {}
     told: set[str] = set()
-    walked: dict[str, float] = {}
+    walked: Walked = {}
     divided, given = (
         (one for one in find(graph, ranges, walked) if not _find_terms(graph, ranges, one.difference.node))
         for find in (find_divided, find_given_differences)

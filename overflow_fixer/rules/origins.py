@@ -49,18 +49,17 @@ _SLOPES: Mapping[str, Callable[[float, float], float]] = {
 _RESIZES = frozenset("Resize Upsample".split())
 
 
+Walked = MutableMapping[str, float]
+"""The least limit of the walks so far by the tensors that they came through; each walk adds to it."""
+
+
 def find_origins(
-    graph: Graph,
-    ranges: RangeTable,
-    tensor: str,
-    limit: float,
-    walked: MutableMapping[str, float] | None = None,
+    graph: Graph, ranges: RangeTable, tensor: str, limit: float, walked: Walked | None = None
 ) -> Iterator[Node]:
     """The node that writes the tensor, and those behind it that round it as one over `limit` is; the last first.
 
-    Through a small difference the way goes on to terms that are as large: the nodes between are none of them. `walked`, which
-    grows, tells the limit of other walks by the tensors that they came through: what they told is left out, for of a long chain
-    each walk would go through all behind it.
+    Through a small difference the way goes on to terms that are as large: the nodes between are none of them. What other walks
+    told, as `walked` has it, is left out, for of a long chain each walk would go through all behind it.
     """
     walked = {} if walked is None else walked
     parts_of, largest_terms = _list_parts(graph, ranges), _find_largest_terms(graph, ranges)

@@ -10,7 +10,7 @@ arcosh p.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, MutableMapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from overflow_fixer.rules.cancellation import trace_term
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.dividends import find_dividends
 from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, find_guards, guards_in_vain
-from overflow_fixer.rules.origins import find_origins
+from overflow_fixer.rules.origins import Walked, find_origins
 from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
 from overflow_fixer.rules.paths import find_leading, find_ways
 from overflow_fixer.rules.semantics import moves
@@ -77,7 +77,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
     found: dict[str, dict[Divisor, Node]] = {}
     ways = _find_all_ways(graph, ranges)
     told = {way.divisor.tensor for way in ways if _is_plain(way.divisor)}
-    walked: dict[str, float] = {}
+    walked: Walked = {}
     for divisor, reached, end in ways:
         divisor = _say_guard(graph, ranges, divisor, reached)
         kept = reached if _grows_tiny(ranges, divisor, reached) else ()
@@ -183,9 +183,9 @@ def _sources(
     ranges: RangeTable,
     divisor: Divisor,
     told: Container[str],
-    walked: MutableMapping[str, float],
+    walked: Walked,
 ) -> Iterator[Node]:
-    """The nodes that compute it from what FP16 holds, or from what is `told`; `walked` is that of find_origins."""
+    """The nodes that compute it from what FP16 holds, or from what is `told`."""
     writer = graph.producers.get(divisor.tensor)
     if writer is None:
         return
