@@ -261,6 +261,15 @@ def dead_channels() -> Network:
     return Network(model, feeds, "vanishing_constant", ("BatchNormalization_b",))
 
 
+def offset_features() -> Network:
+    """Features far from zero that a LayerNormalization brings there."""
+    nodes = [node("Add", "x level", "a"), node("LayerNormalization", "a one", "y")]
+    constants = {"level": scalar(300.1), "one": np.ones(16, np.float32)}
+    model = make_model(nodes, {"x": [32, 16]}, "y", constants)
+    feeds = tuple({"x": 0.3 * _draw(seed, 32, 16)} for seed in range(2))
+    return Network(model, feeds, "lost_difference", ("Add_a", "LayerNormalization_y"))
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     found.__name__: found
     for found in (
@@ -277,6 +286,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
         small_units,
         small_factor,
         dead_channels,
+        offset_features,
     )
 }
 

@@ -22,7 +22,7 @@ _MOST_WEIGHTS = 1 << 12
 
 def read_kernels(graph: Graph, node: Node) -> Iterator[tuple[str, Array]]:
     """What a product without a bias multiplies, and each kernel that adds up to zero, as far as FP16 tells, as a row."""
-    if node.standard_op not in PRODUCTS or _has_bias(graph, node):
+    if node.standard_op not in PRODUCTS or has_bias(graph, node):
         return
     for slot in (0, 1) if node.standard_op != "Conv" else (1,):
         name = node.inputs[1 - slot]
@@ -48,8 +48,9 @@ def _read_rows(graph: Graph, node: Node, slot: int) -> Array:
     return np.moveaxis(wide, axis, -1).reshape(-1, wide.shape[axis])
 
 
-def _has_bias(graph: Graph, node: Node) -> bool:
-    if node.standard_op == "MatMul" or not any(node.inputs[2:]):
+def has_bias(graph: Graph, node: Node) -> bool:
+    """Whether a product, or a normalisation, adds anything but zeros in its third slot."""
+    if not any(node.inputs[2:]):
         return False
     bias = graph.read_constant(node.inputs[2]) if node.inputs[2] in graph.constants else None
     return bias is None or bool(np.any(bias))

@@ -22,13 +22,14 @@ from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.divided_differences import find_divided, find_sources
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
+from overflow_fixer.rules.normalised_differences import Normalised, find_normalised
 from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.places import is_far, trace_back
 from overflow_fixer.rules.small_differences import FEWEST_STEPS, SmallDifference, find_terms
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 
 _LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
-_Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given)
+_Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given, Normalised)
 
 
 def find_lost_differences(
@@ -49,12 +50,16 @@ def find_lost_differences(
 
     Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
     `limit` 64 steps of the feature that loses most.
+
+    Of what a normalisation takes its mean from `tensor` is it, `value` the largest that is left in the `batch`, and `limit` 32
+    steps at its max |x| there.
     """
     yield from _find_far(node, graph, ranges)
     yield from _find_divided(node, graph, ranges)
     yield from _find_standardised(node, graph, ranges)
     yield from _find_cancelled(node, graph, ranges)
     yield from _find_given(node, graph, ranges)
+    yield from _find_normalised(node, graph, ranges)
 
 
 def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
@@ -113,6 +118,17 @@ def _find_given(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Findin
         yield Finding("lost_difference", node.label, name, given.least, given.limit, reason)
 
 
+def _find_normalised(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for made in _evidence_of_normalised(graph, ranges).get(node.label, ()):
+        norm = made.nodes[0]
+        reason = (
+            f"{norm.inputs[0]} is {made.left:.6g} at most from its mean in that batch, and, up to {made.largest:.6g}, loses much: "
+            f"{_tell_steps(made.largest)}, and {norm.op_type} {norm.label} scales it up"
+        )
+        batch = ranges.batch_names[made.batch]
+        yield Finding("lost_difference", node.label, norm.inputs[0], made.left, made.limit, reason, batch)
+
+
 def _tell_steps(most: float) -> str:
     return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
 
@@ -154,6 +170,12 @@ def _evidence_of_given(graph: Graph, ranges: RangeTable) -> dict[str, list[Given
 def _evidence_of_standardised(graph: Graph, ranges: RangeTable) -> dict[str, list[Standardised]]:
     """For each node concerned, what constants make of a difference; none of those over 1024 that are small themselves."""
     return _list_by_node(graph, ranges, find_standardised(graph, ranges), frozenset())
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_normalised(graph: Graph, ranges: RangeTable) -> dict[str, list[Normalised]]:
+    """For each node concerned, the normalisations whose mean leaves little."""
+    return _list_by_node(graph, ranges, find_normalised(graph, ranges), frozenset())
 
 
 def _find_told(graph: Graph, ranges: RangeTable) -> Set[str]:

@@ -139,7 +139,7 @@ def _tell(found: _Evidence, node: Node, constant: _Vanishing, told: _Told) -> No
 
 def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
     """The epsilon of an operator that divides by what it measures of the data, where ONNX does not ask for FP32."""
-    epsilon = _epsilon(node)
+    epsilon = read_epsilon(node)
     if node.standard_op not in _NORMALIZATIONS or not 0 < epsilon <= FP16_UNDERFLOW:
         return
     in_fp32 = node.value_of("stash_type", TensorProto.FLOAT) == TensorProto.FLOAT
@@ -155,7 +155,7 @@ def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishi
     variances = graph.read_constant(node.inputs[4]) if node.standard_op == "BatchNormalization" else None
     if variances is None or graph.dtypes.get(node.inputs[4]) != TensorProto.FLOAT or not variances.size:
         return
-    epsilon, exact = _epsilon(node), variances.astype(np.float64).reshape(-1)
+    epsilon, exact = read_epsilon(node), variances.astype(np.float64).reshape(-1)
     right = exact + epsilon
     kept = round_to_fp16(exact).astype(np.float64) + (epsilon if epsilon > FP16_UNDERFLOW else 0)
     with np.errstate(all="ignore"):
@@ -167,7 +167,8 @@ def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishi
         yield constant, f"{text} and becomes {kept[worst]:.3g} in FP16, and its root is divided by"
 
 
-def _epsilon(node: Node) -> float:
+def read_epsilon(node: Node) -> float:
+    """What a normalisation adds to the variance, or to the square of a norm."""
     return float(node.value_of("epsilon", _BUILT_IN_EPSILON.get(node.standard_op, 1e-5)))
 
 

@@ -120,6 +120,13 @@ def test_a_value_inside_a_node_inside_a_body(tmp_path: Path) -> None:
     assert plan.considered == tuple(protected)
 
 
+def test_a_mean_that_leaves_little_inside_a_body(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, _loop(LAYER_NORM), _feeds(300.1, 300.6, 300.1, 300.6, trips=1))
+    (found,) = ask(find_inside_bodies, graph, ranges)
+    assert (found.rule, found.tensor) == ("lost_difference", "repeat/body/s")
+    assert found.value == pytest.approx(0.25, rel=1e-4)
+
+
 def test_excluded_operators_and_what_computes_no_fp32_are_for_the_record(tmp_path: Path) -> None:
     inside = "[up] h = Mul (s, s) [size] n = Shape (h) [down] t = Sqrt (h)"
     graph, ranges = _scan(tmp_path, _loop(inside), _feeds(1, 2, 3, 2000, trips=1))

@@ -1,0 +1,75 @@
+"""What a normalisation takes its mean from: x − μ, of which FP16 leaves no more than a few steps where x lies far from zero.
+
+At 300 FP16's steps are 1/4; a LayerNormalization of 300 ± 0.5 makes ± 1 of what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from overflow_fixer.formats import step_at
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import InnerRange, RangeTable
+from overflow_fixer.rules.difference_kernels import has_bias
+from overflow_fixer.rules.divided_differences import MOST_ROUNDED
+from overflow_fixer.rules.origins import Walked, find_origins
+from overflow_fixer.rules.small_differences import FP32_NOISE, find_lost_terms, is_finite, read_maxima
+from overflow_fixer.rules.vanishing_constant import read_epsilon
+
+_FEWEST_STEPS = 32.0
+"""Of less than so many of FP16's steps, the normalised has under 30 dB: see docs/numerics.md."""
+
+
+class Normalised(NamedTuple):
+    """The nodes that are to stay in FP32, the normalisation first, and the batch that shows it, by its index.
+
+    There |x − μ| is `left` at most, and |x| `largest`.
+    """
+
+    nodes: tuple[Node, ...]
+    left: float
+    largest: float
+    batch: int
+
+    @property
+    def limit(self) -> float:
+        """Of |x − μ|."""
+        return float(_FEWEST_STEPS * step_at(self.largest))
+
+
+def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[Normalised]:
+    """Each normalisation of which less is left than its limit in some batch, in the worst of them.
+
+    None of x with NaN or infinities in any batch, or that FP16 is known to hold; none where so little is left that FP32 itself
+    rounds it, or that a bias may be larger, since epsilon, under the root with its square, is.
+    """
+    walked: Walked = {}
+    for node in graph.nodes:
+        inner = ranges.inner_of.get(node.label, {}).get("deviation")
+        worst = _find_worst(graph, ranges, node, inner) if inner is not None else None
+        if worst is not None:
+            left, largest, batch = worst
+            nodes = (node, *find_origins(graph, ranges, node.inputs[0], MOST_ROUNDED * left, walked))
+            yield Normalised(nodes, left, largest, batch)
+
+
+def _find_worst(
+    graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange
+) -> tuple[float, float, int] | None:
+    """The largest |x − μ| and |x| of the batch in which least is left beside the limit, and its index."""
+    source = node.inputs[0]
+    if source not in find_lost_terms(graph, ranges, node) or not is_finite(graph, ranges, source):
+        return None
+    left, largest = (read_maxima(ranges, name) for name in (inner.seen.tensor, source))
+    limits = _FEWEST_STEPS * step_at(largest)
+    is_seen = (left * left > read_epsilon(node)) | (not has_bias(graph, node))
+    shows = (left > FP32_NOISE * largest) & is_seen
+    small = np.flatnonzero(shows & (left < limits))
+    if not small.size:
+        return None
+    batch = int(min(small.tolist(), key=lambda index: left[index] / limits[index]))
+    return float(left[batch]), float(largest[batch]), batch
