@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from overflow_fixer.rules import DEFAULT_RULES
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPETS = [
@@ -29,5 +31,20 @@ def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
-    assert all((page.parent / link).exists() for link in links), links
+    for path, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        assert target.exists()
+        assert not heading or heading in _list_headings(target)
+
+
+def _list_headings(page: Path) -> set[str]:
+    """As links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_rule_is_told_of() -> None:
+    page = ROOT / "docs" / "numerics.md"
+    rows = re.findall(r"^\| (.*?) \| ", page.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {re.sub(r"\[(.*)\]\(.*\)", r"\1", row) for row in rows}
+    assert set(DEFAULT_RULES) - {"control_flow"} | {"region", "repair"} <= told
