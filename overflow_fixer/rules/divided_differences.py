@@ -25,6 +25,7 @@ from overflow_fixer.rules.paths import find_leading, find_ways, walk_back
 from overflow_fixer.rules.semantics import moves, readers
 from overflow_fixer.rules.small_differences import (
     FEWEST_STEPS,
+    FP32_NOISE,
     SmallDifference,
     find_lost_terms,
     find_small,
@@ -82,7 +83,7 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDiff
         if _may_be_divided_by(graph).isdisjoint(node.outputs[:1]):
             continue
         for small in islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES):
-            goes_on = partial(keeps_small, graph, ranges, small.batch)
+            goes_on = partial(_is_lost_behind, graph, ranges, small)
             way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
             if way:
                 yield small, way
@@ -119,6 +120,21 @@ def find_sources(
         yield from find_origins(graph, ranges, name, most, walked)
 
 
+def _is_lost_behind(graph: Graph, ranges: RangeTable, small: SmallDifference, node: Node, slot: int) -> bool:
+    """Whether what comes in there is zero where it goes out, or nearly so, or added to less than its limit.
+
+    An epsilon over the difference hides nothing where it is a few of FP16's steps at the terms itself; but of what does not vary,
+    of which FP32 leaves as little as it rounds, FP16 leaves zero, unless it squares before.
+    """
+    if keeps_small(graph, ranges, small.batch, node, slot):
+        return True
+    is_of_squares = "cancellation" in ranges.inner_of.get(small.node.label, {})
+    is_noise = small.value <= FP32_NOISE * small.largest and not is_of_squares
+    is_itself = read_maxima(ranges, node.inputs[slot])[small.batch] == small.value
+    is_sum = node.standard_op in ("Add", "Sum") and is_itself and not is_noise
+    return is_sum and _is_largest(ranges, small.batch, node, slot, small.limit)
+
+
 def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
     """Whether what comes in there is zero where it goes out, or nearly so, as the data of the batch are."""
     if node.standard_op in _BESIDE and not _is_largest(ranges, batch, node, slot):
@@ -140,9 +156,9 @@ def may_keep(graph: Graph, node: Node, slot: int) -> bool:
     return is_power or is_quotient or op in _ZERO_AT_ZERO or moves(node, slot)
 
 
-def _is_largest(ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
-    """Whether nothing that it is added to, or put beside, is larger in the batch."""
-    largest = read_maxima(ranges, node.inputs[slot])[batch]
+def _is_largest(ranges: RangeTable, batch: int, node: Node, slot: int, least: float = 0.0) -> bool:
+    """Whether nothing that it is added to, or put beside, is larger in the batch, and over `least`."""
+    largest = max(read_maxima(ranges, node.inputs[slot])[batch], least)
     others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
     return all(read_maxima(ranges, name)[batch] <= largest for name in others)
 
