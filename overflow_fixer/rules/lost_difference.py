@@ -25,6 +25,7 @@ from overflow_fixer.rules.given_distances import Given, find_given_distances
 from overflow_fixer.rules.normalised_differences import Normalised, find_normalised
 from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.places import is_far, trace_back
+from overflow_fixer.rules.shown_differences import find_shown_differences
 from overflow_fixer.rules.small_differences import FEWEST_STEPS, SmallDifference, find_terms
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 
@@ -135,18 +136,18 @@ def _tell_steps(most: float) -> str:
 
 @lru_cache(maxsize=1)
 def _evidence_of_divided(graph: Graph, ranges: RangeTable) -> dict[str, list[tuple[SmallDifference, str]]]:
-    """For each node concerned, the differences that are divided by, divided, chosen among or given out, and by what; each once.
+    """For each node concerned, the differences that are divided by, divided, chosen among or given out, or show; and by what; each once.
 
     None that are told as over 1024 and small, but for what is chosen among, of which less may be left.
     """
     found: dict[str, list[tuple[SmallDifference, str]]] = {}
     told: set[str] = set()
     walked: Walked = {}
-    divided, given = (
+    divided, given, shown = (
         (one for one in find(graph, ranges, walked) if not _find_terms(graph, ranges, one.difference.node))
-        for find in (find_divided, find_given_differences)
+        for find in (find_divided, find_given_differences, find_shown_differences)
     )
-    for small, nodes, made in chain(divided, find_chosen(graph, ranges), given):
+    for small, nodes, made in chain(divided, find_chosen(graph, ranges), given, shown):
         if small.node.label not in told:
             told.add(small.node.label)
             for label in dict.fromkeys(node.label for node in nodes):

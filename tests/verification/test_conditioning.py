@@ -17,7 +17,7 @@ from overflow_fixer.records import Array, Batch, TensorError, Tolerance
 from overflow_fixer.verification.comparison import open_reference
 from overflow_fixer.verification.conditioning import LAST_DIGIT, find_unsettled
 
-CONSTANTS = {"one": scalar(1), "large": scalar(1e6), "zero": ints(0)}
+CONSTANTS = {"one": scalar(1), "large": scalar(1e6), "zero": ints(0), "axis": ints(1)}
 TOLERANCE = Tolerance()
 DIFFERENCE = [node("Sub", "x one", "d"), node("Mul", "d large", "y")]
 
@@ -113,7 +113,8 @@ def test_what_a_repair_pins_for_nothing_is_told(distance: float, is_told: bool, 
     nodes = [
         node("Sqrt", "x", "r"),
         node("Sub", "x r", "d"),
-        node("LeakyRelu", "d", "e", alpha=1.0),
+        node("Unsqueeze", "d axis", "u"),
+        node("ReduceLogSumExp", "u", "e", axes=[1], keepdims=0),  # of single elements, these
         node("Mul", "e large", "y"),
     ]
     save(make_model(nodes, {"x": [64]}, "y", CONSTANTS), tmp_path)
