@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from overflow_fixer.formats import FP16_MIN_NORMAL, step_at
+from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Range, RangeTable
+from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.cancellation import find_least_term
 from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.divisors import Divisor, find_guards
 from overflow_fixer.rules.origins import Walked
-from overflow_fixer.rules.paths import lead_back, walk_back
+from overflow_fixer.rules.paths import walk_back
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_differences import FEWEST_STEPS
-from overflow_fixer.rules.small_sources import Part, carry_back
-from overflow_fixer.rules.small_value import LEAST_MAGNITUDE
+from overflow_fixer.rules.small_sources import Part, trace_badly_held
 
 _NEARLY = 1 + 2.0**-10
 
@@ -38,7 +37,7 @@ def find_dividends(
         dividend = _read_dividend(ranges, end, guards)
         if dividend is not None:
             makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
-            yield from ((node, end, makes) for node in _trace_dividend(graph, ranges, dividend))
+            yield from ((node, end, makes) for node in trace_badly_held(graph, ranges, dividend))
             if divisor.cancelled is not None and divisor.cancelled.other:
                 yield from ((node, end, makes) for node in _find_difference(graph, ranges, dividend, walked))
 
@@ -54,36 +53,9 @@ def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) 
     return None if is_guard else Part(division.inputs[0], magnitude)
 
 
-def _trace_dividend(graph: Graph, ranges: RangeTable, dividend: Part) -> tuple[Node, ...]:
-    """The nodes that write it and what it is made of where that is too small, and those between, which would round it.
-
-    Through FP16's subnormal numbers alone.
-    """
-    pending, seen = [(dividend, tuple[Node, ...]())], set[str]()
-    behind, small = dict[str, list[Node]](), list[Node]()
-    while pending:
-        part, reader = pending.pop()
-        writer = graph.producers.get(part.tensor)
-        is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
-        if writer is None or not is_small or part.tensor in graph.constants:
-            continue
-        behind.setdefault(writer.label, []).extend(reader)
-        if part.tensor not in seen:
-            seen.add(part.tensor)
-            if part.magnitude < LEAST_MAGNITUDE:
-                small.append(writer)
-            pending += ((source, (writer,)) for source in carry_back(graph, ranges, writer, part.magnitude))
-    return lead_back(behind, small)
-
-
 def _find_difference(graph: Graph, ranges: RangeTable, dividend: Part, walked: Walked) -> Iterator[Node]:
     """What computes it, where it is a difference, too, of which FP16 leaves less than 64 steps there."""
     for node in walk_back(graph, dividend.tensor, lambda node, name: moves(node, 0)):
         least = find_least_term(ranges, node)
         if least and 0 < dividend.magnitude < FEWEST_STEPS * step_at(least):
             yield from find_sources(graph, ranges, node, dividend.magnitude, walked)
-
-
-def _may_be(seen: Range, magnitude: float) -> bool:
-    """Whether an element but zero may be as small: none is where the smallest was taken, and is larger."""
-    return magnitude > 0 and not seen.min_nonzero_abs > magnitude

@@ -7,22 +7,26 @@ terms these are 1e-9 on average. A difference may be of values that FP16 holds, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_UNDERFLOW
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import is_square
 from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Array, Range, RangeTable
+from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.semantics import moves
 
+LEAST_MAGNITUDE = 2.0**-18
+"""Below it FP16 has at most 64 steps of 2^-24, where rounding noise nears 30 dB."""
 FARTHEST = 8
 """So many nodes are told of a small tensor before others that are as small, and are told of by themselves, end the way."""
+_NEARLY = 1 + 2.0**-10
 _MOST_ELEMENTS = 1 << 18
 """Of a constant that is read: what a bank of 128 filters over 2048 frequencies has."""
 
@@ -83,6 +87,41 @@ def trace_small(
         yield node
         if part.tensor not in told or len(seen) < FARTHEST:
             pending += carry_back(graph, ranges, node, part.magnitude)
+
+
+def trace_badly_held(
+    graph: Graph, ranges: RangeTable, part: Part, told: MutableMapping[str, float] | None = None
+) -> tuple[Node, ...]:
+    """The nodes that write it and what it is made of where that is below 2^-18, and those between, which would round it.
+
+    Through FP16's subnormal numbers alone. What is behind a tensor that was `told` of at as small a magnitude is left out, for of a
+    long chain each walk would go through all of it; each walk adds to it.
+    """
+    told = {} if told is None else told
+    pending, seen = [(part, tuple[Node, ...]())], set[str]()
+    behind, small = dict[str, list[Node]](), list[Node]()
+    while pending:
+        part, reader = pending.pop()
+        writer = graph.producers.get(part.tensor)
+        is_small = part.magnitude < FP16_MIN_NORMAL and _may_be(ranges.by_tensor[part.tensor], part.magnitude)
+        if writer is None or not is_small or part.tensor in graph.constants:
+            continue
+        behind.setdefault(writer.label, []).extend(reader)
+        if part.tensor not in seen:
+            seen.add(part.tensor)
+            is_told = told.get(part.tensor, math.inf) <= part.magnitude
+            if part.magnitude < LEAST_MAGNITUDE or is_told:
+                small.append(writer)
+            if not is_told:
+                told[part.tensor] = part.magnitude
+                parts = carry_back(graph, ranges, writer, part.magnitude)
+                pending += ((source, (writer,)) for source in parts)
+    return lead_back(behind, small)
+
+
+def _may_be(seen: Range, magnitude: float) -> bool:
+    """Whether an element but zero may be as small: none is where the smallest was taken, and is larger."""
+    return magnitude > 0 and not seen.min_nonzero_abs > magnitude * _NEARLY
 
 
 def is_lost(graph: Graph, ranges: RangeTable, part: Part) -> bool:

@@ -3,7 +3,7 @@
 Below 2^-14, FP16 has steps of 2^-24 and no smaller ones. A tensor whose largest value is 2^-18 has 64 of them: its
 typical values keep four or five bits. That is no matter where it is added to larger values (the branch of a layer
 scale of 1e-6), or behind Softmax, Sigmoid and Exp. It is where the tensor is scaled up again, or given out, behind
-activations that are zero at zero as well.
+activations that are zero at zero as well. A factor may be as small in a part of its elements alone: see small_factors.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.semantics import readers
 from overflow_fixer.rules.shown_losses import find_shown
+from overflow_fixer.rules.small_factors import SmallFactor, find_small_factors
+from overflow_fixer.rules.small_sources import LEAST_MAGNITUDE
 
-LEAST_MAGNITUDE = 2.0**-18
-"""A largest |x| below it is too small: at most 64 steps of 2^-24, where rounding noise nears 30 dB."""
 _MOST_NOISE = 10.0**-1.5
 """30 dB below the values, as verification tolerates."""
 
@@ -33,6 +33,8 @@ def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: Plan
 
     `value` is its max |x|. None of a tensor of zeros, or that holds NaN. Of constants, only those that
     FP16 does hold, but with less than 30 dB: vanishing_constant tells of the others.
+
+    Of a factor of a product, `value` is what it is at most where the other is largest, in the `batch`.
     """
     for tensor, end in _evidence(graph, ranges).get(node.label, {}).items():
         seen = ranges.by_tensor[tensor]
@@ -42,6 +44,28 @@ def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: Plan
         reason = f"{tensor} reaches {seen.max_abs:.3g}, of which FP16 holds {held} of 2^-24, and {end}"
         batch = find_worst_batch(graph, ranges, tensor)
         yield Finding("small_value", node.label, tensor, seen.max_abs, LEAST_MAGNITUDE, reason, batch)
+    for factor in _evidence_of_factors(graph, ranges).get(node.label, ()):
+        yield _tell_factor(node, ranges, factor)
+
+
+def _tell_factor(node: Node, ranges: RangeTable, factor: SmallFactor) -> Finding:
+    product = factor.product
+    reason = (
+        f"{factor.tensor} is {factor.most:.3g} at most where {factor.other} reaches {factor.largest:.6g}, which {product.op_type} "
+        f"{product.label} makes {factor.made:.6g} of, and FP16 holds {factor.most / FP16_MIN_SUBNORMAL:.2g} steps of 2^-24 of that"
+    )
+    batch = ranges.batch_names[factor.batch]
+    return Finding("small_value", node.label, factor.tensor, factor.most, LEAST_MAGNITUDE, reason, batch)
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_factors(graph: Graph, ranges: RangeTable) -> dict[str, list[SmallFactor]]:
+    """For each node concerned, the factors that are as small."""
+    found: dict[str, list[SmallFactor]] = {}
+    for factor in find_small_factors(graph, ranges):
+        for node in factor.nodes:
+            found.setdefault(node.label, []).append(factor)
+    return found
 
 
 @lru_cache(maxsize=1)

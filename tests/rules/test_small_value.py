@@ -16,7 +16,8 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules import shown_losses
-from overflow_fixer.rules.small_value import LEAST_MAGNITUDE, find_small_values
+from overflow_fixer.rules.small_sources import LEAST_MAGNITUDE
+from overflow_fixer.rules.small_value import find_small_values
 
 ONE = {"one": scalar(1), "up": scalar(1e6)}
 RUNS_SWISH = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 24)

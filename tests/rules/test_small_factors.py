@@ -1,0 +1,112 @@
+"""Factors that are small just where the other is large."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_fp16, run_fp32
+from in_memory_calibration import ask, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.planning.plan import plan_precision
+from overflow_fixer.records import PlanPolicy, RangeTable
+from overflow_fixer.rules.small_value import find_small_values
+
+DECAYS = np.random.default_rng(3).uniform(-24, -1, (4, 32)).astype(np.float32)
+X = np.random.default_rng(4).normal(size=(4, 32)).astype(np.float32)
+UNDONE = [
+    node("Exp", "c", "decay"),
+    node("Mul", "x decay", "kept"),
+    node("Neg", "c", "minus"),
+    node("Exp", "minus", "growth"),
+    node("Mul", "kept growth", "y"),
+]
+CONSTANTS = {
+    "zero": scalar(0),
+    "large": scalar(1e9),
+    "row": np.where(np.arange(32) == 0, 0.5, 1e9).astype(np.float32),
+}
+
+
+def _scan(
+    folder: Path, nodes: list[onnx.NodeProto], *batches: tuple[np.ndarray, np.ndarray]
+) -> tuple[Graph, RangeTable]:
+    model = make_model(nodes, {"c": [None, 32], "x": [None, 32]}, "y", CONSTANTS)
+    return scan(model, folder, *({"c": c, "x": x} for c, x in batches))
+
+
+def test_a_decay_that_is_undone_is_told_and_right_with_the_pins(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, UNDONE, (DECAYS, X))
+    assert set(pinned_by(find_small_values, graph, ranges)) == {"Exp_decay", "Mul_kept"}
+    planned = plan_precision(graph, ranges, PlanPolicy()).pinned
+    fp32 = {name for one in graph.nodes if one.label in planned for name in one.writes}
+    assert planned == {"Exp_decay", "Mul_kept", "Exp_growth", "Mul_y"}
+    assert not _snr_db(tmp_path, fp32 - {"decay", "kept"}) > 30
+    assert _snr_db(tmp_path, fp32) > 50
+
+
+def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
+    feeds = {"c": DECAYS, "x": X}
+    right = run_fp32(folder / "model.onnx", feeds)["y"].astype(np.float64)
+    error = run_fp16(folder / "model.onnx", feeds, fp32_nodes)["y"] - right
+    return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+
+
+def test_the_evidence_is_of_the_batch_in_which_the_other_is_largest(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, UNDONE, (DECAYS / 2, X), (DECAYS, X), (DECAYS / 3, X))
+    found = ask(find_small_values, graph, ranges)[-1]
+    growth, made = np.exp(np.float64(-DECAYS)).max(), np.abs(X).max()
+    assert (found.node, found.tensor, found.batch, found.limit) == ("Mul_kept", "kept", "batch_1", 2.0**-18)
+    assert found.value == pytest.approx(made / growth, rel=1e-5)
+    assert found.reason.startswith(f"kept is {found.value:.3g} at most where growth reaches {growth:.6g}")
+    assert "which Mul Mul_y makes 2." in found.reason
+
+
+@pytest.mark.parametrize(("exponent", "is_found"), [(18, False), (19, True)])
+def test_it_is_one_below_2_to_the_minus_18(exponent: int, is_found: bool, tmp_path: Path) -> None:
+    """The product is 1 where the other factor is 2^18; elsewhere the factor is as large as the product."""
+    x = np.where(np.arange(32) == 0, np.float32(2.0**-exponent), np.float32(0.3))[None]
+    c = np.where(np.arange(32) == 0, np.float32(2.0**exponent), np.float32(0.7))[None]
+    nodes = [node("Abs", "x", "t"), node("Mul", "t c", "y")]
+    graph, ranges = _scan(tmp_path, nodes, (c, x))
+    assert bool(ask(find_small_values, graph, ranges)) == is_found
+
+
+LARGE = np.where(np.arange(32) == 0, 0.5, -1e9 * np.abs(X)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_found"),
+    [
+        ([node("Sigmoid", "c", "s"), node("Mul", "s c", "y")], True),
+        (
+            [node("Greater", "c zero", "g"), node("Cast", "g", "m", to=1), node("Mul", "m c", "y")],
+            False,
+        ),  # held
+        ([node("Mul", "c x", "y")], False),  # fed
+        ([node("Tanh", "x", "t"), node("Mul", "t c", "y")], False),  # small as a whole
+        ([node("Tanh", "x", "t"), node("Mul", "t large", "y")], False),
+        ([node("Exp", "c", "e"), node("Mul", "e row", "y")], True),
+        ([node("Tanh", "c", "t"), node("Mul", "t t", "y")], False),
+        ([node("Exp", "c", "e"), node("Mul", "e zero", "y")], False),
+    ],
+)
+def test_other_products(nodes: list[onnx.NodeProto], is_found: bool, tmp_path: Path) -> None:
+    """The first column is 1/2, and the others are far below zero."""
+    graph, ranges = _scan(tmp_path, nodes, (LARGE, 1e-9 * X))
+    found = [one for one in ask(find_small_values, graph, ranges) if "at most where" in one.reason]
+    assert bool(found) == is_found
+
+
+@pytest.mark.parametrize("other", [math.nan, math.inf])
+def test_nor_of_what_is_not_finite_or_empty(other: float, tmp_path: Path) -> None:
+    broken = DECAYS.copy()
+    broken[0, 0] = other
+    empty = (DECAYS[:0], X[:0])
+    for batch in ((broken, X), empty):
+        graph, ranges = _scan(tmp_path, UNDONE, batch)
+        assert ask(find_small_values, graph, ranges) == []
