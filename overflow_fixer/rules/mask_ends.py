@@ -20,6 +20,7 @@ End = Literal["first", "last"]
 Ends = frozenset[End]
 
 NO_END: Ends = frozenset()
+FIRST: Ends = frozenset({"first"})
 BOTH_ENDS: Ends = frozenset({"first", "last"})
 
 _KEEPS_ROWS = frozenset({"Identity", "Cast", "CastLike", "Dropout", "Expand", "Tile"})
@@ -41,13 +42,19 @@ def find_opened(graph: Graph, node: Node) -> Ends:
     """The ends of which a Trilu makes 0 in every row, whatever it reads; none where k or the sizes it takes are not known."""
     k = _read_integers(graph, node, 1, [0])
     if node.value_of("upper", 1):
-        return frozenset({"first"}) if k is not None and k[0] >= 1 else NO_END
+        return FIRST if k is not None and k[0] >= 1 else NO_END
     dims = graph.sure_shapes.get(node.outputs[0], ())[-2:]
     if k is None or len(dims) < 2:
         return NO_END
     rows, columns = dims
     is_left = isinstance(rows, int) and isinstance(columns, int) and rows + k[0] < columns
     return frozenset({"last"}) if is_left else NO_END
+
+
+def keeps_first_column(graph: Graph, node: Node) -> bool:
+    """Whether a Trilu leaves the first element of every row: column - row <= k is true of column 0 from k = 0 on."""
+    k = _read_integers(graph, node, 1, [0])
+    return not node.value_of("upper", 1) and k is not None and k[0] >= 0
 
 
 def is_always_switch(graph: Graph, tensor: str) -> bool:
@@ -96,15 +103,17 @@ def _is_put_before(graph: Graph, node: Node) -> bool:
 def _kept_by_slice(graph: Graph, node: Node) -> Ends:
     """Both where the last axis is left; the first where it is cut, or may be, from its start on."""
     starts, axes = (_read_integers(graph, node, slot) for slot in (1, 3))
-    steps = _read_integers(graph, node, 4, [1] * len(starts or ()))
-    if starts is None or axes is None or steps is None:
+    if axes is None:
         return NO_END
     rank = _read_rank(graph, node.inputs[0])
     may_be_last = [axis == -1 or (axis >= 0 and (rank is None or axis == rank - 1)) for axis in axes]
-    cuts = [(start, step) for start, step, is_last in zip(starts, steps, may_be_last, strict=True) if is_last]
-    if not cuts:
+    if not any(may_be_last):
         return BOTH_ENDS
-    return frozenset({"first"}) if all(cut == (0, 1) for cut in cuts) else NO_END
+    steps = _read_integers(graph, node, 4, [1] * len(axes))
+    if starts is None or steps is None:
+        return NO_END
+    cuts = [(start, step) for start, step, is_last in zip(starts, steps, may_be_last, strict=True) if is_last]
+    return FIRST if all(cut == (0, 1) for cut in cuts) else NO_END
 
 
 def _read_rank(graph: Graph, tensor: str) -> int | None:
@@ -124,8 +133,8 @@ def _read_axes(graph: Graph, node: Node) -> list[int] | None:
 def _read_integers(
     graph: Graph, node: Node, slot: int, left_out: list[int] | None = None
 ) -> list[int] | None:
-    """The constant integers in a slot; `left_out` where the node has none there, None where they are computed."""
+    """The constant integers in a slot; `left_out` where the node has none there, None where they are computed, or may be fed."""
     if slot >= len(node.inputs) or not node.inputs[slot]:
         return left_out
-    value = graph.read_constant(node.inputs[slot])
+    value = graph.read_fixed(node.inputs[slot])
     return None if value is None else [int(each) for each in value.reshape(-1)]

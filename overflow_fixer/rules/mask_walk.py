@@ -16,8 +16,10 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.constant_range import carriers
 from overflow_fixer.rules.folding import find_folder
+from overflow_fixer.rules.mask_conditions import find_decided
 from overflow_fixer.rules.mask_ends import (
     BOTH_ENDS,
+    FIRST,
     NO_END,
     Ends,
     find_ends,
@@ -181,13 +183,16 @@ class MaskWalk:
         """Where: masks in place of scores, or in a choice of masks and constants."""
         one, other = (self._as_mask(name) for name in node.inputs[1:3])
         if one is not None and other is not None:
-            self.masks[node.outputs[0]] = _alternative(one, other)
+            is_one = find_decided(self.graph).get(node.inputs[0])
+            ends = NO_END if is_one is None else (one if is_one else other).ends
+            self.masks[node.outputs[0]] = _alternative(one, other, ends & FIRST)
             return
         slot, mask = (1, one) if one is not None else (2, other)
         if mask is None or not mask.origins:
             raise NotProvedError(f"Where {node.label} replaces masked scores by what is no mask")
         base = self._scores_of(node.inputs[3 - slot])
-        use = _lay(mask, mask.exact, self._chosen(node, slot))
+        is_left = find_decided(self.graph).get(node.inputs[0]) is (slot == 2)
+        use = _lay(mask, mask.exact, self._chosen(node, slot), FIRST if is_left else NO_END)
         stacked = max(base.stacked, mask.stacked)
         self._put(node, Scores(max(base.bound, mask.bound), (*base.uses, use), stacked))
 
@@ -222,7 +227,8 @@ class MaskWalk:
             raise NotProvedError(f"Mul {node.label} makes NaN of 0 and infinity")
         mask = self.masks[name]
         ends = mask.ends if is_always_switch(self.graph, switch) else NO_END
-        self.masks[node.outputs[0]] = replace(mask, exact=False, ends=ends)
+        opened = FIRST if find_decided(self.graph).get(switch) is False else NO_END
+        self.masks[node.outputs[0]] = replace(mask, exact=False, ends=ends | opened)
 
     def _join(self, node: Node) -> None:
         """Concat: masks and constants, or scores, masked and not."""
@@ -325,16 +331,17 @@ _STEPS = {
 }
 
 
-def _lay(mask: Mask, replaces: bool, pattern: Array | None) -> Use:
-    """The mask on scores."""
+def _lay(mask: Mask, replaces: bool, pattern: Array | None, left: Ends = NO_END) -> Use:
+    """The mask on scores, of which it may have `left` ends of every row."""
     ends = mask.ends if pattern is None else mask.ends | find_ends(pattern)
-    return Use(mask.origins, replaces, pattern, ends=ends)
+    return Use(mask.origins, replaces, pattern, ends=ends | left)
 
 
-def _alternative(one: Mask, other: Mask) -> Mask:
+def _alternative(one: Mask, other: Mask, left: Ends = NO_END) -> Mask:
+    """Either; of those that leave it `left`, what is known not to mask is chosen there."""
     origins = tuple(dict.fromkeys((*one.origins, *other.origins)))
     bound, stacked = max(one.bound, other.bound), max(one.stacked, other.stacked)
-    return Mask(origins, bound, stacked, one.exact and other.exact, one.ends & other.ends)
+    return Mask(origins, bound, stacked, one.exact and other.exact, one.ends & other.ends | left)
 
 
 def _sum(one: Mask, other: Mask) -> Mask:

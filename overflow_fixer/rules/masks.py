@@ -247,13 +247,12 @@ def _masks_whole_row(pattern: Array, axis_from_end: int | None) -> bool:
 
 
 def _doubt(uses: tuple[Use, ...]) -> str:
-    """Why a row that is masked as a whole, which the data may bring, would change."""
-    if any(not use.replaces for use in uses):
-        what = "it, or a mask that it meets," if len(uses) > 1 else "it"
-        return f"{what} is added to the scores, and the data may mask a row as a whole, whose softmax would change"
-    return (
-        "masks of different values meet, and the data may mask a row as a whole, whose softmax would change"
-    )
+    """Why a row that is masked as a whole, if there can be one, would change."""
+    unknown = "proved to leave an element of every row; the softmax of one masked as a whole would change"
+    if all(use.replaces for use in uses):
+        return f"masks of different values meet, and are not {unknown}"
+    what = "it, or a mask that it meets," if len(uses) > 1 else "it"
+    return f"{what} is added to the scores, and is not {unknown}"
 
 
 def _all_amounts(walk: MaskWalk, scores: Scores) -> set[float]:

@@ -342,27 +342,27 @@ UNPROVED: dict[str, tuple[Attention, str]] = {
             [node("Mul", "m k2", "w"), node("Add", "x k", "a"), node("Add", "a w", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, -10000), "k2": scalar(MIN)},
         ),
-        "the data may mask a row as a whole",
+        "not proved to leave an element of every row",
     ),
 }
 REFUSED: dict[str, tuple[Attention, str]] = {
     "added, by data": (
         Attention([node("Mul", "m k", "w"), node("Add", "x w", "s"), SOFTMAX], {"k": scalar(MIN)}),
-        "added to the scores, and the data may mask a row as a whole",
+        "added to the scores, and is not proved to leave an element of every row",
     ),
     "0 or the constant by data, added": (
         Attention(
             [node("Where", "d k zero", "w"), node("Add", "x w", "s"), SOFTMAX],
             {"k": scalar(MIN), "zero": scalar(0)},
         ),
-        "added to the scores, and the data may mask a row as a whole",
+        "added to the scores, and is not proved to leave an element of every row",
     ),
     "-inf by data beside a finite one": (
         Attention(
             [node("Add", "x k", "a"), node("Where", "d k2 a", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN), "k2": scalar(-math.inf)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "-inf by data, which meets elsewhere what is clamped": (
         Attention(
@@ -386,7 +386,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             ],
             {"k": scalar(MIN), "zero": scalar(0), **TRIANGLE},
         ),
-        "added to the scores, and the data may mask a row as a whole",
+        "added to the scores, and is not proved to leave an element of every row",
     ),
     "a row is masked as a whole": (
         Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(ROW_GONE, MIN)}),
@@ -411,7 +411,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [node("Add", "x k", "a"), node("Reshape", "a shape", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN), "shape": ints(48, 2)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "causal, then a Reshape that breaks rows, of which the model records whole ones": (
         Attention(
@@ -419,7 +419,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             {"k": pattern_of(CAUSAL, MIN), "shape": ints(48, 2)},
             recorded={"s": [24, 4]},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "rows along an axis that is the last one by the recorded shape": (
         Attention(
@@ -434,7 +434,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [node("Add", "x k", "a"), node("Transpose", "a", "s", perm=[0, 1, 3, 2]), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "a row is masked as a whole, which a bias hides": (
         Attention(
@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [node("Add", "x k", "a"), node("Where", "d k2 a", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN), "k2": scalar(MIN)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "scores that can carry what no sample showed": (
         Attention(
@@ -490,7 +490,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [node("Where", "c k x", "w"), node("Add", "w b", "s"), SOFTMAX],
             {"k": scalar(MIN), "b": np.arange(4, dtype=np.float32)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "more than two added up": (
         Attention(
@@ -560,7 +560,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             [node("Sub", "one m", "f"), node("Mul", "k f", "w"), node("Add", "x w", "s"), SOFTMAX],
             {"k": pattern_of(CAUSAL, MIN), "one": scalar(1)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     **{
         f"causal by a factor of 0 and {factor:g}": (
@@ -613,7 +613,7 @@ REFUSED: dict[str, tuple[Attention, str]] = {
             ],
             {"k": scalar(MIN), "b": np.arange(4, dtype=np.float32)},
         ),
-        "added to the scores, and the data may mask",
+        "added to the scores, and is not proved to leave",
     ),
     "scores that were NaN": (
         Attention(
@@ -1152,6 +1152,151 @@ def test_what_a_constantofshape_makes_is_not_where_a_row_may_be_hidden(name: str
     found = verdicts(*KEPT_IN_FP32[name].scan(tmp_path))["full"]
     assert found.clamp is None
     assert found.reason.startswith("not clamped as a mask")
+
+
+PLACES = [
+    node("Shape", "x", "dims"),
+    node("Gather", "dims two", "q"),
+    node("Range", "zero q one", "places"),
+    node("Unsqueeze", "places front", "columns"),
+    node("Unsqueeze", "places back", "rows"),
+]
+COUNTED = {
+    "k": scalar(MIN),
+    "plain": scalar(0),
+    "zero": np.int64(0),
+    "one": np.int64(1),
+    "two": np.int64(2),
+    "front": ints(0),
+    "back": ints(1),
+}
+COMPARED: dict[str, Attention] = {
+    "chosen, and added": Attention(
+        [*PLACES, node("LessOrEqual", "columns rows", "g"), node("Where", "g plain k", "tri"), *ADDED],
+        COUNTED,
+    ),
+    "chosen the other way round": Attention(
+        [*PLACES, node("Greater", "columns rows", "g"), node("Where", "g k plain", "tri"), *ADDED], COUNTED
+    ),
+    "in a tensor of zeros": Attention(
+        [
+            *PLACES,
+            node("Shape", "x", "size"),
+            node("ConstantOfShape", "size", "full"),
+            node("Less", "rows columns", "g"),
+            node("Where", "g k full", "tri"),
+            *ADDED,
+        ],
+        COUNTED,
+    ),
+    "as a factor": Attention(
+        [
+            *PLACES,
+            node("Less", "rows columns", "g"),
+            node("Cast", "g", "on", to=TensorProto.FLOAT),
+            node("Mul", "on k", "tri"),
+            *ADDED,
+        ],
+        COUNTED,
+    ),
+    "in place of scores, and added to": Attention(
+        [
+            *PLACES,
+            node("Less", "rows columns", "g"),
+            node("Where", "g k x", "s"),
+            node("Add", "s x", "t"),
+            node("Softmax", "t", "y", axis=-1),
+        ],
+        COUNTED,
+    ),
+    "beside another of the kind": Attention(
+        [
+            *PLACES,
+            node("Less", "rows columns", "g"),
+            node("Where", "g k plain", "a"),
+            node("Where", "g k x", "b"),
+            node("Add", "a b", "s"),
+            SOFTMAX,
+        ],
+        COUNTED,
+    ),
+}
+NOT_COMPARED: dict[str, Attention] = {
+    "the diagonal, too": Attention(
+        [*PLACES, node("Less", "columns rows", "g"), node("Where", "g plain k", "tri"), *ADDED], COUNTED
+    ),
+    "what comes later alone": Attention(
+        [*PLACES, node("LessOrEqual", "columns rows", "g"), node("Where", "g k plain", "tri"), *ADDED],
+        COUNTED,
+    ),
+    "what comes later alone, in place of scores": Attention(
+        [
+            *PLACES,
+            node("LessOrEqual", "columns rows", "g"),
+            node("Where", "g k x", "s"),
+            node("Add", "s x", "t"),
+            node("Softmax", "t", "y", axis=-1),
+        ],
+        COUNTED,
+    ),
+    "what comes later alone, on the other side": Attention(
+        [
+            *PLACES,
+            node("Greater", "columns rows", "g"),
+            node("Where", "g x k", "s"),
+            node("Add", "s x", "t"),
+            node("Softmax", "t", "y", axis=-1),
+        ],
+        COUNTED,
+    ),
+    "what comes later alone, as a factor": Attention(
+        [
+            *PLACES,
+            node("LessOrEqual", "columns rows", "g"),
+            node("Cast", "g", "on", to=TensorProto.FLOAT),
+            node("Mul", "on k", "tri"),
+            *ADDED,
+        ],
+        COUNTED,
+    ),
+    "with the data": Attention(
+        [
+            *PLACES,
+            node("LessOrEqual", "columns rows", "g"),
+            node("And", "c g", "both"),
+            node("Where", "both plain k", "tri"),
+            *ADDED,
+        ],
+        COUNTED,
+    ),
+    "rows along another axis": Attention(
+        [
+            *PLACES,
+            node("LessOrEqual", "columns rows", "g"),
+            node("Where", "g plain k", "tri"),
+            ADDED[0],
+            node("Softmax", "s", "y", axis=-2),
+        ],
+        COUNTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_mask_of_places_that_are_compared_is_clamped_and_changes_no_bit(name: str, tmp_path: Path) -> None:
+    graph, ranges = COMPARED[name].scan(tmp_path)
+    found = verdicts(graph, ranges)
+    assert set(found) == {"k"}
+    assert found["k"].clamp is not None, found
+    assert plan_precision(graph, ranges, PlanPolicy()).pins == ()
+    assert_clamping_changes_nothing(COMPARED[name], graph, list(found.values()))
+
+
+@pytest.mark.parametrize("name", NOT_COMPARED)
+def test_one_that_may_hide_a_row_is_not(name: str, tmp_path: Path) -> None:
+    found = verdicts(*NOT_COMPARED[name].scan(tmp_path))["k"]
+    assert found.clamp is None
+    assert "is not proved to leave an element of every row" in found.reason
 
 
 def test_a_triangle_of_minus_10000_is_left_as_it_is(tmp_path: Path) -> None:
