@@ -332,6 +332,8 @@ def _try_more(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]
     if config.verify.jitter == 0 and found.passed and (result.rounds or is_thin):
         copies = bench.try_copies(result.best.artifact)
         fragile = [] if copies is None else list(say_fragile(copies))
+        if fragile and not result.rounds:
+            yield from map(say_unsettled, bench.find_unsettled())
         yield from fragile or say_thin(found, copies, bench.ranges, bench.tolerance)
 
 

@@ -152,15 +152,15 @@ def say_thin(
     if nearest is not None and fixed.passed and not fixed.changed_count:
         are_all = copies is not None and copies.changed_count >= 3 * fixed.batch_count
         can_change = not are_all and bool(ranges.fractional)
-        more = "--jitter 3, for copies of each batch changed by up to 2^-10" if can_change else "more batches"
+        more = "--jitter 3 (copies of each batch, changed by up to 2^-10)" if can_change else "more batches"
         tried = (
             f" ({copies.changed_count} of their copies, changed by up to 2^-10, tried and passing)"
             if copies
             else ""
         )
         yield (
-            f"{nearest} on these batches, which is little{tried}: others like them may not pass. What is built can be made for more "
-            f"than them with {more}."
+            f"{nearest} on these batches, which is little{tried}: others like them may not pass. To have such "
+            f"verified and repaired, too, give {more}."
         )
 
 

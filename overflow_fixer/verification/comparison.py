@@ -228,8 +228,8 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
         return f"{shape}{'; ' if shape else ''}{share:.2%} of the values are equal, under {enough:.2%}"
     if error.mismatched and error.mismatched == error.reference_nan == error.candidate_nan:
         return (
-            f"{error.mismatched} of {error.element_count} values are NaN in the original model too, at the same places: what "
-            "it does not tell, nothing can be held against"
+            f"{error.mismatched} of {error.element_count} values are NaN in the original model too, at the same places: there is "
+            "no number that they could be verified against"
         )
     if shape and not error.candidate_nan + error.candidate_inf:
         return shape

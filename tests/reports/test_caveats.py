@@ -365,7 +365,7 @@ def test_a_margin_that_copies_do_not_use_up_asks_for_more_batches(tmp_path: Path
     copies = replace(passing, batch_count=0, changed_count=6)
     (said,) = say_thin(passing, copies, save(model, tmp_path), Tolerance())
     assert "which is little (6 of their copies, changed by up to 2^-10, tried and passing): others" in said
-    assert said.endswith("can be made for more than them with more batches.")
+    assert said.endswith("To have such verified and repaired, too, give more batches.")
 
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
