@@ -20,6 +20,7 @@ from overflow_fixer.rules.cancelled_squares import Cancelled, find_cancelled
 from overflow_fixer.rules.chosen_differences import find_chosen, is_distance
 from overflow_fixer.rules.difference_kernels import find_kernels
 from overflow_fixer.rules.divided_differences import find_divided, find_sources
+from overflow_fixer.rules.exponents import LARGEST_STEP, Exponent, find_exponents
 from overflow_fixer.rules.given_differences import find_given_differences
 from overflow_fixer.rules.given_distances import Given, find_given_distances
 from overflow_fixer.rules.normalised_differences import Normalised, find_normalised
@@ -30,7 +31,7 @@ from overflow_fixer.rules.small_differences import FEWEST_STEPS, SmallDifference
 from overflow_fixer.rules.standardised import Standardised, find_standardised
 
 _LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
-_Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given, Normalised)
+_Evidence = TypeVar("_Evidence", Standardised, Cancelled, Given, Normalised, Exponent)
 
 
 def find_lost_differences(
@@ -54,6 +55,8 @@ def find_lost_differences(
 
     Of what a normalisation takes its mean from `tensor` is it, `value` the largest that is left in the `batch`, and `limit` 32
     steps at its max |x| there.
+
+    Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8.
     """
     yield from _find_far(node, graph, ranges)
     yield from _find_divided(node, graph, ranges)
@@ -61,6 +64,7 @@ def find_lost_differences(
     yield from _find_cancelled(node, graph, ranges)
     yield from _find_given(node, graph, ranges)
     yield from _find_normalised(node, graph, ranges)
+    yield from _find_exponents(node, graph, ranges)
 
 
 def _find_far(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
@@ -130,6 +134,16 @@ def _find_normalised(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[F
         yield Finding("lost_difference", node.label, norm.inputs[0], made.left, made.limit, reason, batch)
 
 
+def _find_exponents(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for made in _evidence_of_exponents(graph, ranges).get(node.label, ()):
+        name = made.nodes[0].outputs[0]
+        reason = (
+            f"{made.reader.op_type} {made.reader.label} takes {made.scale:.6g} times {name} for an exponent, whose terms are {made.term:.6g} "
+            f"and more: {_tell_steps(made.term)}, and {made.step:.3g} in the exponent"
+        )
+        yield Finding("lost_difference", node.label, name, made.step, LARGEST_STEP, reason)
+
+
 def _tell_steps(most: float) -> str:
     return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
 
@@ -177,6 +191,12 @@ def _evidence_of_standardised(graph: Graph, ranges: RangeTable) -> dict[str, lis
 def _evidence_of_normalised(graph: Graph, ranges: RangeTable) -> dict[str, list[Normalised]]:
     """For each node concerned, the normalisations whose mean leaves little."""
     return _list_by_node(graph, ranges, find_normalised(graph, ranges), frozenset())
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_exponents(graph: Graph, ranges: RangeTable) -> dict[str, list[Exponent]]:
+    """For each node concerned, the distances in an exponent; none that are told."""
+    return _list_by_node(graph, ranges, find_exponents(graph, ranges), _find_told(graph, ranges))
 
 
 def _find_told(graph: Graph, ranges: RangeTable) -> Set[str]:

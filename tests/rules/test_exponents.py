@@ -1,0 +1,114 @@
+"""Squared distances in an exponent, of which FP16's steps are too large there."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_fp16, run_fp32
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.lost_difference import find_lost_differences
+
+GENERATOR = np.random.default_rng(9)
+POINTS, CENTRES = (GENERATOR.normal(0, 0.5, (count, 3)).astype(np.float32) for count in (32, 8))
+DISTANCES = [
+    node("Mul", "x x", "xx"),
+    node("ReduceSum", "xx last", "a"),
+    node("MatMul", "x ct", "c"),
+    node("Mul", "c two", "c2"),
+    node("Sub", "a c2", "t"),
+    node("Add", "t cc", "d"),
+]
+FORMS: dict[str, list[onnx.NodeProto]] = {
+    "a kernel": [node("Mul", "d minus", "e"), node("Exp", "e", "y")],
+    "a kernel, divided and turned": [
+        node("Neg", "d", "n"),
+        node("Div", "n half", "e"),
+        node("Exp", "e", "y"),
+    ],
+    "bounded": [node("Relu", "d", "r"), node("Mul", "minus r", "e"), node("Exp", "e", "y")],
+    "a softmax": [node("Mul", "d minus", "e"), node("Softmax", "e", "y")],
+}
+OTHERS: dict[str, list[onnx.NodeProto]] = {
+    "under a sigmoid": [node("Mul", "d minus", "e"), node("Sigmoid", "e", "y")],
+    "by data": [node("Mul", "d a", "e"), node("Neg", "e", "n"), node("Exp", "n", "y")],
+    "by many numbers": [node("Mul", "d rates", "e"), node("Exp", "e", "y")],
+    "in a sum": [node("ReduceMean", "d last", "s"), node("Exp", "s", "y")],
+    "no distance": [node("Mul", "c minus", "e"), node("Exp", "e", "y")],
+    "a quotient by it": [node("Div", "minus d", "e"), node("Exp", "e", "y")],
+}
+PINS = {"ReduceSum_a", "MatMul_c", "Mul_c2", "Sub_t", "Add_d"}
+
+
+def _scan(
+    folder: Path, behind: list[onnx.NodeProto], offset: float = 12, x: np.ndarray = POINTS
+) -> tuple[Graph, RangeTable]:
+    centres = CENTRES + np.float32(offset)
+    constants = {
+        "last": ints(-1),
+        "two": scalar(2),
+        "minus": scalar(-2),
+        "half": scalar(0.5),
+        "rates": np.linspace(-3, -1, 8, dtype=np.float32),
+        "ct": np.ascontiguousarray(centres.T),
+        "cc": np.square(centres).sum(1)[None],
+    }
+    model = make_model([*DISTANCES, *behind], {"x": [None, 3]}, "y", constants, 18)
+    return scan(model, folder, {"x": x + np.float32(offset)})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_lost_is_told_and_right_with_the_pins(form: str, tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, FORMS[form])
+    pinned = set(pinned_by(find_lost_differences, graph, ranges))
+    assert pinned >= PINS
+    fp32 = {name for one in graph.nodes if one.label in pinned for name in one.writes}
+    assert not _snr_db(tmp_path, set()) > 20
+    assert _snr_db(tmp_path, fp32) > 40
+
+
+def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
+    feeds = {"x": POINTS + np.float32(12)}
+    right = run_fp32(folder / "model.onnx", feeds)["y"].astype(np.float64)
+    error = run_fp16(folder / "model.onnx", feeds, fp32_nodes)["y"] - right
+    return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_readers_make_no_exponent_of_it(form: str, tmp_path: Path) -> None:
+    assert not _told(*_scan(tmp_path, OTHERS[form]))
+
+
+def _told(graph: Graph, ranges: RangeTable) -> list[str]:
+    found = ask(find_lost_differences, graph, ranges)
+    return [one.reason for one in found if "for an exponent" in one.reason]
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, FORMS["a kernel"])
+    found = next(one for one in ask(find_lost_differences, graph, ranges) if "for an exponent" in one.reason)
+    least = np.square(CENTRES + np.float32(12)).sum(1).min()
+    assert (found.tensor, found.value, found.limit) == ("d", 2 * 0.25, 1 / 8)
+    assert 256 < least < 512
+    assert found.reason.startswith("Exp Exp_y takes 2 times d for an exponent, whose terms are ")
+    assert found.reason.endswith("and more: FP16's steps are 0.25 there, and 0.5 in the exponent")
+
+
+@pytest.mark.parametrize(("offset", "is_found"), [(0.0, False), (4.0, False), (8.0, True)])
+def test_near_the_origin_the_steps_are_small(offset: float, is_found: bool, tmp_path: Path) -> None:
+    """Three coordinates of 8 make 192 and steps of 1/8, which are 1/4 in the exponent; of 4, 48 and 1/16."""
+    assert bool(_told(*_scan(tmp_path, FORMS["a kernel"], offset))) == is_found
+
+
+@pytest.mark.parametrize("other", [math.nan, math.inf])
+def test_of_what_is_not_finite_or_empty_nothing_is_concluded(other: float, tmp_path: Path) -> None:
+    broken = POINTS.copy()
+    broken[0, 0] = other
+    for x in (broken, POINTS[:0]):
+        assert not _told(*_scan(tmp_path, FORMS["a kernel"], x=x))
