@@ -121,12 +121,12 @@ def find_least_term(ranges: RangeTable, node: Node) -> float:
     """What both terms of a difference are at least, in magnitude, where they are nearly equal; 0 where they may be near zero."""
     if node.standard_op not in ("Add", "Sub"):
         return 0.0
-    first, second = (_find_least(ranges, name) for name in node.inputs)
+    first, second = (find_least(ranges, name) for name in node.inputs)
     is_difference = (first * second > 0) == (node.standard_op == "Sub")
     return max(abs(first), abs(second)) if is_difference and first and second else 0.0
 
 
-def _find_least(ranges: RangeTable, tensor: str) -> float:
+def find_least(ranges: RangeTable, tensor: str) -> float:
     """The least magnitude of a tensor, with its sign; 0 where it was seen with both, or with NaN."""
     seen = ranges.get(tensor)
     if seen is None or seen.nan_count:

@@ -12,6 +12,7 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
+from overflow_fixer.rules.cancellation import find_least
 from overflow_fixer.rules.chosen_differences import is_distance
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED, find_sources
 from overflow_fixer.rules.semantics import moves
@@ -20,7 +21,7 @@ from overflow_fixer.rules.small_differences import find_terms, is_finite
 LARGEST_STEP = 1 / 8
 """Of an exponent: rounding to larger ones (rms 0.036) leaves its exponential less than 29 dB."""
 _MOST_STEPS = 16
-_BOUNDS = frozenset("Neg Relu Clip".split())
+_KEEPS = frozenset("Neg Relu Clip".split())
 
 
 class Exponent(NamedTuple):
@@ -53,7 +54,7 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[Exponent]:
             is_finite(graph, ranges, name) for name in (*find_terms(graph, node), *node.writes)
         ):
             continue
-        term = max(_find_least(ranges, name) for name in find_terms(graph, node))
+        term = max(abs(find_least(ranges, name)) for name in find_terms(graph, node))
         if step_at(term) * scale > LARGEST_STEP:
             sources = find_sources(graph, ranges, node, LARGEST_STEP / scale * MOST_ROUNDED)
             yield Exponent(tuple(sources), reader, scale, term)
@@ -68,7 +69,7 @@ def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node 
             return node, scale
         factor = _read_factor(graph, ranges, node)
         slot = 1 if factor and node.inputs[0] in graph.constants else 0
-        if not factor and node.standard_op not in _BOUNDS and not moves(node, 0):
+        if not factor and node.standard_op not in _KEEPS and not moves(node, 0):
             return None, scale
         tensor, scale = node.inputs[slot], scale * (factor or 1.0)
     return None, scale
@@ -82,9 +83,3 @@ def _read_factor(graph: Graph, ranges: RangeTable, node: Node) -> float:
     if seen is None or not (is_quotient or node.standard_op == "Mul") or seen.min != seen.max:
         return 0.0
     return 1 / seen.max_abs if is_quotient and seen.max_abs else seen.max_abs
-
-
-def _find_least(ranges: RangeTable, tensor: str) -> float:
-    """The least magnitude of what has one sign; 0 of what has both."""
-    seen = ranges.by_tensor[tensor]
-    return max(seen.min, -seen.max, 0.0)

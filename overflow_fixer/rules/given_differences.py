@@ -18,7 +18,7 @@ from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.paths import list_values
 from overflow_fixer.rules.small_differences import FP32_NOISE, SmallDifference, find_small, read_maxima
 
-FEWEST_STEPS = 32.0
+_FEWEST_STEPS = 32.0
 """Of less than so many of FP16's steps, what is given out has under 30 dB: see docs/numerics.md."""
 
 
@@ -32,7 +32,7 @@ class _Given(NamedTuple):
 def find_given_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
     """Each difference that is given out and small in every batch, in the batch in which it is largest; else as find_divided."""
     for node in graph.nodes:
-        small = find_largest(graph, ranges, node, FEWEST_STEPS)
+        small = find_largest(graph, ranges, node)
         given = _find_given(graph, ranges, small.batch).get(node.outputs[0]) if small is not None else None
         if small is not None and given is not None and _is_seen_beside(small, given.beside):
             nodes = find_sources(graph, ranges, node, small.value, walked)
@@ -44,12 +44,12 @@ def _is_seen_beside(small: SmallDifference, beside: float) -> bool:
     return beside <= 1 or small.value * beside < small.limit / 2
 
 
-def find_largest(graph: Graph, ranges: RangeTable, node: Node, steps: float) -> SmallDifference | None:
-    """A difference of less than so many `steps` of FP16 in every batch, in that in which it is largest.
+def find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifference | None:
+    """A difference of less than 32 of FP16's steps in every batch, in that in which it is largest.
 
     None where it is as small as FP32 itself rounds.
     """
-    small = find_small(graph, ranges, node, steps)
+    small = find_small(graph, ranges, node, _FEWEST_STEPS)
     largest = max(small, key=lambda one: one.value, default=None)
     if largest is None or largest.value < ranges.by_tensor[largest.shown].max_abs:
         return None

@@ -10,7 +10,7 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.divided_differences import Divided, find_sources
-from overflow_fixer.rules.given_differences import FEWEST_STEPS, find_largest
+from overflow_fixer.rules.given_differences import find_largest
 from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.semantics import readers
 from overflow_fixer.rules.shown_losses import find_shown
@@ -23,7 +23,7 @@ _HIDDEN = 2.0**-6
 def find_shown_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
     """Each that is small in every batch, in the batch in which it is largest, where its loss shows; else as find_divided."""
     for node in graph.nodes:
-        small = find_largest(graph, ranges, node, FEWEST_STEPS)
+        small = find_largest(graph, ranges, node)
         end = _find_end(graph, ranges, small) if small is not None else None
         if small is not None and end is not None:
             yield Divided(small, find_sources(graph, ranges, node, small.value, walked), end)
