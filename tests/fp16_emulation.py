@@ -74,6 +74,14 @@ def run_typed(model_path: Path, feeds: Mapping[str, Any]) -> Values:
     return _walk(model, feeds, compute)
 
 
+def measure_snr_db(model_path: Path, feeds: Mapping[str, Any], fp32_nodes: Set[str] = frozenset()) -> float:
+    """SNR in dB of the output y, as run_fp16 has it, against run_fp32; inf where they are equal."""
+    right = run_fp32(model_path, feeds)["y"].astype(np.float64)
+    error = run_fp16(model_path, feeds, fp32_nodes)["y"] - right
+    with np.errstate(divide="ignore"):
+        return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+
+
 def _load(model_path: Path) -> onnx.ModelProto:
     model = onnx.load(model_path)
     return onnx.inliner.inline_local_functions(model) if model.functions else model

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fp16_emulation import run_fp16, run_fp32
+from fp16_emulation import measure_snr_db
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 
 from overflow_fixer.graph.model import Graph
@@ -47,11 +47,7 @@ def _labels(found: Divided) -> set[str]:
 
 def _measure(tmp_path: Path, batch: np.ndarray, fp32_nodes: set[str]) -> float:
     """SNR in dB of y, where the nodes that write these tensors are FP32."""
-    path = tmp_path / "model.onnx"
-    right = run_fp32(path, {"x": batch})["y"].astype(np.float64)
-    error = run_fp16(path, {"x": batch}, fp32_nodes)["y"] - right
-    with np.errstate(divide="ignore"):
-        return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+    return measure_snr_db(tmp_path / "model.onnx", {"x": batch}, fp32_nodes)
 
 
 @pytest.mark.parametrize(

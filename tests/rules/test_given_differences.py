@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fp16_emulation import run_fp16, run_fp32
+from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto
 
@@ -73,11 +73,7 @@ def test_what_is_given_out_is_told_and_right_with_the_pins(form: str, tmp_path: 
 
 def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
     """Behind the nodes named all is FP32, as the difference's own rounding is no matter here."""
-    feeds = {"a": PRICES, "b": LATER}
-    right = run_fp32(folder / "model.onnx", feeds)["y"].astype(np.float64)
-    error = run_fp16(folder / "model.onnx", feeds, fp32_nodes)["y"] - right
-    with np.errstate(divide="ignore"):
-        return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+    return measure_snr_db(folder / "model.onnx", {"a": PRICES, "b": LATER}, fp32_nodes)
 
 
 @pytest.mark.parametrize("form", HIDDEN)

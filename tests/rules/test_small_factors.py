@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from fp16_emulation import run_fp16, run_fp32
+from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, make_model, node, pinned_by, scalar, scan
 
 from overflow_fixer.graph.model import Graph
@@ -50,10 +50,7 @@ def test_a_decay_that_is_undone_is_told_and_right_with_the_pins(tmp_path: Path) 
 
 
 def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
-    feeds = {"c": DECAYS, "x": X}
-    right = run_fp32(folder / "model.onnx", feeds)["y"].astype(np.float64)
-    error = run_fp16(folder / "model.onnx", feeds, fp32_nodes)["y"] - right
-    return float(10 * np.log10(np.sum(right**2) / np.sum(error**2)))
+    return measure_snr_db(folder / "model.onnx", {"c": DECAYS, "x": X}, fp32_nodes)
 
 
 def test_the_evidence_is_of_the_batch_in_which_the_other_is_largest(tmp_path: Path) -> None:
