@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -19,7 +18,7 @@ from overflow_fixer.rules.divisors import divides
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.paths import find_given, find_ways
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_differences import find_lost_terms, is_finite
+from overflow_fixer.rules.small_differences import LostDifference, find_lost_terms, is_finite
 
 _MOST_WHERE_DIVIDED_BY = 128.0
 """FP16 rounds terms so many times what is left of them by up to a 16th of it: see docs/numerics.md."""
@@ -28,20 +27,8 @@ _FP32_NOISE = 2.0**-16
 _KEEPS = frozenset("Abs Relu Clip Max Sqrt".split())
 
 
-class Cancelled(NamedTuple):
-    """The nodes that are to stay in FP32, that of the difference first, by how much its terms are larger, and what is told.
-
-    That is so over `limit`; `made` says in words what becomes of it.
-    """
-
-    nodes: tuple[Node, ...]
-    seen: InnerRange
-    limit: float
-    made: str
-
-
-def find_cancelled(graph: Graph, ranges: RangeTable) -> Iterator[Cancelled]:
-    """Each such difference that is never negative, and is given out or divided by.
+def find_cancelled(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each such difference that is never negative, and is given out or divided by; the value is by how much its terms are larger.
 
     None of terms or results with NaN or infinities, and of terms that FP16 is known to hold.
     """
@@ -50,8 +37,14 @@ def find_cancelled(graph: Graph, ranges: RangeTable) -> Iterator[Cancelled]:
         if inner is None or not _is_variance(graph, ranges, node):
             continue
         limit, made = _find_use(graph, ranges, node, inner)
-        if inner.seen.max_abs > limit:
-            yield Cancelled(tuple(_find_sources(graph, ranges, node, inner)), inner, limit, made)
+        name, value = node.outputs[0], inner.seen.max_abs
+        if value > limit:
+            reason = (
+                f"of {name} an element is left of terms {value:.6g} times as large, which FP16 rounds by up to a 2048th, "
+                f"over the limit of {limit:g}, and {made}"
+            )
+            nodes = tuple(_find_sources(graph, ranges, node, inner))
+            yield LostDifference(nodes, name, value, limit, reason, ranges.worst_batch_of(inner.seen))
 
 
 def _is_variance(graph: Graph, ranges: RangeTable, node: Node) -> bool:

@@ -6,7 +6,6 @@ The error of the exponent is that of the distance over s: what FP16's steps at |
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -16,33 +15,16 @@ from overflow_fixer.rules.cancellation import find_least
 from overflow_fixer.rules.chosen_differences import is_distance
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED, find_sources
 from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_differences import find_terms, is_finite
+from overflow_fixer.rules.small_differences import LostDifference, find_terms, is_finite, tell_steps
 
-LARGEST_STEP = 1 / 8
+_LARGEST_STEP = 1 / 8
 """Of an exponent: rounding to larger ones (rms 0.036) leaves its exponential less than 29 dB."""
 _MOST_STEPS = 16
 _KEEPS = frozenset("Neg Relu Clip".split())
 
 
-class Exponent(NamedTuple):
-    """The nodes that are to stay in FP32, that of the distances first; what takes it, `scale` times, as an exponent.
-
-    `term` is what one of its terms is at least, in every element.
-    """
-
-    nodes: tuple[Node, ...]
-    reader: Node
-    scale: float
-    term: float
-
-    @property
-    def step(self) -> float:
-        """FP16's step at the term, in the exponent."""
-        return float(step_at(self.term)) * self.scale
-
-
-def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[Exponent]:
-    """Each of which FP16's steps in the exponent are larger than 1/8, whatever the distance.
+def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each of which FP16's steps in the exponent are larger than 1/8, whatever the distance; the value is the step.
 
     Behind moves, bounds, signs and constant factors. None of terms or distances with NaN or infinities.
     """
@@ -55,9 +37,15 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[Exponent]:
         ):
             continue
         term = max(abs(find_least(ranges, name)) for name in find_terms(graph, node))
-        if step_at(term) * scale > LARGEST_STEP:
-            sources = find_sources(graph, ranges, node, LARGEST_STEP / scale * MOST_ROUNDED)
-            yield Exponent(tuple(sources), reader, scale, term)
+        step = float(step_at(term)) * scale
+        if step > _LARGEST_STEP:
+            sources = find_sources(graph, ranges, node, _LARGEST_STEP / scale * MOST_ROUNDED)
+            name = node.outputs[0]
+            reason = (
+                f"{reader.op_type} {reader.label} takes {scale:.6g} times {name} for an exponent, whose terms are {term:.6g} "
+                f"and more: {tell_steps(term)}, and {step:.3g} in the exponent"
+            )
+            yield LostDifference(tuple(sources), name, step, _LARGEST_STEP, reason)
 
 
 def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node | None, float]:

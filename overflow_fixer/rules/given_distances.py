@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -17,23 +16,17 @@ from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.chosen_differences import hands_on, is_distance
 from overflow_fixer.rules.divided_differences import find_sources
 from overflow_fixer.rules.paths import walk_back
-from overflow_fixer.rules.small_differences import FEWEST_STEPS, FP32_NOISE, find_terms, is_finite
+from overflow_fixer.rules.small_differences import (
+    FEWEST_STEPS,
+    FP32_NOISE,
+    LostDifference,
+    find_terms,
+    is_finite,
+    tell_steps,
+)
 
 
-class Given(NamedTuple):
-    """The nodes that are to stay in FP32, that of the distances first, the least of these, the largest term, and what gives them out."""
-
-    nodes: tuple[Node, ...]
-    least: float
-    largest: float
-    output: str
-
-    @property
-    def limit(self) -> float:
-        return FEWEST_STEPS * step_at(self.largest)
-
-
-def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[Given]:
+def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Those of which the least is less than 64 of FP16's steps at the largest term, and more than FP32's own rounding.
 
     Behind moves, bounds and roots, too. None of terms or distances with NaN or infinities.
@@ -44,9 +37,15 @@ def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[Given]:
             if not all(is_finite(graph, ranges, name) for name in (*terms, *node.writes)):
                 continue
             largest = max(ranges.by_tensor[name].max_abs for name in terms)
-            least = ranges.by_tensor[node.outputs[0]].min
-            if FP32_NOISE * largest < least < FEWEST_STEPS * step_at(largest):
-                yield Given(tuple(find_sources(graph, ranges, node, least)), least, largest, output)
+            name, limit = node.outputs[0], FEWEST_STEPS * step_at(largest)
+            least = ranges.by_tensor[name].min
+            if FP32_NOISE * largest < least < limit:
+                reason = (
+                    f"{name} is as small as {least:.6g}, and its terms, up to {largest:.6g}, lose much: "
+                    f"{tell_steps(largest)}, and the output {output} tells it"
+                )
+                nodes = tuple(find_sources(graph, ranges, node, least))
+                yield LostDifference(nodes, name, least, limit, reason)
 
 
 def _find_sums_given(graph: Graph, output: str) -> Iterator[Node]:

@@ -6,7 +6,6 @@ At 300 FP16's steps are 1/4; a LayerNormalization of 300 ± 0.5 makes ± 1 of wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,32 +16,22 @@ from overflow_fixer.records import InnerRange, RangeTable
 from overflow_fixer.rules.difference_kernels import has_bias
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.origins import Walked, find_origins
-from overflow_fixer.rules.small_differences import FP32_NOISE, find_lost_terms, is_finite, read_maxima
+from overflow_fixer.rules.small_differences import (
+    FP32_NOISE,
+    LostDifference,
+    find_lost_terms,
+    is_finite,
+    read_maxima,
+    tell_steps,
+)
 from overflow_fixer.rules.vanishing_constant import read_epsilon
 
 _FEWEST_STEPS = 32.0
 """Of less than so many of FP16's steps, the normalised has under 30 dB: see docs/numerics.md."""
 
 
-class Normalised(NamedTuple):
-    """The nodes that are to stay in FP32, the normalisation first, and the batch that shows it, by its index.
-
-    There |x − μ| is `left` at most, and |x| `largest`.
-    """
-
-    nodes: tuple[Node, ...]
-    left: float
-    largest: float
-    batch: int
-
-    @property
-    def limit(self) -> float:
-        """Of |x − μ|."""
-        return float(_FEWEST_STEPS * step_at(self.largest))
-
-
-def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[Normalised]:
-    """Each normalisation of which less is left than its limit in some batch, in the worst of them.
+def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each normalisation of which less is left than its limit in some batch, in the worst of them; the value is max |x − μ|.
 
     None of x with NaN or infinities in any batch, or that FP16 is known to hold; none where so little is left that FP32 itself
     rounds it, or that a bias may be larger, since epsilon, under the root with its square, is.
@@ -53,8 +42,13 @@ def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[Normalised]:
         worst = _find_worst(graph, ranges, node, inner) if inner is not None else None
         if worst is not None:
             left, largest, batch = worst
-            nodes = (node, *find_origins(graph, ranges, node.inputs[0], MOST_ROUNDED * left, walked))
-            yield Normalised(nodes, left, largest, batch)
+            source, limit = node.inputs[0], float(_FEWEST_STEPS * step_at(largest))
+            nodes = (node, *find_origins(graph, ranges, source, MOST_ROUNDED * left, walked))
+            reason = (
+                f"{source} is {left:.6g} at most from its mean in that batch, and, up to {largest:.6g}, loses much: "
+                f"{tell_steps(largest)}, and {node.op_type} {node.label} scales it up"
+            )
+            yield LostDifference(nodes, source, left, limit, reason, ranges.batch_names[batch])
 
 
 def _find_worst(

@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from overflow_fixer.formats import step_at
+from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -51,6 +52,21 @@ class SmallDifference:
     def left(self) -> float:
         """What is left of the difference itself."""
         return self.value**2 if self.of_roots else self.value
+
+
+class LostDifference(NamedTuple):
+    """The nodes that are to stay in FP32, that of the difference first, and what a finding about each of them tells."""
+
+    nodes: tuple[Node, ...]
+    tensor: str
+    value: float
+    limit: float
+    reason: str
+    batch: str | None = None
+
+
+def tell_steps(most: float) -> str:
+    return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
 
 
 def find_terms(graph: Graph, node: Node) -> tuple[str, ...]:

@@ -19,34 +19,29 @@ from overflow_fixer.records import Array, RangeTable
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves, readers
-from overflow_fixer.rules.small_differences import FEWEST_STEPS, find_lost_terms, is_finite
+from overflow_fixer.rules.small_differences import (
+    FEWEST_STEPS,
+    LostDifference,
+    find_lost_terms,
+    is_finite,
+    tell_steps,
+)
 
 _MOST_FEATURES = 1 << 22
 _MOST_MADE = 1024
 """Of more tensors no input is made ready."""
 
 
-class Standardised(NamedTuple):
-    """What `made` holds is `source` less `mean`, one element of a constant, times `factor`; `step` is FP16's at the mean.
+class _Feature(NamedTuple):
+    """One element of the constants, without signs: the mean, the factor, and FP16's step at the mean behind the factor."""
 
-    All without their signs.
-    """
-
-    made: str
-    source: str
     mean: float
     factor: float
-    step: float
-    nodes: tuple[Node, ...]
-
-    @property
-    def limit(self) -> float:
-        """Of `made`, 64 steps."""
-        return FEWEST_STEPS * self.step * self.factor
+    lost: float
 
 
-def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[Standardised]:
-    """Each that is under its limit, at the element of the constants that loses most, with the nodes that are to stay in FP32.
+def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each that is less than 64 of FP16's steps at the mean, scaled, at the element of the constants that loses most.
 
     None of what FP16 is known to hold, of what has NaN or infinities, nor of means that FP16 cannot hold.
     """
@@ -54,9 +49,21 @@ def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[Standardised
         for source, made, mean, factor in _find_forms(graph, node):
             worst = _find_worst(mean, factor) if _is_rounded(graph, ranges, node, source, made) else None
             most = ranges.by_tensor[made].max_abs if worst is not None else 0.0
-            if worst is not None and 0 < most < FEWEST_STEPS * worst[2] * worst[1]:
-                nodes = (node, *find_origins(graph, ranges, source, MOST_ROUNDED * most / worst[1]))
-                yield Standardised(made, source, *worst, nodes)
+            if worst is not None and 0 < most < FEWEST_STEPS * worst.lost:
+                nodes = (node, *find_origins(graph, ranges, source, MOST_ROUNDED * most / worst.factor))
+                yield _tell(ranges, nodes, source, made, worst)
+
+
+def _tell(
+    ranges: RangeTable, nodes: tuple[Node, ...], source: str, made: str, worst: _Feature
+) -> LostDifference:
+    seen = ranges.by_tensor[made]
+    reason = (
+        f"{made} is {seen.max_abs:.6g} at most, and is what {source} has beside {worst.mean:.6g}, times {worst.factor:.6g}, in "
+        f"a feature of it: {tell_steps(worst.mean)}, and {worst.lost:.6g} behind the factor"
+    )
+    limit = FEWEST_STEPS * worst.lost
+    return LostDifference(nodes, made, seen.max_abs, limit, reason, ranges.worst_batch_of(seen))
 
 
 def _is_rounded(graph: Graph, ranges: RangeTable, node: Node, source: str, made: str) -> bool:
@@ -65,16 +72,15 @@ def _is_rounded(graph: Graph, ranges: RangeTable, node: Node, source: str, made:
     return are_finite and source in find_lost_terms(graph, ranges, node)
 
 
-def _find_worst(mean: Array, factor: Array) -> tuple[float, float, float] | None:
-    """Mean, factor and step, without signs, of the element whose steps are the largest behind the factor; None where there is none."""
+def _find_worst(mean: Array, factor: Array) -> _Feature | None:
+    """The element whose steps are the largest behind the factor; None where there is none."""
     means, factors = (np.abs(one).ravel() for one in np.broadcast_arrays(mean, factor))
     is_lost = (means > 0) & (means < FP16_OVERFLOW) & np.isfinite(factors)
-    steps = step_at(means)
-    lost = np.where(is_lost, steps, 0.0) * np.where(is_lost, factors, 0.0)
+    lost = np.where(is_lost, step_at(means), 0.0) * np.where(is_lost, factors, 0.0)
     if not lost.size or not lost.max() > 0:
         return None
     index = int(lost.argmax())
-    return float(means[index]), float(factors[index]), float(steps[index])
+    return _Feature(float(means[index]), float(factors[index]), float(lost[index]))
 
 
 def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Array]]:
