@@ -34,6 +34,7 @@ from overflow_fixer.records import (
     Batch,
     CalibrationSet,
     FixReport,
+    FusedModel,
     PlanPolicy,
     PrecisionPlan,
     Price,
@@ -89,11 +90,8 @@ def fix(
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     check_request(config, graph, BACKENDS[backend])
     with claim_folder(config.folder):
-        fused = None
-        if config.refuse_layernorm:
-            with clock.time("fuse"):
-                path = config.folder / "fused" / config.model.name
-                fused = fuse_layernorms(graph, path, _tell("fuse", calibration, progress))
+        fused = _fuse(config, graph, calibration, progress, clock) if config.refuse_layernorm else None
+        if fused is not None:
             config, graph = config.with_model(fused.files[0]), load_graph(fused.files[0])
         policy = make_policy(config, backend)
         check_policy(graph, policy)
@@ -110,13 +108,22 @@ def fix(
                 best = replace(result.best, artifact=bench.ship(result.best.artifact))
             save_plan(best.plan, config.folder / "plan.json")
             report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
-            if fused is not None:
-                report = replace(report, fused=fused, files=(*fused.files, *report.files))
-            return _write(report, config, bench)
+            return _write(report, config, bench, fused)
 
 
-def _write(report: FixReport, config: FixConfig, bench: Bench) -> FixReport:
-    """The report, written with the exports that were asked for, and with all of their files."""
+def _fuse(
+    config: FixConfig, graph: Graph, calibration: CalibrationSet, progress: Progress, clock: _Clock
+) -> FusedModel:
+    """The model with its LayerNorms fused again, beside what is made of it."""
+    with clock.time("fuse"):
+        path = config.folder / "fused" / config.model.name
+        return fuse_layernorms(graph, path, _tell("fuse", calibration, progress))
+
+
+def _write(report: FixReport, config: FixConfig, bench: Bench, fused: FusedModel | None) -> FixReport:
+    """The report, written with the exports that were asked for, and with all files, those of the fused model first."""
+    if fused is not None:
+        report = replace(report, fused=fused, files=(*fused.files, *report.files))
     try:
         exported = write_exports(
             config.build.exports, bench.graph, report.plan, report.artifact, bench.settings, config.folder
