@@ -101,11 +101,13 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("Range", "far most third", "steps"),
         node("ReduceSum", "steps", "total", keepdims=0),
         node("Softmax", "place", "share", axis=0),
-        node("Sum", "d s t q side cut total share", "y"),
+        node("Pow", "near p", "decay"),
+        node("Sum", "d s t q side cut total share decay", "y"),
     ]
     inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
     constants = {"corners": ints(1, 4), "image": np.ones((1, 1, 2, 2), np.float32), "index": ints(0)}
     constants |= {"last": scalar(2999), "far": scalar(5000), "third": scalar(1 / 3), "small": scalar(1e-8)}
+    constants |= {"near": scalar(0.9999)}
     graph = save(make_model(nodes, inputs, "y rate", constants), folder)
     feeds = {"ids": ints(0, 1500, 3001), "c": np.asarray(True), "x": floats(0.5, 1, 2)}
     return graph, collect_ranges(graph, InMemoryCalibration((feeds,)))
