@@ -38,6 +38,7 @@ from overflow_fixer.inner.quantities import (
     Quantity,
 )
 from overflow_fixer.inner.recurrent import find_in_hidden_states, find_in_lstm
+from overflow_fixer.inner.sampling import find_in_grid_sample
 from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
@@ -88,6 +89,7 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "Sub": find_in_difference,
     "ArgMin": find_in_choice,
     "ArgMax": find_in_choice,
+    "GridSample": find_in_grid_sample,
 }
 _PREFIX = "inner_value_"
 

@@ -21,6 +21,7 @@ Quantity = Literal[
     "products",
     "mean margin",
     "cancellation",
+    "roughness",
 ]
 
 Found = tuple[Quantity, str]

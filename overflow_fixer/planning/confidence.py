@@ -114,12 +114,13 @@ def _find_tensors(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Iter
 def _find_measured(
     graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy: PlanPolicy
 ) -> Iterator[_Candidate]:
-    """Values that the scan measured inside nodes, sums of products in every batch; a masked row, a margin and a ratio are no magnitudes."""
+    """Values that the scan measured inside nodes, sums of products in every batch; a masked row, a margin and ratios are no magnitudes."""
     owners = {node.label: (node, node) for node in _list_moved(graph)} | dict(_list_nodes_inside(graph))
     ignored = {
         "row maximum",
         "mean margin",
         "cancellation",
+        "roughness",
         *(("products",) if policy.accumulators != "pin" else ()),
     }
     for inner in ranges.inner:

@@ -21,6 +21,7 @@ from overflow_fixer.rules.lost_difference import find_lost_differences
 from overflow_fixer.rules.lost_integer import find_lost_integers
 from overflow_fixer.rules.lost_logit import find_lost_logits
 from overflow_fixer.rules.lost_phase import find_lost_phases
+from overflow_fixer.rules.lost_place import find_lost_places
 from overflow_fixer.rules.lost_power import find_lost_powers
 from overflow_fixer.rules.lost_size import find_lost_sizes
 from overflow_fixer.rules.non_finite import find_non_finite
@@ -46,6 +47,7 @@ DEFAULT_RULES: dict[str, Rule] = {
     "lost_difference": find_lost_differences,
     "lost_logit": find_lost_logits,
     "lost_phase": find_lost_phases,
+    "lost_place": find_lost_places,
     "lost_power": find_lost_powers,
     "lost_size": find_lost_sizes,
     "inner_value": find_large_inner_values,

@@ -33,6 +33,7 @@ _FOLLOWING = (
     "lost_difference",
     "lost_logit",
     "lost_phase",
+    "lost_place",
     "lost_size",
 )
 """Rules that follow values from node to node."""

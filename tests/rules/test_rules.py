@@ -102,12 +102,16 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("ReduceSum", "steps", "total", keepdims=0),
         node("Softmax", "place", "share", axis=0),
         node("Pow", "near p", "decay"),
-        node("Sum", "d s t q side cut total share decay", "y"),
+        node("ReduceMean", "x", "mean", keepdims=0),
+        node("Expand", "mean pair", "grid"),
+        node("GridSample", "wide grid", "seen"),
+        node("Sum", "d s t q side cut total share decay seen", "y"),
     ]
     inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
     constants = {"corners": ints(1, 4), "image": np.ones((1, 1, 2, 2), np.float32), "index": ints(0)}
     constants |= {"last": scalar(2999), "far": scalar(5000), "third": scalar(1 / 3), "small": scalar(1e-8)}
-    constants |= {"near": scalar(0.9999)}
+    noise = np.random.default_rng(0).standard_normal((1, 1, 2, 1200)).astype(np.float32)
+    constants |= {"near": scalar(0.9999), "pair": ints(1, 1, 1, 2), "wide": noise}
     graph = save(make_model(nodes, inputs, "y rate", constants), folder)
     feeds = {"ids": ints(0, 1500, 3001), "c": np.asarray(True), "x": floats(0.5, 1, 2)}
     return graph, collect_ranges(graph, InMemoryCalibration((feeds,)))

@@ -1,0 +1,153 @@
+"""Sampling at places that FP16 rounds by too much."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_fp32
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.rules.lost_place import LARGEST_LOSS, RMS_ERROR, find_lost_places
+
+GENERATOR = np.random.default_rng(7)
+SAMPLE = node("GridSample", "x g", "y", align_corners=0)
+
+
+def _draw(width: int, smoothness: int = 1, height: int = 64) -> np.ndarray:
+    """Noise, averaged over so many neighbours each way."""
+    noise = GENERATOR.standard_normal((1, 2, height, width))
+    for axis in (2, 3):
+        noise = np.mean([np.roll(noise, shift, axis) for shift in range(smoothness)], axis=0)
+    return (noise / noise.std()).astype(np.float32)
+
+
+def _draw_grid(most: float = 1.0) -> np.ndarray:
+    return GENERATOR.uniform(-most, most, (1, 100, 100, 2)).astype(np.float32)
+
+
+def _scan(folder: Path, *batches: tuple[np.ndarray, np.ndarray]) -> tuple[Any, Any]:
+    model = make_model([SAMPLE], {"x": [None] * 4, "g": [None] * 4}, "y", opset=20)
+    return scan(model, folder, *({"x": image, "g": grid} for image, grid in batches))
+
+
+@pytest.mark.parametrize(("width", "smoothness"), [(640, 1), (1920, 1), (1920, 3)])
+def test_the_loss_is_what_rounding_the_grid_loses(width: int, smoothness: int, tmp_path: Path) -> None:
+    image, grid = _draw(width, smoothness), _draw_grid()
+    (told,) = ask(find_lost_places, *_scan(tmp_path, (image, grid)))
+    rounded = grid.astype(np.float16).astype(np.float32)
+    right, found = (
+        run_fp32(tmp_path / "model.onnx", {"x": image, "g": one})["y"].astype(np.float64)
+        for one in (grid, rounded)
+    )
+    assert told.value == pytest.approx(
+        math.sqrt(np.square(right - found).sum() / np.square(right).sum()), rel=0.3
+    )
+
+
+def test_the_rounding_of_places_spread_evenly() -> None:
+    places = GENERATOR.uniform(-1, 1, 200_000)
+    error = np.sqrt(np.square(places - places.astype(np.float16).astype(np.float64)).mean())
+    assert error == pytest.approx(2.0**-11 * RMS_ERROR, rel=0.01)
+
+
+def test_the_evidence(tmp_path: Path) -> None:
+    small, large = _draw(64), _draw(1200)
+    graph, ranges = _scan(tmp_path, (small, _draw_grid()), (large, _draw_grid(0.2)), (large, _draw_grid()))
+    (found,) = ask(find_lost_places, graph, ranges)
+    roughness = float(ranges.inner_of["GridSample_y"]["roughness"].batch_max_abs[2])
+    assert (found.node, found.tensor, found.batch) == ("GridSample_y", "g", "batch_2")
+    assert found.value == pytest.approx(roughness * 2.0**-11 * RMS_ERROR, rel=1e-6)
+    assert found.limit == LARGEST_LOSS
+    assert f"changes by {roughness:.6g} times its rms" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("image", "grid", "is_found"),
+    [
+        (_draw(1200), _draw_grid(), True),
+        (_draw(200), _draw_grid(), False),
+        (_draw(1200, 12), _draw_grid(), False),  # smooth
+        (_draw(1200), _draw_grid(0.2), False),  # near the middle, where steps are small
+        (_draw(600), 50 * _draw_grid(), True),  # outside, which is no farther than the edge
+        (_draw(1200), np.round(_draw_grid()), False),  # FP16 has them
+        (_draw(1200) + 20, _draw_grid(), False),  # little beside what all elements have
+        (np.zeros((1, 2, 64, 1200), np.float32), _draw_grid(), False),
+        (_draw(1200), np.zeros((1, 0, 0, 2), np.float32), False),
+        (_draw(1200), np.full((1, 1, 1, 2), math.nan, np.float32), False),
+        (np.full((1, 2, 64, 1200), math.inf, np.float32), _draw_grid(), False),
+    ],
+)
+def test_boundary(image: np.ndarray, grid: np.ndarray, is_found: bool, tmp_path: Path) -> None:
+    found = ask(find_lost_places, *_scan(tmp_path, (image, grid)))
+    assert [one.node for one in found] == ["GridSample_y"] * is_found
+
+
+FLOW = [
+    node("Range", "start width one", "columns"),
+    node("Unsqueeze", "columns first", "column"),
+    node("Conv", "x w", "flow", pads=[0, 0, 0, 0]),
+    node("Add", "flow column", "place"),
+    node("Mul", "place two", "doubled"),
+    node("Div", "doubled most", "share"),
+    node("Sub", "share one", "h"),
+    node("Mul", "h nothing", "v"),
+    node("Concat", "h v", "hv", axis=1),
+    node("Transpose", "hv", "g", perm=[0, 2, 3, 1]),
+    SAMPLE,
+]
+CONSTANTS = {
+    "start": scalar(0),
+    "width": scalar(1200),
+    "one": scalar(1),
+    "two": scalar(2),
+    "most": scalar(1199),
+    "nothing": scalar(0),
+    "first": ints(0),
+    "w": np.full((1, 2, 1, 1), 0.7, np.float32),
+}
+
+
+def test_all_that_makes_the_grid_is_pinned_back_to_the_layer(tmp_path: Path) -> None:
+    """The flow itself is small, and columns up to 1199 are integers that FP16 has; `v` is zero."""
+    model = make_model(FLOW, {"x": [1, 2, 64, 1200]}, "y", CONSTANTS, opset=18)
+    graph, ranges = scan(model, tmp_path, {"x": _draw(1200)})
+    pins = pinned_by(find_lost_places, graph, ranges)
+    assert pins == "Add_place Mul_doubled Div_share Sub_h Concat_hv Transpose_g GridSample_y".split()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_found"),
+    [
+        ([node("Identity", "p", "g")], False),
+        ([node("Mul", "p half", "h"), node("Mul", "h two", "g")], True),
+    ],
+    ids=["moved", "computed"],
+)
+def test_half_as_much_will_do_of_a_grid_that_is_computed(
+    nodes: list[onnx.NodeProto], is_found: bool, tmp_path: Path
+) -> None:
+    constants = {"half": scalar(0.5), "two": scalar(2)}
+    model = make_model([*nodes, SAMPLE], {"x": [None] * 4, "p": [None] * 4}, "y", constants, opset=20)
+    found = ask(find_lost_places, *scan(model, tmp_path, {"x": _draw(300), "p": _draw_grid()}))
+    assert [one.node for one in found] == ["Mul_h", "Mul_g", "GridSample_y"] * is_found
+    assert all(1 / 64 == one.limit < one.value < LARGEST_LOSS for one in found)
+
+
+def test_a_grid_that_is_cast_is_pinned_with_the_cast(tmp_path: Path) -> None:
+    nodes = [node("Cast", "d", "g", to=TensorProto.FLOAT), SAMPLE]
+    model = make_model(nodes, {"x": [None] * 4, "d": (TensorProto.DOUBLE, [None] * 4)}, "y", opset=20)
+    graph, ranges = scan(model, tmp_path, {"x": _draw(1200), "d": _draw_grid().astype(np.float64)})
+    assert pinned_by(find_lost_places, graph, ranges) == ["Cast_g", "GridSample_y"]
+
+
+def test_one_finding_for_each_sampler(tmp_path: Path) -> None:
+    nodes = [node("Identity", "g", "h"), node("GridSample", "x h", "a"), node("GridSample", "x h", "b")]
+    model = make_model([*nodes, node("Sum", "a b", "y")], {"x": [None] * 4, "g": [None] * 4}, "y", opset=20)
+    graph, ranges = scan(model, tmp_path, {"x": _draw(1200), "g": _draw_grid()})
+    assert [one.node for one in ask(find_lost_places, graph, ranges)].count("Identity_h") == 2
