@@ -1,4 +1,4 @@
-"""How much of a difference from a square cancels, element by element: of E[x²] − E[x]², say."""
+"""How much of a difference cancels: of that from a square element by element (E[x²] − E[x]²), of that from a mean row by row."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import is_square
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.quiet_rows import compare, find_row_statistic, measure_rows
 
-_MOST = 65536.0
-"""What is less beside the terms is made of FP32's own rounding, or nearly: 8 bits are left."""
 _FARTHEST = 8
 """So many nodes may move or scale a square before it is subtracted: ways through long chains are not followed."""
 _HANDS_ON = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Expand Identity".split())
 
 
 def find_in_difference(expression: Expression) -> Iterator[Found]:
-    """How many times what is left the first term is, where the second is a square; 0 where less is left than FP32 tells."""
-    node = expression.node
-    if node.op_type == "Sub" and _comes_of_a_square(expression.graph, node.inputs[1]):
-        times = expression.apply("Abs", expression.apply("Div", node.inputs[0], node.outputs[0]))
-        is_sure = expression.apply("Less", times, expression.number(_MOST))
-        yield "cancellation", expression.apply("Where", is_sure, times, expression.number(0.0))
+    """How many times what is left the first term is, where the second is a square; 0 where less is left than FP32 tells.
+
+    Or the same of each row of what is fed, where the second is its mean, least or largest.
+    """
+    graph, node = expression.graph, expression.node
+    if _comes_of_a_square(graph, node.inputs[1]):
+        first, left = (expression.apply("Abs", name) for name in (node.inputs[0], node.outputs[0]))
+        yield "cancellation", compare(expression, first, left)
+        return
+    statistic = find_row_statistic(graph, node)
+    times = measure_rows(expression, statistic) if statistic is not None else None
+    if times is not None:
+        yield "row cancellation", times
 
 
 def _comes_of_a_square(graph: Graph, tensor: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.quiet_rows import compare, is_fed
 
 
 def find_in_layer_normalization(expression: Expression) -> Iterator[Found]:
@@ -69,8 +71,11 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     The largest |x - mean| of a row is that of its extremes: rounding keeps the order; of an empty row it is 0. What
     rounding took from the mean is the mean of x - mean; it matters where the mean is large and deviations small.
     """
+    is_of_features = is_fed(expression.graph, expression.source)
     native = expression.moments(rows)
     if native is not None:
+        if is_of_features:
+            yield "row cancellation", _compare(expression, native.largest, native.smallest, native.deviation)
         yield "deviation", native.deviation
         yield "sum of squares", native.spread
         yield "sum", native.sum
@@ -86,6 +91,18 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     count, zero = expression.count(rows), expression.number(0.0)
     too_much = expression.apply("Mul", expression.apply("Mul", rest, rest), count)
     squares = expression.apply("Sub", expression.add_up("ReduceSumSquare", deviations), too_much)
-    yield "deviation", expression.apply("Max", above, below, zero)
+    deviation = expression.apply("Max", above, below, zero)
+    if is_of_features:
+        yield "row cancellation", _compare(expression, highest, lowest, deviation)
+    yield "deviation", deviation
     yield "sum of squares", expression.apply("Max", squares, zero)
     yield "sum", expression.apply("Mul", expression.apply("Add", mean, rest), count)
+
+
+def _compare(expression: Expression, highest: str, lowest: str, deviation: str) -> str:
+    """How many times the largest |x − mean| of a row the largest |x| is; see quiet_rows.compare. 0 of less than epsilon's root."""
+    largest = expression.apply("Max", *(expression.apply("Abs", one) for one in (highest, lowest)))
+    root = math.sqrt(expression.attribute("epsilon", 1e-5))
+    is_over = expression.apply("Less", expression.number(root), deviation)
+    shown = expression.apply("Where", is_over, deviation, expression.number(0.0))
+    return compare(expression, largest, shown)

@@ -21,6 +21,7 @@ Quantity = Literal[
     "products",
     "mean margin",
     "cancellation",
+    "row cancellation",
     "roughness",
 ]
 

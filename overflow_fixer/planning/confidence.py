@@ -120,6 +120,7 @@ def _find_measured(
         "row maximum",
         "mean margin",
         "cancellation",
+        "row cancellation",
         "roughness",
         *(("products",) if policy.accumulators != "pin" else ()),
     }

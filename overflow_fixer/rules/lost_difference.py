@@ -26,6 +26,7 @@ from overflow_fixer.rules.given_distances import find_given_distances
 from overflow_fixer.rules.normalised_differences import find_normalised
 from overflow_fixer.rules.origins import Walked
 from overflow_fixer.rules.places import is_far, trace_back
+from overflow_fixer.rules.row_differences import find_row_differences
 from overflow_fixer.rules.shown_differences import find_shown_differences
 from overflow_fixer.rules.small_differences import FEWEST_STEPS, LostDifference, find_terms, tell_steps
 from overflow_fixer.rules.standardised import find_standardised
@@ -45,6 +46,7 @@ _FORMS = (
     _Form(find_cancelled, False),
     _Form(find_given_distances, False),
     _Form(find_normalised, True),
+    _Form(find_row_differences, False),
     _Form(find_exponents, False),
 )
 
@@ -70,6 +72,9 @@ def find_lost_differences(
 
     Of what a normalisation takes its mean from `tensor` is it, `value` the largest that is left in the `batch`, and `limit` 32
     steps at its max |x| there.
+
+    Of a row of features less its mean or its least `tensor` is what is left, `value` how many times that the row is, and
+    `limit` 64.
 
     Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8.
     """
@@ -97,9 +102,13 @@ def _find_all(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     for one in _find_small(graph, ranges, far.keys()):
         small.setdefault(one.difference.node.label, one)
     yield from (_tell_small(graph, ranges, one) for one in small.values())
+    told = {*far, *small}
     for form in _FORMS:
-        told = far if form.is_told_beside else {**far, **small}
-        yield from (lost for lost in form.find(graph, ranges) if lost.nodes[0].label not in told)
+        others = far if form.is_told_beside else frozenset(told)
+        for lost in form.find(graph, ranges):
+            if lost.nodes[0].label not in others:
+                told.add(lost.nodes[0].label)
+                yield lost
 
 
 def _find_small(graph: Graph, ranges: RangeTable, far: Set[str]) -> Iterator[Divided]:

@@ -58,15 +58,18 @@ def test_what_a_native_node_tells_of_its_outputs_and_what_it_reads_needs_no_prob
 
 @pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
 def test_what_an_expression_reads_in_another_shape_needs_no_probe(tmp_path: Path) -> None:
-    node = helper.make_node("GroupNormalization", ["x", "one", "zero"], ["y"], num_groups=2)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("GroupNormalization", ["r", "one", "zero"], ["y"], num_groups=2),
+    ]
     constants = [
         numpy_helper.from_array(np.full(4, value, np.float32), name)
         for name, value in (("one", 1), ("zero", 0))
     ]
     given, told = [value_info("x", dims=[2, 4, 3])], [value_info("y")]
-    graph = save_model(tmp_path / "m.onnx", [node], given, told, constants, opset=21, ir_version=10)
+    graph = save_model(tmp_path / "m.onnx", nodes, given, told, constants, opset=21, ir_version=10)
     inside = look_inside(graph, is_native=True)
-    tensors = [*(value.tensor for value in inside.values), "x", "y"]
+    tensors = [*(value.tensor for value in inside.values), "r", "y"]
     how = Probing(tensors, sources={name: name for name in tensors}, is_native=True)
     model = add_probes(inside.graph, tensors, how).build_model()
     assert [node.input[0] for node in model.graph.node if node.op_type == "Probe"] == ["y"]

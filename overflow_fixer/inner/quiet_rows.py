@@ -1,0 +1,93 @@
+"""How little of a row is left less its mean or its least, beside what it holds: of features as they are fed, say.
+
+Of a tensor of several features, of which one is 1013 ± 1 and another 180 ± 180, neither the range of x nor that of
+x − μ shows that of the first FP16 leaves a step or two: row by row they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.expression import Expression
+
+_MOST = 65536.0
+"""What is less beside the row is made of FP32's own rounding, or nearly: 8 bits are left."""
+_FARTHEST = 16
+"""So many nodes may move what is fed, or a statistic of it."""
+_MOVES = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast Slice Gather Split".split())
+_PUTS_BACK = frozenset("Reshape Squeeze Unsqueeze Expand Identity".split())
+_STATISTICS = frozenset("ReduceMean ReduceMin ReduceMax".split())
+
+
+def is_fed(graph: Graph, tensor: str) -> bool:
+    """Whether it is an input of the model, moved at most: what a layer gives out loses as much in the layer."""
+    for _ in range(_FARTHEST):
+        writer = graph.producers.get(tensor)
+        if writer is None:
+            return tensor not in graph.constants
+        if writer.standard_op not in _MOVES:
+            return False
+        tensor = writer.inputs[0]
+    return False
+
+
+def find_row_statistic(graph: Graph, node: Node) -> Node | None:
+    """The statistic that the node takes from what it is of, or from another of the same, if that is fed."""
+    first, second = node.inputs
+    taken, other = find_statistic(graph, second), find_statistic(graph, first)
+    if taken is None or not is_fed(graph, taken.inputs[0]):
+        return None
+    is_of_first = taken.inputs[0] in (first, other.inputs[0] if other is not None else "")
+    return taken if is_of_first else None
+
+
+def find_statistic(graph: Graph, tensor: str) -> Node | None:
+    """The ReduceMean, ReduceMin or ReduceMax whose values a tensor has; None of another tensor."""
+    writer = graph.producers.get(tensor)
+    for _ in range(_FARTHEST):
+        if writer is None or writer.standard_op not in _PUTS_BACK:
+            break
+        writer = graph.producers.get(writer.inputs[0])
+    return writer if writer is not None and writer.standard_op in _STATISTICS else None
+
+
+def measure_rows(expression: Expression, statistic: Node) -> str | None:
+    """How many times the largest |x| of a row is that of what the node leaves of it; None where the axes are computed.
+
+    `statistic` reduces what the node subtracts from, or both are statistics of one tensor. 0 where less is left than FP32 tells,
+    and where something is NaN.
+    """
+    first, left = expression.node.inputs[0], expression.node.outputs[0]
+    if statistic.inputs[0] != first:
+        return compare(expression, expression.apply("Abs", first), expression.apply("Abs", left))
+    axes = _read_axes(expression.graph, statistic)
+    if axes is None:
+        return None
+    largest, largest_left = (_find_largest(expression, tensor, axes) for tensor in (first, left))
+    return compare(expression, largest, largest_left)
+
+
+def compare(expression: Expression, largest: str, left: str) -> str:
+    """How many times the second the first is; 0 of so much that FP32 tells no more, and of NaN."""
+    times = expression.apply("Div", largest, left)
+    is_sure = expression.apply("Less", times, expression.number(_MOST))
+    return expression.apply("Where", is_sure, times, expression.number(0.0))
+
+
+def _find_largest(expression: Expression, tensor: str, axes: Sequence[int]) -> str:
+    """The largest magnitude of each row."""
+    extremes = (expression.reduce(op, tensor, axes) for op in ("ReduceMax", "ReduceMin"))
+    return expression.apply("Max", *(expression.apply("Abs", one) for one in extremes))
+
+
+def _read_axes(graph: Graph, statistic: Node) -> Sequence[int] | None:
+    """None where the model computes them, or reduces along none."""
+    given = statistic.inputs[1] if len(statistic.inputs) > 1 else ""
+    value = graph.read_fixed(given) if given else None
+    if given and value is None:
+        return None
+    axes = statistic.value_of("axes", []) if value is None else value.reshape(-1).tolist()
+    is_none = not axes and statistic.value_of("noop_with_empty_axes", 0)
+    return None if is_none else [int(axis) for axis in axes]
