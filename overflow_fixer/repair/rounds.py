@@ -137,8 +137,8 @@ class _Search:
         foresight = self.foreseer.foresee(self.first, self.best)
         if foresight is None:
             return None
-        costly, mildest = self._costly(), self._mildest_first()
-        order = [*costly, *(name for name in mildest if name not in costly)]
+        costly = self._costly()
+        order = sorted(self._mildest_first(), key=lambda name: name not in costly)
         with suppress(ModelError):  # memory can run out on another batch
             if not foresight.is_bearable(()) and foresight.is_bearable(self.findings):
                 left = foresight.leave_out(self.findings, order)
