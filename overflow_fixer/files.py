@@ -78,7 +78,7 @@ def replace_file(path: Path, size_bytes: int | None = None) -> Iterator[Path]:
             _flush(temporary)
             os.replace(temporary, path)
     finally:
-        if _is_there(temporary):
+        if is_there(temporary):
             temporary.unlink()
 
 
@@ -114,6 +114,17 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     for stale in {path.with_name(path.name + ".data") for path in moved} - set(moved):
         stale.unlink(missing_ok=True)
     return moved
+
+
+def refuse_to_replace(kept: Iterable[Path], written: Iterable[Path]) -> None:
+    """Raise OutputError where one of the files `written` is one of those `kept`, by whatever path."""
+    known = {os.path.realpath(path) for path in kept}
+    for path in written:
+        if os.path.realpath(path) in known:
+            raise OutputError(
+                f"{path} is a file that is read here: the model, its weights, its data or a library. Expected another name for "
+                "what is written there. Name another folder with --out, or rename the file. Nothing was written."
+            )
 
 
 @contextmanager
@@ -242,7 +253,8 @@ def _identify(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
+    """Whether there is something at the path; nothing is where its name is too long."""
     try:
         return path.exists()
     except OSError:

@@ -60,6 +60,8 @@ from overflow_fixer.reports.caveats import (
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.session import use_custom_ops
 from overflow_fixer.trials.bench import Bench, check_request
+from overflow_fixer.trials.place import check_place
+from overflow_fixer.trials.results import check_results
 
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
 
@@ -89,6 +91,7 @@ def fix(
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     check_request(config, graph, BACKENDS[backend])
+    check_place(config, graph, backend)
     with claim_folder(config.folder):
         fused = _fuse(config, graph, calibration, progress, clock) if config.refuse_layernorm else None
         if fused is not None:
@@ -152,6 +155,7 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
         graph = load_graph(config.model)
+        check_results(config, graph)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
         ranges = load_ranges(ranges_path)
         plan = load_plan(plan_path)

@@ -24,6 +24,7 @@ from overflow_fixer.progress import silent
 from overflow_fixer.records import Artifact
 from overflow_fixer.reports import load_plan
 from overflow_fixer.trials.bench import make_settings
+from overflow_fixer.trials.place import check_place, name_artifact
 
 
 @click.command("build", cls=TellsHelp)
@@ -45,14 +46,14 @@ def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: boo
     name, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, name)
     graph = load_graph(config.model)
+    check_place(config, graph, name)
     with claim_folder(config.folder):
         plan = load_plan(plan_path or config.folder / "plan.json")
         with name_fused(config, quiet):
             check_plan(graph, plan)
-        path = config.folder / f"{config.model.stem}{BACKENDS[name].suffix}"
         calibration = open_calibration(config.calib, graph.inputs, config.calibration) if has_data else None
         settings = make_settings(config, graph, calibration, BACKENDS[name])
-        artifact = BACKENDS[name].emit(graph, plan, path, settings, silent)
+        artifact = BACKENDS[name].emit(graph, plan, name_artifact(config, name), settings, silent)
         exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
     if as_json:
         say(_to_json(artifact, reason, exported))

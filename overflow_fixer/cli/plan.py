@@ -25,6 +25,7 @@ from overflow_fixer.ranges import load_ranges
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
 from overflow_fixer.reports.caveats import say_unclamped
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
+from overflow_fixer.trials.results import check_results
 
 
 @click.command("plan", cls=TellsHelp)
@@ -43,6 +44,7 @@ def plan_command(
     """
     config = options.settings(calib="random", **flags)
     graph = load_graph(config.model)
+    check_results(config, graph)
     backend, _ = choose_backend(config.build.backend)
     policy = config.plan.policy(find_protected(backend, config.build.typing))
     path = config.folder / "plan.json"

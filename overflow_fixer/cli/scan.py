@@ -22,6 +22,7 @@ from overflow_fixer.pipeline import scan
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges import Existing, merge_ranges
 from overflow_fixer.records import RangeTable
+from overflow_fixer.trials.results import check_results
 
 _OF_MERGE = frozenset({"out"})
 _FILES = NamedPath()
@@ -67,6 +68,7 @@ def _scan(
     config = options.settings(model=model, **flags)
     check_folders(config.folder, config.calib)
     graph = load_graph(config.model)
+    check_results(config, graph)
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     with name_fused(config, quiet), claim_folder(config.folder), show_progress(quiet) as progress:
         ranges = scan(config, graph, calibration, progress, progress.over, existing)

@@ -207,6 +207,11 @@ class Graph:
         """The same of any constant, cut along its first axis; see weights.read_rows."""
         return read_rows(self.constants[tensor], self.folder, most_bytes)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that is read: the model, what it is a link to, and what holds its data."""
+        return (self.path, self.home, *self.data_files)
+
     def external_tensors(self) -> Iterator[TensorProto]:
         """Every tensor of the model, at any depth, whose data lies in another file than the model's."""
         return (tensor for tensor in external_tensors(self.model) if not self.holds(tensor))

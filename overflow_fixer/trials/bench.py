@@ -40,6 +40,7 @@ from overflow_fixer.records import (
 from overflow_fixer.repair.trace import OpenRunner, trace
 from overflow_fixer.trials.finished import adopt_trials, drop_files, is_finished, make_key, note_trial
 from overflow_fixer.trials.folders import TrialFolders
+from overflow_fixer.trials.place import name_artifact
 from overflow_fixer.verification.comparison import (
     CachedRunner,
     CopyCheck,
@@ -148,7 +149,7 @@ class Bench:
 
     def find_artifact(self, plan: PrecisionPlan) -> Artifact:
         """The artifact that an earlier build left in the output folder."""
-        path = self.config.folder / f"{self.config.model.stem}{self.backend.suffix}"
+        path = name_artifact(self.config, self.backend_name)
         return self.backend.describe(self.graph, plan, path, self.settings)
 
     def discard(self, artifact: Artifact) -> None:

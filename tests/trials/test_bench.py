@@ -18,7 +18,7 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, scalar, scan
 from recorded_networks import make_plan
 
-from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
+from overflow_fixer.backends import BACKENDS, mixed_onnx, tensorrt
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph
@@ -141,9 +141,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     engines = StandInEngines()
     for name in ("emit_fp32", "open_tracer", "measure_price"):
         monkeypatch.setattr(tensorrt, name, getattr(engines, name))
-    backend = Backend(
-        ".engine", engines.emit, BACKENDS["tensorrt"].describe, engines.open_runner, is_engine=True
-    )
+    backend = replace(BACKENDS["tensorrt"], emit=engines.emit, open_runner=engines.open_runner)
     monkeypatch.setitem(bench_module.BACKENDS, "tensorrt", backend)
     rng = np.random.default_rng(3)
     shapes = [(2, 4), (3, 4), (3, 4), (1, 4)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from report_factories import make_engine_report, make_lost, make_report
 
-from overflow_fixer.backends import BACKENDS, Backend
+from overflow_fixer.backends import BACKENDS
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import Artifact, FixReport, Verification
@@ -117,9 +117,7 @@ class _Counted:
             self.verified += 1
             return verify(bench, *args)
 
-        monkeypatch.setitem(
-            BACKENDS, "onnx", Backend(backend.suffix, emit, backend.describe, backend.open_runner)
-        )
+        monkeypatch.setitem(BACKENDS, "onnx", replace(backend, emit=emit))
         monkeypatch.setattr(Bench, "verify", counted)
 
 

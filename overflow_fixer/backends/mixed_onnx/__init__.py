@@ -7,15 +7,31 @@ from overflow_fixer.lazy_names import lazy_names
 if TYPE_CHECKING:
     from overflow_fixer.backends.mixed_onnx.assignment import IoTypes
     from overflow_fixer.backends.mixed_onnx.default_loading import warn_of_default_loading
-    from overflow_fixer.backends.mixed_onnx.emission import describe, emit, open_runner, open_tracer
+    from overflow_fixer.backends.mixed_onnx.emission import (
+        describe,
+        emit,
+        is_foreign,
+        name_files,
+        open_runner,
+        open_tracer,
+    )
 
-__all__ = ["IoTypes", "describe", "emit", "open_runner", "open_tracer", "warn_of_default_loading"]
+__all__ = [
+    "IoTypes",
+    "describe",
+    "emit",
+    "is_foreign",
+    "name_files",
+    "open_runner",
+    "open_tracer",
+    "warn_of_default_loading",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "assignment": ("IoTypes",),
         "default_loading": ("warn_of_default_loading",),
-        "emission": ("describe", "emit", "open_runner", "open_tracer"),
+        "emission": ("describe", "emit", "is_foreign", "name_files", "open_runner", "open_tracer"),
     },
 )

@@ -16,7 +16,7 @@ from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
-from overflow_fixer.files import replace_files
+from overflow_fixer.files import refuse_to_replace, replace_files
 from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.model_file.reading import read_model
@@ -35,10 +35,12 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path | str, *, io_types: IoTyp
     Graph inputs and outputs keep their types, or become FP16 with `io_types` "fp16". The file passes
     onnx.checker with full shape inference, where the original does, and loads in ONNX Runtime.
     Raises BackendError when it does not, ModelError when the original does not load either or changed, and leaves
-    what was at `path` then; OutputError when it cannot be written, ConfigError for other `io_types`.
+    what was at `path` then; OutputError when it cannot be written, or would take the place of the original or its
+    weights, ConfigError for other `io_types`.
     """
     path = Path(path)
     need_word("io_types", io_types, get_args(IoTypes))
+    refuse_to_replace(graph.files, name_files(path))
     assignment, typed = _type(graph, plan, io_types)
     clamps = {clamp.tensor: clamp for clamp in plan.clamps}
     for node in typed.model.graph.node:
@@ -71,8 +73,21 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
             f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
             "Build it again with fix-fp16 build, name the plan that it was built from with --plan, or compare another tool's model with --artifact."
         )
-    files = (path, path.with_name(path.name + ".data")) if any(built.external_tensors()) else (path,)
+    files = name_files(path) if any(built.external_tensors()) else (path,)
     return _describe(graph, *_type(graph, plan, io_types), files)
+
+
+def name_files(path: Path) -> tuple[Path, Path]:
+    """The model at `path`, and the file with its weights where it is large."""
+    return path, path.with_name(path.name + ".data")
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether the file is a model that `emit` did not write; one that is torn may have been its own."""
+    try:
+        return read_stamps(path)[0] == ""
+    except ModelError:
+        return False
 
 
 def read_stamps(path: Path) -> tuple[str, str]:

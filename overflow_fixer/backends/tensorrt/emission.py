@@ -20,6 +20,7 @@ from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
 from overflow_fixer.errors import BackendError, PlanError
+from overflow_fixer.files import is_there, refuse_to_replace
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.progress import Progress, silent
@@ -66,12 +67,27 @@ def emit(
     """Build the plan's engine at `path`, with a sidecar beside it, and read what became of each pin.
 
     Raises BackendError where TensorRT cannot take or build the model, PlanError for a pin that matches no
-    layer, OutputError where the file cannot be written.
+    layer, OutputError where the file cannot be written, or would take the place of the model or its weights.
     """
     _check_pins(graph, plan)
+    refuse_to_replace(graph.files, name_files(path))
     trt, found, typing = open_tensorrt(settings)
     how = _emit_weak if typing == "weak" else _emit_strong
     return how(trt, found, graph, plan, path, settings, progress)
+
+
+def name_files(path: Path) -> tuple[Path, ...]:
+    """The engine at `path`, its sidecar, and the typed model that it is built from by strong typing, with its weights."""
+    return (path, sidecar_of(path), *mixed_onnx.name_files(_name_typed(path)))
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether the engine at `path` has no sidecar, as `emit` leaves one beside it."""
+    return not is_there(sidecar_of(path))
+
+
+def _name_typed(path: Path) -> Path:
+    return path.with_name(f"{path.name.removesuffix('.engine')}.fp16.onnx")
 
 
 def _check_pins(graph: Graph, plan: PrecisionPlan) -> None:
@@ -180,7 +196,7 @@ def _emit_strong(
     settings: BuildSettings,
     progress: Progress,
 ) -> Artifact:
-    typed_path = path.with_name(f"{path.name.removesuffix('.engine')}.fp16.onnx")
+    typed_path = _name_typed(path)
     typed = mixed_onnx.emit(graph, plan, typed_path, io_types=settings.io_types)
     parsed = parse_model(trt, found, typed_path, typed_path, "strong")
     precision = Precision(fp16=False, tf32=settings.tf32)

@@ -1,0 +1,30 @@
+"""Where a run's results go: over nothing that it reads, and over no model or engine that something else made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overflow_fixer.backends import BACKENDS
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import OutputError
+from overflow_fixer.files import is_there, refuse_to_replace
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.trials.results import check_results, list_read
+
+
+def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
+    """Raise OutputError where results would take the place of what is read, or of an artifact that has no stamp of fix-fp16."""
+    chosen = BACKENDS[backend]
+    path = name_artifact(config, backend)
+    refuse_to_replace(list_read(config, graph), chosen.name_files(path))
+    check_results(config, graph)
+    if is_there(path) and chosen.is_foreign(path):
+        raise OutputError(
+            f"{path} is there, and fix-fp16 did not make it. Expected room for what is built from {graph.path.name}, or an earlier one "
+            "of fix-fp16's. Name another folder with --out, or move the file. Nothing was written."
+        )
+
+
+def name_artifact(config: FixConfig, backend: str) -> Path:
+    """What the backend builds of the model."""
+    return config.folder / f"{config.model.stem}{BACKENDS[backend].suffix}"
