@@ -30,6 +30,8 @@ BOOL = TensorProto.BOOL
 SHAPE = (2, 3, 4, 4)
 CAUSAL = np.triu(np.ones((4, 4), bool), 1)
 ROW_GONE = np.eye(4, dtype=bool) | (np.arange(4) == 2)[:, None]
+FIRST_HALF = np.zeros((3, 1, 4), bool)
+FIRST_HALF[0, 0, :2] = True
 LIMIT = 10000
 
 
@@ -450,6 +452,22 @@ REFUSED: dict[str, tuple[Attention, str]] = {
         ),
         "masks a row as a whole",
     ),
+    "two that leave nothing together where a Reshape lays the rows of one upon others": (
+        Attention(
+            [
+                node("Add", "x k", "a"),
+                node("Reshape", "a shape", "b"),
+                node("Add", "b k2", "s"),
+                SOFTMAX,
+            ],
+            {
+                "k": pattern_of(FIRST_HALF, MIN),
+                "k2": pattern_of(np.roll(FIRST_HALF, (1, 2), (0, 2)), MIN),
+                "shape": ints(4, 3, 2, 4),
+            },
+        ),
+        "masks a row as a whole",
+    ),
     "causal, and another by data": (
         Attention(
             [node("Add", "x k", "a"), node("Where", "d k2 a", "s"), SOFTMAX],
@@ -866,6 +884,14 @@ def test_a_threshold_of_the_users(
     attention = Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, value)}, x=x)
     found = verdicts(*attention.scan(tmp_path), threshold=threshold)["k"]
     assert found.is_left == is_proved, found
+
+
+@pytest.mark.parametrize(("value", "is_judged"), [(-1000, True), (-999, False), (-6, False)])
+def test_what_is_not_far_below_zero_is_a_bias_under_any_threshold(
+    value: float, is_judged: bool, tmp_path: Path
+) -> None:
+    attention = Attention([node("Add", "x k", "s"), SOFTMAX], {"k": pattern_of(CAUSAL, value)}, x=4)
+    assert bool(verdicts(*attention.scan(tmp_path), threshold=5)) == is_judged
 
 
 def test_scores_over_the_threshold_with_their_bias_are_not_left(tmp_path: Path) -> None:
