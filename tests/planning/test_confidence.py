@@ -12,7 +12,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_memory_calibration import InMemoryCalibration, make_model, node, save
+from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
 
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.planning.confidence import grow, judge_confidence
@@ -116,6 +116,15 @@ def test_a_maximum_at_the_threshold_is_at_risk_if_it_grew(
     assert [growth.tensor for growth in found.at_risk] == at_risk
 
 
+@pytest.mark.parametrize(("threshold", "at_risk"), [(195, ["x", "a"]), (205, [])])
+def test_what_four_times_the_data_would_bring_over_the_threshold_is_at_risk(
+    threshold: float, at_risk: list[str], tmp_path: Path
+) -> None:
+    """From 50 to 100 in two batches, it grows by the root of 2 with each doubling, on average."""
+    _, found = _judge(tmp_path, [50, 100], threshold)
+    assert [growth.tensor for growth in found.at_risk] == at_risk
+
+
 @pytest.mark.parametrize(("limit", "asked"), [(100, ["x"]), (200, ["c", "x"])])
 def test_what_a_clip_holds_within_the_threshold_cannot_change_the_plan(
     limit: float, asked: list[str], tmp_path: Path
@@ -129,6 +138,16 @@ def test_what_a_clip_holds_within_the_threshold_cannot_change_the_plan(
     plan = plan_precision(graph, ranges, PlanPolicy(threshold=100))
     found = judge_confidence(graph, ranges, plan)
     assert sorted(growth.tensor for growth in found.at_risk) == asked
+
+
+def test_what_holds_nan_asks_for_a_pin_already_and_is_not_asked_about(tmp_path: Path) -> None:
+    """Its nodes are not pinned where the user excludes them; more data would say nothing new of it."""
+    nodes = [node("Sqrt", "x", "a"), node("Sigmoid", "a", "y")]
+    graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
+    ranges = collect_ranges(graph, InMemoryCalibration(({"x": floats(90, -1)}, {"x": floats(95, -1)})))
+    plan = plan_precision(graph, ranges, PlanPolicy(threshold=100, exclude_nodes=("Sqrt_a", "Sigmoid_y")))
+    found = judge_confidence(graph, ranges, plan)
+    assert [growth.tensor for growth in found.nearest] == ["x"]
 
 
 def test_what_is_made_of_constants_alone_is_not_asked_about(tmp_path: Path) -> None:
@@ -242,6 +261,19 @@ def test_a_batch_without_elements_leaves_values_inside_nodes_in(tmp_path: Path) 
     ranges = collect_ranges(graph, InMemoryCalibration((*(batch.feeds for batch in _rows(*SUMS)), empty)))
     found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
     assert "ReduceMean_y: sum" in {one.tensor for one in found.at_risk}
+
+
+@pytest.mark.parametrize(("scales", "asked"), [((200, 190), True), ((200, 50), False), ((50, 50), False)])
+def test_sums_of_products_are_asked_about_where_every_batch_measured_them(
+    scales: tuple[float, float], asked: bool, tmp_path: Path
+) -> None:
+    """Where a bound is within FP16's limit, as it is of 50, they are not: nothing tells how they grow."""
+    weights = np.array([[1], [500]], np.float32)
+    graph = save(make_model([node("MatMul", "x w", "y")], {"x": [1, 2]}, "y", {"w": weights}), tmp_path)
+    feeds = tuple({"x": np.array([[scale, 0.01]], np.float32)} for scale in scales)
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
+    assert ("MatMul_y: products" in {growth.tensor for growth in found.nearest}) == asked
 
 
 def test_what_the_backend_protects_and_what_does_not_count_is_left_out(tmp_path: Path) -> None:

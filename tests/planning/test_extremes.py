@@ -17,7 +17,14 @@ from overflow_fixer.records import Batch, RangeTable
 from overflow_fixer.sessions.session import open_session, run_session
 
 HUGE = np.array([-3e38, -1e5, -7, -1, 0, 1, 7, 1e5, 3e38], np.float32)
-CONSTANTS = {"low": scalar(-3), "high": scalar(8), "some": floats(*range(9)), "shape": ints(3, 3)}
+CONSTANTS = {
+    "low": scalar(-3),
+    "high": scalar(8),
+    "some": floats(*range(9)),
+    "gone": floats(math.nan),
+    "none": floats(),
+    "shape": ints(3, 3),
+}
 BOUNDED: dict[str, tuple[list[onnx.NodeProto], Extremes]] = {
     "Clip": ([node("Clip", "x low high", "y")], (-3, 8)),
     "Clip of one side": ([node("Clip", "x low", "y")], (-3, math.inf)),
@@ -74,6 +81,8 @@ def test_bounds_that_are_attributes(tmp_path: Path) -> None:
         [node("Clip", "x low high", "a"), node("Mul", "a x", "y")],
         [node("Greater", "x low", "c"), node("Where", "c x low", "y")],
         [node("Concat", "x some", "y", axis=0)],
+        [node("Concat", "gone x", "y", axis=0)],
+        [node("Concat", "none x", "y", axis=0)],
     ],
 )
 def test_what_nothing_bounds(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
