@@ -327,6 +327,26 @@ def test_a_pin_that_cannot_be_obeyed_names_its_layer() -> None:
         assert not isinstance(other.value, DisobedientError)
 
 
+@pytest.mark.parametrize(
+    ("said", "layer"),
+    [
+        ("Internal Error (Could not find any implementation for node conv1 + relu1.)", "conv1 + relu1"),
+        (
+            "Internal Error (Could not find any implementation for node conv1 + relu1 due to insufficient workspace. "
+            "See verbose log for requested sizes.)",
+            None,
+        ),
+    ],
+)
+def test_a_layer_without_an_implementation_disobeys_unless_it_lacks_workspace(
+    said: str, layer: str | None
+) -> None:
+    with Stage(small_script(Refusal((said,)))) as stage, pytest.raises(BackendError) as error:
+        stage.build(precision=Precision(True, constraints="obey"))
+    assert getattr(error.value, "layer", None) == layer
+    assert "Give more workspace" in _text(error)
+
+
 def test_the_fakes_own_refusal_is_reported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile that got lost: the check is TensorRT's, not the package's."""
     monkeypatch.setattr(stage.trt.IBuilderConfig, "add_optimization_profile", lambda *_: 0)

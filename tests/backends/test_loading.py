@@ -13,6 +13,7 @@ from overflow_fixer.backends.mixed_onnx import loading
 from overflow_fixer.backends.mixed_onnx.loading import cut, find_refusal
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.sessions.session import open_session
 
 SAMPLES = Path(__file__).parents[2] / "calib_data"
 
@@ -28,6 +29,19 @@ def test_pieces_hold_every_node_once_and_load(name: str) -> None:
     assert max(len(piece.graph.node) for piece in pieces) == 7
     assert find_refusal(path, 7) is None
     assert find_refusal(path) is None
+
+
+@pytest.mark.parametrize("piece_nodes", [1, 2, 3])
+def test_pieces_run_one_after_the_other_give_what_the_model_gives(tmp_path: Path, piece_nodes: int) -> None:
+    text = "g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) a = Exp(x) b = Neg(y) z = Add(a, b) }"
+    graph = load_graph(write_model(tmp_path, text))
+    known = {"x": np.float32([-2, 3])}
+    expected = open_session(graph.path, tmp_path).run(["y", "z"], known)
+    for piece in cut(graph, piece_nodes):
+        names, reads = ([info.name for info in infos] for infos in (piece.graph.output, piece.graph.input))
+        found = open_session(piece, tmp_path).run(names, {name: known[name] for name in reads})
+        known |= dict(zip(names, found, strict=True))
+    np.testing.assert_array_equal([known["y"], known["z"]], expected)
 
 
 @pytest.mark.parametrize("piece_nodes", [2, 100])

@@ -147,18 +147,22 @@ def test_pins_of_movement_are_given_up_first(graph: Graph) -> None:
     assert {outcome.state for outcome in outcomes} == {"honoured"}
 
 
-def test_a_node_that_only_moves_is_listed_when_its_pins_are_given_up(tmp_path: Path) -> None:
+def _turning(folder: Path, *outcomes: Plan | Refusal) -> tuple[Graph, Script]:
+    """x * x, turned."""
     graph = load_graph(
         write_model(
-            tmp_path, "g (float[2,4] x) => (float[4,2] y) { [square] s = Mul(x, x) [turn] y = Transpose(s) }"
+            folder, "g (float[2,4] x) => (float[4,2] y) { [square] s = Mul(x, x) [turn] y = Transpose(s) }"
         )
     )
     layers = [
         LayerSpec("square", "ELEMENTWISE", ("x",), (TensorSpec("s", shape=(2, 4)),), "[ONNX Layer: square]"),
         LayerSpec("turn", "SHUFFLE", ("s",), (TensorSpec("y", shape=(4, 2)),), "[ONNX Layer: turn]"),
     ]
-    outcomes = [disobeyed("turn"), engine(("square", "FP32"))]
-    script = Script([TensorSpec("x", shape=(2, 4))], layers, ["y"], outcomes=outcomes)
+    return graph, Script([TensorSpec("x", shape=(2, 4))], layers, ["y"], outcomes=list(outcomes))
+
+
+def test_a_node_that_only_moves_is_listed_when_its_pins_are_given_up(tmp_path: Path) -> None:
+    graph, script = _turning(tmp_path, disobeyed("turn"), engine(("square", "FP32")))
     with _weak(script, graph, "square", "turn") as weak:
         *_, judged = weak.run()
     (dropped,) = weak.dropped
@@ -214,6 +218,17 @@ def test_where_that_does_not_help_pins_are_preferred_and_the_engine_says_so(grap
     ]
     assert (weak.constraints, weak.builds, weak.dropped) == ("prefer", 3, ())
     assert weak.notes == ("No implementation of 'two' obeys its pins: pins are only preferred.",)
+
+
+def test_a_pin_that_was_given_up_first_is_preferred_with_the_others(tmp_path: Path) -> None:
+    graph, script = _turning(
+        tmp_path, disobeyed("turn"), disobeyed("square"), engine(("square", "FP32"), ("turn", "FP32"))
+    )
+    with _weak(script, graph, "square", "turn") as weak:
+        *_, judged = weak.run()
+    assert [_pinned(asked) for asked in script.asked] == [["square", "turn"], ["square"], ["square", "turn"]]
+    assert (weak.constraints, weak.dropped) == ("prefer", ())
+    assert [outcome.state for outcome in judged] == ["honoured", "honoured"]
 
 
 def test_without_movement_there_is_nothing_to_give_up_before_that(graph: Graph) -> None:
@@ -282,6 +297,29 @@ def test_pins_are_widened_three_times_at_most() -> None:
     assert len(script.asked) == weak.builds == 4
     assert [outcome.state for outcome in outcomes] == ["not honoured"]
     assert _pinned(script.asked[-1]) == sorted(["/relu7/Relu", *fused[:3]])
+
+
+def test_a_pin_is_not_widened_over_what_computes_no_floats(tmp_path: Path) -> None:
+    """No precision can be asked of it, so that another build would show the same."""
+    graph = load_graph(
+        write_model(
+            tmp_path,
+            """g (float[2,4] x) => (bool[2,4] y, float[2,4] s) {
+                [square] s = Mul(x, x) [compare] y = Greater(s, x)
+            }""",
+        )
+    )
+    square, compared = TensorSpec("s", shape=(2, 4)), TensorSpec("y", "BOOL", (2, 4))
+    layers = [
+        LayerSpec("square", "ELEMENTWISE", ("x",), (square,), "[ONNX Layer: square]"),
+        LayerSpec("compare", "ELEMENTWISE", ("s", "x"), (compared,), "[ONNX Layer: compare]"),
+    ]
+    outcomes = [engine(("PWN(square, compare)", "FP16"))]
+    script = Script([TensorSpec("x", shape=(2, 4))], layers, ["y", "s"], outcomes=outcomes)
+    with _weak(script, graph, "square") as weak:
+        *_, judged = weak.run()
+    assert (weak.widened, weak.builds) == ({}, 1)
+    assert [outcome.state for outcome in judged] == ["not honoured"]
 
 
 def test_nothing_new_to_widen_over_ends_it(graph: Graph) -> None:
