@@ -47,11 +47,31 @@ def test_labels_are_unique_and_name_the_first_output_where_the_name_cannot(tmp_p
         helper.make_node("Relu", ["x"], ["a"], name="same"),
         helper.make_node("Relu", ["a"], ["b"], name="same"),
         helper.make_node("Relu", ["b"], ["c"]),
-        helper.make_node("Relu", ["c"], ["y"], name="node_of_c"),
+        helper.make_node("Relu", ["c"], ["c_"]),
+        helper.make_node("Relu", ["c_"], ["y"], name="node_of_c"),
     ]
     graph = load_graph(_save(tmp_path, nodes))
-    assert [node.label for node in graph.nodes] == ["node_of_a", "node_of_b", "node_of_c_", "node_of_c"]
-    assert len(graph.by_label) == 4
+    labels = [node.label for node in graph.nodes]
+    assert labels == ["node_of_a", "node_of_b", "node_of_c_", "node_of_c__", "node_of_c"]
+    assert len(graph.by_label) == 5
+
+
+def test_names_that_nodes_share_are_dropped_in_bodies_too(tmp_path: Path) -> None:
+    """ONNX Runtime refuses a model with them."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x, bool c) => (float[4] y) {
+        y = If (c) <
+            then_branch = t () => (float[4] o) { [same] a = Neg (x) [same] o = Abs (a) },
+            else_branch = e () => (float[4] p) { [other] b = Abs (x) [single] p = Neg (b) }
+        >
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(ModelError):
+        open_session(tmp_path / "m.onnx", tmp_path)
+    graph = load_graph(tmp_path / "m.onnx")
+    feeds = {"x": np.float32([-1, 0, 1, 2]), "c": np.array(True)}
+    (found,) = open_session(graph.model, graph.folder).run(None, feeds)
+    assert found.tolist() == [1, 0, 1, 2]
 
 
 def test_types_come_from_inference_and_from_onnx_runtime_where_it_knows_nothing(tmp_path: Path) -> None:

@@ -524,3 +524,13 @@ def test_a_body_that_takes_fp16_and_does_not_say_so_is_told(tmp_path: Path) -> N
     }"""
     (found,) = find_unsimulated(load_graph(write_model(tmp_path, text)))
     assert found.op_type == "Loop"
+
+
+def test_an_operator_of_another_domain_that_touches_fp16_is_told(tmp_path: Path) -> None:
+    """What it rounds inside is its kernel's own."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    g (float16[2] h, float[2] x) => (float16[2] y, float[2] z) {
+        y = com.microsoft.Gelu (h) z = com.microsoft.Gelu (x)
+    }"""
+    path = save(tmp_path, onnx.parser.parse_model(text))
+    assert [node.outputs for node in find_unsimulated(load_graph(path))] == [("y",)]
