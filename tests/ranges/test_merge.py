@@ -197,6 +197,13 @@ def test_parts_that_overlap_are_refused(
         merge_ranges([tmp_path / "a.h5", tmp_path / "b.h5"])
 
 
+def test_data_that_have_no_fingerprint_are_not_taken_for_the_same(small_graph: Graph, tmp_path: Path) -> None:
+    for name, value in (("a.h5", 1), ("b.h5", 2)):
+        data = MemoryBatches([{"x": np.float32([[value, 0]])}], fingerprint="")
+        collect_ranges(small_graph, data, store=tmp_path / name)
+    assert merge_ranges([tmp_path / "a.h5", tmp_path / "b.h5"]).by_tensor["x"].max_abs == 2
+
+
 def test_without_a_tensor_no_two_batches_are_taken_for_one(tmp_path: Path) -> None:
     node = helper.make_node("Neg", ["x"], ["y"])
     kind = TensorProto.INT64

@@ -14,6 +14,7 @@ from overflow_fixer.ranges.summaries import (
     SUMMARY_FIELDS,
     Summaries,
     has_fractions,
+    hide_small,
     merge_summaries,
     no_summaries,
     summarize,
@@ -77,6 +78,26 @@ def test_chunks_leave_nothing_out(monkeypatch: pytest.MonkeyPatch, size: int) ->
     values = np.linspace(-70000, 70000, size)
     values[::3] = np.nan
     assert_reckoned(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([2, 5], 2),
+        ([-5, -3], 3),
+        ([-5, 3], -np.inf),
+        ([0, 3], -np.inf),
+        ([-3, 0], -np.inf),
+        ([0, 0], np.nan),
+        ([], np.nan),
+        ([np.nan], np.nan),
+    ],
+)
+def test_the_smallest_magnitude_is_hidden_but_where_it_follows(values: list[float], told: float) -> None:
+    seen = np.stack([summarize(np.float32(values))] * 2)
+    taken = seen[1]["min_nonzero_abs"]
+    hide_small(seen, np.array([False, True]))
+    np.testing.assert_array_equal(seen["min_nonzero_abs"], [told, taken])
 
 
 def test_nothing_seen_is_nan_and_zero() -> None:
