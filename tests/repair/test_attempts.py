@@ -63,6 +63,15 @@ def test_each_output_is_held_against_its_own_tolerance(attempt: Attempt) -> None
     assert math.isnan(_with(attempt, compared=0).worst_snr_db)
 
 
+def test_what_does_not_match_in_an_output_counts_once_though_its_parts_are_judged_too(
+    attempt: Attempt,
+) -> None:
+    whole, part = _with(attempt, mismatched=2), _with(attempt, mismatched=2, part="[:, 4:]")
+    outputs = (*whole.verification.outputs, *part.verification.outputs)
+    judged = replace(attempt, verification=replace(attempt.verification, outputs=outputs))
+    assert judged.mismatched == 2
+
+
 @pytest.mark.parametrize(
     ("error", "snr_db"),
     [

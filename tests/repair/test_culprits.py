@@ -73,6 +73,14 @@ def test_costs_that_add_up_to_more_than_each_alone_are_found_too() -> None:
     assert costs.rest(found) <= BEARABLE
 
 
+def test_no_more_are_found_than_are_too_much_together() -> None:
+    """Of eleven, of which two are, ten are found; of a hundred others, that cost next to nothing, none."""
+    costs = Costs([0.3] * 11 + [1e-8] * 100, lambda parts: sum(map(math.sqrt, parts)) ** 2)
+    found = costs.search()
+    assert list(found.values()) == pytest.approx([0.3] * 10)
+    assert costs.rest(found) <= BEARABLE
+
+
 def test_of_costs_that_do_not_add_up_few_are_found_one_by_one() -> None:
     """The largest alone counts: two hundred of 0.5 each are bearable together, whatever they add up to."""
     costs = Costs([0.5] * 200, lambda parts: max(parts, default=0.0))

@@ -353,6 +353,30 @@ def test_what_is_needed_is_not_left_out_again(tmp_path: Path, monkeypatch: pytes
     assert len(set(pinned)) == len(pinned)
 
 
+def test_a_costly_node_that_is_needed_is_not_left_out_again_where_fewer_are_left(tmp_path: Path) -> None:
+    """It alone is tried first, beside three others, and would be again in the end, beside one."""
+    search = _search(Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y")]))
+    (verdict,) = search.first.verification.outputs
+
+    def build(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        passed = "MatMul_a0" in plan.pinned
+        found = replace(search.first.verification, outputs=(replace(verdict, passed=passed),))
+        return search.first.artifact, found
+
+    search.build = build
+    blamed = {"Neg_y": 50.0, "Tanh_h0": 40.0, "MatMul_a0": 20.0, "Sub_d0": 10.0}
+    findings = (Finding("repair", label, "", snr_db, 30.0, "") for label, snr_db in blamed.items())
+    assert search._try(tuple(findings), "all")
+    search._take_back()
+    assert search.best.plan.pinned == {"MatMul_a0"}
+    tried = [(done.action, done.kept) for done in search.rounds[1:]]
+    assert tried == [
+        ("took back MatMul_a0", False),
+        ("took back Neg_y, Tanh_h0", True),
+        ("took back Sub_d0", True),
+    ]
+
+
 def test_of_two_plans_that_pass_alike_the_one_with_fewer_pins_is_kept(tmp_path: Path) -> None:
     trial = Trial(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
     search = _Search(

@@ -19,7 +19,7 @@ from in_memory_calibration import InMemoryCalibration, floats, make_model, node,
 from recorded_networks import make_plan
 
 from overflow_fixer.backends import BACKENDS, mixed_onnx, tensorrt
-from overflow_fixer.config import FixConfig
+from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.progress import silent
@@ -274,6 +274,21 @@ def test_every_trial_has_a_folder_of_its_own_that_goes_in_the_end(workshop: Work
         assert {folder.parent.parent for folder in folders} == {bench.config.folder}
         assert {path.name for _, path in workshop.engines.built} == {"model.engine"}
     assert _inside(bench) == []
+
+
+@pytest.mark.parametrize(("io_types", "lost"), [("keep", ()), ("fp16", ("wide",))])
+def test_outputs_are_lost_to_fp16_inputs_and_outputs_but_for_those_with_nan_in_fp32(
+    io_types: str, lost: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The root of a negative number is NaN whatever the outputs are: that is no reason to leave the others unrepaired."""
+    nodes = [node("Mul", "x big", "wide"), node("Sqrt", "x", "root"), node("Neg", "x", "fine")]
+    feeds = {"x": floats(-1, 1, 2, 3)}
+    model = make_model(nodes, {"x": [4]}, "wide root fine", {"big": scalar(1e6)})
+    graph, ranges = scan(model, tmp_path, feeds)
+    build = BuildOptions.model_validate({"backend": "onnx", "io_types": io_types})
+    config = FixConfig(model=graph.path, calib="memory", out=tmp_path / "out", build=build)
+    with Bench(config, graph, InMemoryCalibration((feeds,)), ranges, "onnx", silent) as bench:
+        assert bench.find_lost_outputs() == lost
 
 
 # ---------------------------------------------------------------- the price

@@ -84,6 +84,20 @@ def test_what_is_not_whole_is_removed(tmp_path: Path, killed: Path, trials: Tria
     assert not killed.exists()
 
 
+def test_of_trials_of_the_same_that_two_runs_had_finished_one_is_adopted(
+    tmp_path: Path, killed: Path, trials: TrialFolders
+) -> None:
+    report = make_report(tmp_path)
+    _finish(killed / "0", report)
+    other = tmp_path / ".trials-killed-too"
+    _finish(other / "0", report)
+    (other / "trials").touch()
+    adopted = adopt_trials(tmp_path, trials)
+    assert adopted["k"].artifact.path.read_bytes() == b"abc"
+    left = [path for path in tmp_path.glob(".trials-*/*") if path.is_dir()]
+    assert left == [adopted["k"].folder]
+
+
 def test_without_its_files_a_trial_still_tells_what_was_found(
     tmp_path: Path, killed: Path, trials: TrialFolders
 ) -> None:
