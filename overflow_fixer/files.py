@@ -48,7 +48,7 @@ UTF8 = np.dtype(object, metadata={"vlen": str})
 """What h5py writes as variable-length UTF-8 strings (h5py.string_dtype)."""
 
 
-def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"]) -> Any:
+def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"], **options: int) -> Any:
     """An h5py.File. h5py is imported here: it takes 12 MB that a scan without such files can spare.
 
     Raises MemoryError where there is no room for its libraries.
@@ -60,7 +60,7 @@ def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"]) -> Any:
             raise MemoryError(str(error)) from error
         raise
 
-    return h5py.File(source, mode)
+    return h5py.File(source, mode, **options)
 
 
 @contextmanager

@@ -1,32 +1,36 @@
-"""Whether a recording that was read is the one that was written."""
+"""Whether a ranges file that is read is the one that was written."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict
 
 import numpy as np
 
 from overflow_fixer.ranges.recording import Recording
 
+BLOCK_BYTES = 512
+"""The least that HDF5 leaves to its user in front of a file."""
+_MARK = b"fix-fp16 ranges; SHA-256 of what follows these 512 bytes: "
+_HDF5 = b"\x89HDF"
 
-def checksum(recording: Recording) -> str:
-    """The SHA-256 of all that a recording holds, in hexadecimal; of the columns the bytes, NaN and all."""
-    told = {
-        "key": asdict(recording.key),
-        "parts": [asdict(part) for part in recording.parts],
-        "tensors": recording.tensors,
-        "inner": [asdict(one) for one in recording.inner],
-        "not_observed": list(recording.not_observed.items()),
-        "batch_names": recording.batch_names,
-        "model_stamp": recording.model_stamp,
-        "fractional": sorted(recording.fractional),
-    }
-    digest = hashlib.sha256(json.dumps(told).encode())
-    for column in (recording.totals, recording.worst_batch, recording.batch_max_abs):
-        digest.update(np.ascontiguousarray(column).view(np.uint8).data)
-    return digest.hexdigest()
+
+def sign(content: memoryview) -> bytes:
+    """What the first block of a ranges file holds: the SHA-256 of all that follows it, padded."""
+    digest = hashlib.sha256(content[BLOCK_BYTES:]).hexdigest()
+    return (_MARK + digest.encode() + b"\n").ljust(BLOCK_BYTES, b"\0")
+
+
+def check_content(content: bytes) -> None:
+    """Raise ValueError for a file that is not what was written; none of a format that had no such block.
+
+    Before HDF5 reads it, which can go on for ever on what is torn.
+    """
+    if content.startswith(_HDF5):
+        return
+    if not content.startswith(_MARK):
+        raise ValueError("it does not begin as such a file does")
+    if content[:BLOCK_BYTES] != sign(memoryview(content)):
+        raise ValueError("its content is not what was written, by the checksum in front of it")
 
 
 def check_values(recording: Recording) -> None:

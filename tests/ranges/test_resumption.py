@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import h5py
 import pytest
+from edited_ranges import edit_ranges
 from scan_cases import MemoryBatches, StoppingBatches, stop_before
 from ways_to_observe import assert_same_table
 
@@ -86,7 +87,7 @@ def make_change(
     """The graph and the options of a scan that differs from the one in `store` in this."""
     attributes = {"tool": "tool_version", "ONNX Runtime": "onnxruntime_version", "format": "format_version"}
     if change in attributes:
-        with h5py.File(store, "r+") as file:
+        with edit_ranges(store) as file:
             file.attrs[attributes[change]] = 1 if change == "format" else "0.0.0"
     elif change in ("data", "no fingerprint"):
         data.fingerprint = "other" if change == "data" else ""

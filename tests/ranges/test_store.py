@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from edited_ranges import edit_ranges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recordings import NAMES, assert_same_recording, recordings
@@ -104,7 +105,7 @@ def test_what_is_no_ranges_file_is_refused(store: Path, tmp_path: Path) -> None:
     ["tensor", "nan_count", "batches/max_abs", "batches/name", "parts/file", "not_observed", "fractional"],
 )
 def test_a_file_that_lacks_a_part_is_refused(store: Path, part: str) -> None:
-    with h5py.File(store, "r+") as file:
+    with edit_ranges(store) as file:
         del file[part]
     with pytest.raises(PlanError, match=f"is not a ranges file of format {FORMAT_VERSION}"):
         load_ranges(store)
@@ -114,7 +115,7 @@ def test_a_file_that_lacks_a_part_is_refused(store: Path, part: str) -> None:
     ("attribute", "value"), [("format_version", 1), ("batches_done", 4), ("model_sha256", None)]
 )
 def test_a_file_that_contradicts_itself_is_refused(store: Path, attribute: str, value: Any) -> None:
-    with h5py.File(store, "r+") as file:
+    with edit_ranges(store) as file:
         del file.attrs[attribute]
         if value is not None:
             file.attrs[attribute] = value
@@ -132,7 +133,7 @@ def test_a_file_that_contradicts_itself_is_refused(store: Path, attribute: str, 
     ],
 )
 def test_columns_of_other_lengths_are_refused(store: Path, name: str, value: Any) -> None:
-    with h5py.File(store, "r+") as file:
+    with edit_ranges(store) as file:
         del file[name]
         file[name] = value
     with pytest.raises(PlanError, match="is not a ranges file"):
