@@ -302,15 +302,24 @@ def _import_unused(model: onnx.ModelProto) -> None:
 
 
 def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Those of another opset than the model's are converted to it."""
     if not model.functions:
         return model
     try:
-        return onnx.inliner.inline_local_functions(model)
+        inlined = onnx.inliner.inline_local_functions(model)
+        if inlined.functions:  # it leaves those of another opset
+            inlined = onnx.inliner.inline_local_functions(model, convert_version=True)
     except Exception as error:  # the inliner raises bare RuntimeErrors
         raise ModelError(
             f"{path}: the model's functions cannot be inlined: {error}. Expected functions that call one another "
             "without a cycle. Export the model without local functions."
         ) from error
+    if inlined.functions:
+        raise ModelError(
+            f"{path}: the model's function {inlined.functions[0].name} cannot be inlined: it imports other operator sets than "
+            "the model, and cannot be converted. Expected functions of the model's opset. Export the model without local functions."
+        )
+    return inlined
 
 
 def _drop_repeated_names(graph: onnx.GraphProto) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sparse_tensors import make_sparse
@@ -149,6 +150,42 @@ def test_functions_are_inlined(tmp_path: Path) -> None:
     nodes = [helper.make_node("F", ["x"], ["y"], domain="local", name="call")]
     graph = load_graph(_save(tmp_path, nodes, functions=[function]))
     assert [node.op_type for node in graph.nodes] == ["Relu", "Neg"]
+
+
+def test_functions_of_another_opset_are_converted(tmp_path: Path) -> None:
+    """Up to opset 12 a Softmax is over all axes from the second on."""
+    function = _softmax_function([helper.make_opsetid("", 12)])
+    nodes = [helper.make_node("F", ["x"], ["y"], domain="local")]
+    path = _save(tmp_path, nodes, inputs=[_info("x", dims=[2, 3, 4])], functions=[function])
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    graph = load_graph(path)
+    assert "F" not in {node.op_type for node in graph.nodes}
+    session = onnxruntime.InferenceSession(
+        graph.model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    grown = np.exp(x.astype(np.float64))
+    right = grown / grown.sum((1, 2), keepdims=True)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], right, rtol=1e-5)
+
+
+def test_functions_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
+    function = _softmax_function([helper.make_opsetid("", 17), helper.make_opsetid("other", 2)])
+    nodes = [
+        helper.make_node("F", ["x"], ["y"], domain="local"),
+        helper.make_node("G", ["y"], ["z"], domain="other"),
+    ]
+    path = _save(tmp_path, nodes, functions=[function])
+    model = onnx.load(path)
+    model.opset_import.append(helper.make_opsetid("other", 1))
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match="function F cannot be inlined: it imports other operator sets"):
+        load_graph(path)
+
+
+def _softmax_function(opsets: list[onnx.OperatorSetIdProto]) -> onnx.FunctionProto:
+    return helper.make_function(
+        "local", "F", ["a"], ["b"], [helper.make_node("Softmax", ["a"], ["b"])], opsets
+    )
 
 
 @pytest.mark.parametrize(
