@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class FileStamp:
 TRIALS_PREFIX = ".trials-"
 """How the folder begins in which a run keeps its trials, each below it in one that has a number: see trials.folders."""
 _TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
+_ABANDONED_SECONDS = 600.0
 _HASHED_BYTES = 1 << 22
 """At a time: little memory, and other threads are seldom waited for. A file that is mapped instead would kill the process
 where another one cuts it short."""
@@ -169,6 +171,19 @@ def make_folder(folder: Path) -> None:
 def list_missing(folder: Path) -> list[Path]:
     """The folder and those of its parents that are not there, the innermost first."""
     return [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what writers left there that were killed at it: temporary files and folders that have stood for minutes."""
+    for temporary in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            is_old = time.time() - temporary.lstat().st_mtime > _ABANDONED_SECONDS
+            if not is_old or not _TEMPORARY.fullmatch(temporary.name):
+                continue
+            if temporary.is_dir():
+                shutil.rmtree(temporary)
+            else:
+                temporary.unlink()
 
 
 @contextmanager

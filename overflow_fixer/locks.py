@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import list_missing, make_folder, remove_where_empty
+from overflow_fixer.files import list_missing, make_folder, remove_abandoned, remove_where_empty
 
 _GRACE_SECONDS = 2.0
 """A process that was killed holds its lock until its memory is given back; who starts again at once need not hear of it."""
@@ -45,11 +45,12 @@ def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
 def claim_folder(folder: Path) -> Iterator[None]:
     """Run the block that writes into `folder`, which is held as hold_folder says.
 
-    It and its parents are created; where the block fails with nothing in it, those that are new are removed again, while it is
+    What runs that were killed left there is removed. It and its parents are created; where the block fails with nothing in it, those that are new are removed again, while it is
     held. Raises OutputError where it cannot be created, too.
     """
     new = list_missing(folder)
     with _hold(folder, is_made=True), remove_where_empty(new):
+        remove_abandoned(folder)
         yield
 
 

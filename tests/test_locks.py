@@ -274,3 +274,21 @@ def test_a_folder_that_was_begun_in_vain_is_removed(tmp_path: Path) -> None:
     with claim_folder(tmp_path / "e"):
         pass
     assert (tmp_path / "e").is_dir()
+
+
+def test_what_killed_runs_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    """Files and folders that are named as writers name them."""
+    names = [
+        ".report.html.15823-c8b28b7a.tmp",
+        ".m.fp16.onnx.7-01234567.tmp",
+        ".mine.tmp",
+        ".a.7-01234567.tmp",
+    ]
+    report, folder, mine, new = (tmp_path / name for name in names)
+    folder.mkdir()
+    for path in (report, folder / "m.fp16.onnx", mine, new):
+        path.touch()
+    for path in (report, folder, mine):
+        os.utime(path, (0, 0))
+    with claim_folder(tmp_path):
+        assert sorted(tmp_path.iterdir()) == sorted([mine, new])

@@ -13,11 +13,8 @@ file's attributes. In front of all of it stands its checksum: see integrity.
 
 from __future__ import annotations
 
-import glob
 import io
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from overflow_fixer.errors import ModelError, PlanError
-from overflow_fixer.files import UTF8, open_hdf5, replace_file
+from overflow_fixer.files import UTF8, open_hdf5, remove_abandoned, replace_file
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.integrity import BLOCK_BYTES, check_content, check_values, sign
 from overflow_fixer.ranges.recording import FORMAT_VERSION, Inner, Part, Recording, ScanKey
@@ -42,7 +39,6 @@ _PART_TYPES = {
 }
 _NEWER = ("provider", "small_values", "custom_ops")
 """What files of older formats do not say."""
-_ABANDONED_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def save_recording(recording: Recording, path: Path) -> None:
     buffer.write(sign(buffer.getbuffer()))
     with replace_file(path, buffer.getbuffer().nbytes) as temporary:
         temporary.write_bytes(buffer.getbuffer())
-    _remove_abandoned(path)
+    remove_abandoned(path.parent)
 
 
 def load_ranges(path: Path) -> RangeTable:
@@ -263,11 +259,3 @@ def _check_names(recording: Recording) -> None:
             f"The model has a tensor or node named {odd!r}, with a NUL character in it. Expected names of printable text, "
             "which is all that an HDF5 file can hold. Rename it."
         )
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove what writers left that were killed at it: temporary files that have stood for minutes."""
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with suppress(OSError):
-            if time.time() - temporary.stat().st_mtime > _ABANDONED_SECONDS:
-                temporary.unlink()
