@@ -65,6 +65,11 @@ def reading(path: Path, expected: str) -> Iterator[None]:
         yield
     except (CalibrationError, MemoryError):
         raise
+    except PermissionError as error:
+        raise CalibrationError(
+            f"{path} cannot be read: {_reason(error)}. Expected a file that this user may read. Change its permissions, or "
+            "those of its folder, or run as another user."
+        ) from error
     except Exception as error:  # numpy, zipfile, zlib, h5py, json and Pillow raise many unrelated types
         raise CalibrationError(
             f"{path} cannot be read: {_reason(error)}. Expected {expected}. Write the file again, or copy it "

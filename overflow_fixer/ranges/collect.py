@@ -65,7 +65,8 @@ def collect_ranges(
     Values are those of a run with every tensor marked as an output and graph optimisation off, bit for bit
     ("optimized": those of other kernels); NaN and infinities are counted as records.Range says. FP16 and BF16 are
     taken as float, which is exact; a double's `batch_max_abs` is rounded to float32. Memory does not grow with the
-    batches. docs/scan.md tells of `observe` and `provider` (which must load here), docs/numerics.md of `small_values`.
+    batches, but by 4 bytes for each tensor and batch, its max |x|. docs/scan.md tells of `observe` and `provider` (which
+    must load here), docs/numerics.md of `small_values`.
 
     `progress` is called with (batches done, batches in all) at the start and after each batch, before that `over`
     with the ranges so far of the tensors whose max |x| is newly over `limit`, or further over it, or that show their
@@ -80,9 +81,9 @@ def collect_ranges(
     `source`, `synthetic` and `fingerprint`, a len() of batches, and gives these Batch objects each time it is walked.
 
     Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold,
-    CalibrationError for other data than such a set (a list, a generator), or when it gives another number of batches than it
-    has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for another
-    word than `observe`, `provider`, `small_values` and `existing` may be.
+    CalibrationError for other data than such a set (a list, a generator), or when it gives no batch or another number than
+    it has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for
+    another word than `observe`, `provider`, `small_values` and `existing` may be.
     """
     check_set(calibration)
     _check_words(observe, provider, small_values, existing)

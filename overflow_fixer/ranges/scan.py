@@ -47,7 +47,12 @@ class Scan:
         )
 
     def check_complete(self) -> None:
-        """Raises CalibrationError when the data gave fewer batches than it said to have."""
+        """Raises CalibrationError when the data gave fewer batches than it said to have, or none."""
+        if self.done == 0 == self.total:
+            raise CalibrationError(
+                f"{self.recording.calibration} gave no batch. Expected at least one: without data nothing is known of the "
+                "model's values. Check the calibration data."
+            )
         if self.done < self.total:
             raise self._wrong_count(say_plural(self.done, "batch", "batches"))
 

@@ -119,3 +119,17 @@ def test_a_file_that_is_gone_by_then_is_named(folder):
     (folder / "1.npz").unlink()
     with pytest.raises(CalibrationError, match=r"1\.npz cannot be read: No such file"):
         _ = calibration.fingerprint
+
+
+def test_a_file_that_may_not_be_read_is_not_told_to_be_written_again(folder, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    source = open_calibration(folder, [X], CalibrationOptions())
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("io.open", refuse)
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(
+        CalibrationError, match=r"Permission denied\. Expected a file that this user may read"
+    ):
+        list(source)

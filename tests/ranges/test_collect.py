@@ -402,6 +402,11 @@ def test_data_that_changes_its_length_is_an_error(tmp_path: Path, count: int) ->
         collect_ranges(graph, data)
 
 
+def test_data_without_a_batch_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"memory gave no batch\. Expected at least one"):
+        collect_ranges(tiny(tmp_path / "m.onnx"), MemoryBatches([]), store=tmp_path / "ranges.h5")
+
+
 class ReadBatches(MemoryBatches):
     """Tells in which thread each batch is read."""
 
