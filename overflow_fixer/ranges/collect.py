@@ -165,7 +165,7 @@ def _run(
         scan.check_complete()
     except Exception as error:
         with suppress(FixError):  # the first error is the one to tell
-            checkpoints.write()
+            checkpoints.write_failed()
         if isinstance(error, MemoryError):
             raise _out_of_memory(scan) from error
         raise
@@ -209,11 +209,17 @@ class _Checkpoints:
         self._scan = scan
         self._store = store
         self._written = scan.done
+        self._replaces = store is not None and scan.done == 0 and os.path.exists(store)
         self._last = time.monotonic()
         self._pause = CHECKPOINT_SECONDS
 
     def write_if_due(self) -> None:
         if time.monotonic() - self._last >= self._pause:
+            self.write()
+
+    def write_failed(self) -> None:
+        """But for the first seconds of a scan that takes the place of another: that one stays, whole as it is."""
+        if not self._replaces or self._written:
             self.write()
 
     def write(self) -> None:
