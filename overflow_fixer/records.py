@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypeGuard, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,11 @@ Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
 Dim = int | str | None
 """A fixed dimension, a symbolic one by its name, or one that nothing is known of."""
+
+
+def is_fixed(dim: Dim) -> TypeGuard[int]:
+    """Whether a dimension is a number; exporters write -1 for one that is not known."""
+    return isinstance(dim, int) and dim >= 0
 
 
 # ---------------------------------------------------------------- calibration data

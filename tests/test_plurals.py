@@ -1,6 +1,6 @@
 import pytest
 
-from overflow_fixer.plurals import say_plural
+from overflow_fixer.plurals import name_few, say_plural
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,11 @@ from overflow_fixer.plurals import say_plural
 )
 def test_one_is_no_plural(given: tuple[int, str], said: str) -> None:
     assert say_plural(*given) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, ""), (1, "a"), (3, "a, b, c"), (4, "a, b, c and 1 more"), (6, "a, b, c and 3 more")],
+)
+def test_three_are_named(count: int, said: str) -> None:
+    assert name_few("abcdef"[:count]) == said

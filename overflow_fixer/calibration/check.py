@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from overflow_fixer.errors import CalibrationError
-from overflow_fixer.records import Array, Dim, Feeds, InputSpec
+from overflow_fixer.records import Array, Dim, Feeds, InputSpec, is_fixed
 
 _STRING = onnx.TensorProto.STRING
 _NOT_FED = ("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2", "COMPLEX")
@@ -81,11 +81,6 @@ def dtype_name(spec: InputSpec) -> str:
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype can hold NaN or infinity, those of ml_dtypes included."""
     return str(dtype.name).startswith(("float", "bfloat", "complex"))
-
-
-def is_fixed(dim: Dim) -> TypeGuard[int]:
-    """Whether a dimension is a number; exporters write -1 for one that is not known."""
-    return isinstance(dim, int) and dim >= 0
 
 
 def _is_name(dim: Dim) -> TypeGuard[str]:

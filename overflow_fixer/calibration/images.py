@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.calibration.check import describe_dims, dtype_name, expected_dtype, is_fixed, is_float
+from overflow_fixer.calibration.check import describe_dims, dtype_name, expected_dtype, is_float
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
 from overflow_fixer.calibration.source import Part, Source
 from overflow_fixer.errors import CalibrationError
-from overflow_fixer.records import Array, Dim, Feeds, InputSpec
+from overflow_fixer.records import Array, Dim, Feeds, InputSpec, is_fixed
 
 SUFFIXES: tuple[str, ...] = (".png", ".jpg", ".jpeg")
 

@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from overflow_fixer.calibration.check import dtype_name, expected_dtype, is_fixed, is_float
+from overflow_fixer.calibration.check import dtype_name, expected_dtype, is_float
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.calibration.source import Part, Source
 from overflow_fixer.errors import CalibrationError
-from overflow_fixer.records import Array, Feeds, InputSpec
+from overflow_fixer.records import Array, Feeds, InputSpec, is_fixed
 
 SUFFIXES: tuple[str, ...] = ()
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from overflow_fixer.calibration.check import check_names, check_rank, describe_dims, is_fixed
+from overflow_fixer.calibration.check import check_names, check_rank, describe_dims
 from overflow_fixer.calibration.source import Part
 from overflow_fixer.errors import CalibrationError
-from overflow_fixer.records import Array, InputSpec
+from overflow_fixer.records import Array, InputSpec, is_fixed
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,7 @@ def plan_precision(
         for node in graph.nodes
         for finding in dict.fromkeys(f for rule in rules.values() for f in rule(node, graph, ranges, policy))
     ]
-    return _settle(graph, policy, PrecisionPlan(graph.sha256, policy.threshold, (), clamps), findings)
-
-
-def add_pins(
-    plan: PrecisionPlan, graph: Graph, policy: PlanPolicy, findings: Iterable[Finding]
-) -> PrecisionPlan:
-    """The plan with more findings: their nodes are pinned too, unless they cannot be or are excluded."""
-    return _settle(graph, policy, plan, findings)
+    return add_pins(PrecisionPlan(graph.sha256, policy.threshold, (), clamps), graph, policy, findings)
 
 
 def is_excluded(node: Node, policy: PlanPolicy) -> bool:
@@ -77,10 +70,10 @@ def _leave(finding: Finding, held: Mapping[str, MaskVerdict]) -> Finding:
     return replace(finding, action="none" if verdict.is_left else finding.action, reason=said)
 
 
-def _settle(
-    graph: Graph, policy: PlanPolicy, plan: PrecisionPlan, findings: Iterable[Finding]
+def add_pins(
+    plan: PrecisionPlan, graph: Graph, policy: PlanPolicy, findings: Iterable[Finding]
 ) -> PrecisionPlan:
-    """The plan with more findings: each pins its node, or is covered by a clamp, or is kept for the record.
+    """The plan with more findings: each pins its node, unless it cannot be or is excluded, or is covered by a clamp, or is kept for the record.
 
     A clamp holds only while every node on the way of its mask runs in FP16, since one in FP32 would
     read the constant as it is. A clamp with a pin on its way is given up, and its findings pin.

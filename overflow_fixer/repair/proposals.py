@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.planning.plan import REGION, is_excluded, plan_precision
+from overflow_fixer.plurals import name_few
 from overflow_fixer.records import Finding, RangeTable, TensorError
 from overflow_fixer.repair.attempts import Attempt, is_hopeless
 from overflow_fixer.repair.culprits import excess
@@ -221,10 +222,3 @@ class Proposals:
         """Whether pinning these nodes besides is something that was not tried."""
         found = frozenset(labels)
         return bool(found) and found not in self.tried
-
-
-def name_few(labels: Iterable[str]) -> str:
-    """Up to three names, and how many more there are."""
-    names = list(labels)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"

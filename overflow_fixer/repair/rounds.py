@@ -13,6 +13,7 @@ from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.flops import count_flops
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.planning.plan import add_pins
+from overflow_fixer.plurals import name_few
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
     Artifact,
@@ -29,7 +30,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair.attempts import Attempt, is_better, is_hopeless
 from overflow_fixer.repair.foresight import Foreseer
-from overflow_fixer.repair.proposals import RULE, Proposals, name_few
+from overflow_fixer.repair.proposals import RULE, Proposals
 
 Build = Callable[[PrecisionPlan], tuple[Artifact, Verification]]
 """Builds the plan's artifact and verifies it; a failing verification comes with its trace."""
@@ -203,22 +204,13 @@ class _Search:
         try:
             attempt = Attempt(plan, *self.build(plan))
         except BackendError as error:
-            return self._note_failure(plan, f"{action}: {str(error).split('. Expected')[0]}")
+            self.builds += 1
+            self._note(plan, f"{action}: {str(error).split('. Expected')[0]}")
+            return False
         self.builds += attempt.builds
         is_narrower = len(findings) < len(self.findings) and attempt.verification.passed
         kept = is_narrower or is_better(attempt, self.best, self.tolerance)
-        self.rounds.append(
-            RepairRound(
-                index=len(self.rounds) + 1,
-                action=action,
-                added=tuple(pin.node for pin in plan.pins if pin.node not in self.best.plan.pinned),
-                threshold=self.proposals.threshold,
-                passed=attempt.verification.passed,
-                worst_snr_db=attempt.worst_snr_db,
-                mismatched=attempt.mismatched,
-                kept=kept,
-            )
-        )
+        self._note(plan, action, attempt, kept)
         loser = self.best if kept else attempt
         if kept:
             self.best, self.findings = attempt, findings
@@ -226,16 +218,22 @@ class _Search:
             self.discard(loser.artifact)
         return kept
 
-    def _note_failure(self, plan: PrecisionPlan, action: str) -> bool:
-        """Record a round whose plan could not be built; the best attempt stays what it was."""
-        self.builds += 1
-        added = tuple(pin.node for pin in plan.pins if pin.node not in self.best.plan.pinned)
+    def _note(
+        self, plan: PrecisionPlan, action: str, attempt: Attempt | None = None, kept: bool = False
+    ) -> None:
+        """Record a round; without an attempt its plan could not be built."""
         self.rounds.append(
             RepairRound(
-                len(self.rounds) + 1, action, added, self.proposals.threshold, False, math.nan, 0, False
+                index=len(self.rounds) + 1,
+                action=action,
+                added=tuple(pin.node for pin in plan.pins if pin.node not in self.best.plan.pinned),
+                threshold=self.proposals.threshold,
+                passed=attempt is not None and attempt.verification.passed,
+                worst_snr_db=math.nan if attempt is None else attempt.worst_snr_db,
+                mismatched=0 if attempt is None else attempt.mismatched,
+                kept=kept,
             )
         )
-        return False
 
     def _mildest_first(self) -> list[str]:
         """Labels of the nodes that the repair pinned: for a lower threshold, then by SNR, the best first."""

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
-from overflow_fixer.plurals import say_plural
+from overflow_fixer.plurals import name_few, say_plural
 from overflow_fixer.records import (
     Budget,
     CalibrationSet,
@@ -23,7 +23,6 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.repair.attempts import Attempt
-from overflow_fixer.repair.proposals import name_few
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
 from overflow_fixer.rules.masks import MASK_MAGNITUDE, judge_masks

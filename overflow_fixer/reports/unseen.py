@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.metrics.variations import find_limit
-from overflow_fixer.plurals import say_plural
+from overflow_fixer.plurals import name_few, say_plural
 from overflow_fixer.records import HiddenVariation, OutputVerdict, TensorError, Tolerance, Verification
-from overflow_fixer.repair.proposals import name_few
 
 _MANY = 0.25
 """A smaller share of values that are far off is what an SNR of 30 dB allows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 import numpy as np
 import onnx
@@ -19,7 +18,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.tensor_types import dims_of
 from overflow_fixer.model_file.subgraphs import all_names
-from overflow_fixer.records import Dim
+from overflow_fixer.records import Dim, is_fixed
 
 _SUFFIXES = {FLOAT: "__fp32", FLOAT16: "__fp16"}
 
@@ -210,12 +209,7 @@ def _declare_types(graph: Graph, rewriter: _Rewriter, model: onnx.ModelProto) ->
 
 
 def _fixed_dims(dims: Sequence[Dim] | None) -> list[int | None] | None:
-    return None if dims is None else [dim if _is_number(dim) else None for dim in dims]
-
-
-def _is_number(dim: Dim) -> TypeGuard[int]:
-    """Exporters write -1 for a dimension that is not known."""
-    return isinstance(dim, int) and dim >= 0
+    return None if dims is None else [dim if is_fixed(dim) else None for dim in dims]
 
 
 def _correct_dims(info: onnx.ValueInfoProto, inferred: Sequence[Dim] | None) -> None:
@@ -224,7 +218,7 @@ def _correct_dims(info: onnx.ValueInfoProto, inferred: Sequence[Dim] | None) -> 
     if declared is None or inferred is None:
         return
     pairs = zip(declared, inferred, strict=False)
-    numbers = [pair for pair in pairs if all(map(_is_number, pair))]
+    numbers = [pair for pair in pairs if all(map(is_fixed, pair))]
     if len(declared) != len(inferred) or any(one != other for one, other in numbers):
         elem_type = info.type.tensor_type.elem_type
         info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, elem_type, _fixed_dims(inferred)))
