@@ -44,7 +44,10 @@ class InputFile(BaseModel):
 
 
 class Basis(BaseModel):
-    """What an outcome rests on. `content` is the SHA-256 of model, data and libraries; "" where it was never come to."""
+    """What an outcome rests on. `content` is the SHA-256 of model, data and libraries; "" where it was never come to.
+
+    `calib` names the data as FixConfig does in JSON; "" in an outcome of an earlier version, which did not tell.
+    """
 
     model_config = _MODEL
 
@@ -52,6 +55,7 @@ class Basis(BaseModel):
     versions: dict[str, str]
     timeout_minutes: float
     memory_gib: float | None
+    calib: str = ""
     content: str = ""
     files: tuple[InputFile, ...] = ()
 
@@ -134,6 +138,7 @@ def describe_basis(entry: ZooEntry) -> Basis:
         versions=find_versions(),
         timeout_minutes=entry.timeout_minutes,
         memory_gib=entry.memory_gib,
+        calib=entry.config.model_dump(mode="json", include={"calib"})["calib"],
         files=tuple(map(InputFile.of, list_inputs(entry))),
     )
 
@@ -165,10 +170,13 @@ def load_outcome(folder: Path) -> ZooOutcome | None:
 def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutcome | None:
     """The outcome that an earlier run came to, if nothing that it rests on changed since: files by size and time.
 
-    `versions` are those that it would be run with now, any of them.
+    `versions` are those that it would be run with now, any of them. Model and data that go by other paths now are not known
+    to be the same before a worker has hashed them.
     """
     found, basis = load_outcome(entry.folder), describe_basis(entry)
-    if found is None or found.model != entry.config.model or found.basis.versions not in versions:
+    if found is None or found.basis.versions not in versions:
+        return None
+    if (found.model, found.basis.calib) != (entry.config.model, basis.calib):
         return None
     if not has_same_settings(found, basis.model_copy(update={"versions": found.basis.versions})):
         return None

@@ -85,7 +85,8 @@ class RayWork:
             here.get(os.path.abspath(file.path), file).model_copy(update={"path": file.path})
             for file in outcome.basis.files
         )
-        basis = outcome.basis.model_copy(update={"settings": self.basis.settings, "files": files})
+        known = {"settings": self.basis.settings, "calib": self.basis.calib, "files": files}
+        basis = outcome.basis.model_copy(update=known)
         return outcome.model_copy(update={"basis": basis})
 
     def _explain_loss(self) -> ZooOutcome | None:

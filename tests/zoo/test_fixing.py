@@ -139,6 +139,32 @@ def test_new_files_in_a_folder_of_data_are_seen(add_model: AddModel, tmp_path: P
     assert _fix(entry) == {"m": False}
 
 
+def _with_data(entry: ZooEntry, calib: Path | str) -> ZooEntry:
+    return replace(entry, config=entry.config.model_copy(update={"calib": calib}))
+
+
+def test_other_data_are_run_whatever_was_finished_with_and_the_same_elsewhere_are_not(
+    add_model: AddModel, tmp_path: Path
+) -> None:
+    entry = make_entry(add_model("m"))
+    for place in ("data/0.npz", "data/1.npz", "moved/0.npz", "moved/1.npz"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        shutil.copy(entry.config.calib, tmp_path / place)
+    for calib, is_earlier in (
+        (tmp_path / "data", False),
+        ("random", False),
+        (tmp_path / "data" / "0.npz", False),
+        (tmp_path / "data", False),
+        (tmp_path / "moved", True),
+    ):
+        changed = _with_data(entry, calib)
+        assert _fix(changed) == {"m": is_earlier}, calib
+        assert _fix(changed) == {"m": True}, calib
+        told = parse_json((entry.folder / "report.json").read_text())["calibration"]
+        assert told["synthetic"] is (calib == "random")
+        assert is_earlier or told["source"].startswith(str(calib))
+
+
 def test_a_scan_that_bad_data_ended_begins_anew_once_they_are_mended(
     add_model: AddModel, tmp_path: Path
 ) -> None:
