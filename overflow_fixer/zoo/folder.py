@@ -20,6 +20,7 @@ _FOLDERS = ("calib", "calibration", "data")
 
 def read_folder(root: Path, folder: Path | None = None) -> Zoo:
     """Every .onnx file below `root`, hidden folders and what this tool makes left out: NAME.fp16.onnx, and models that it fused.
+    A folder with such a name is none, and models in it are.
 
     The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .hdf5, .json),
     DIR/calib/NAME (or calibration, data) and, where NAME is the one model in DIR, DIR/calib itself. Raises ConfigError
@@ -64,7 +65,8 @@ def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iter
 
 def _is_wanted(path: Path, root: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return not is_hidden and not path.name.endswith(".fp16.onnx") and not _is_fused(path)
+    is_result = path.name.endswith(".fp16.onnx") or _is_fused(path)
+    return not is_hidden and not is_result and not os.path.isdir(path)
 
 
 def _is_fused(path: Path) -> bool:

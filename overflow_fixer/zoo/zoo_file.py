@@ -99,6 +99,13 @@ def _find_errors(values: Mapping[str, Any]) -> Iterator[ErrorDetails]:
             yield from error.errors()
 
 
+def _find_files(pattern: str) -> list[Path]:
+    """The files that a glob matches, which folders of such names are not; or the one of that name to the letter."""
+    matched = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else []
+    files = [Path(found) for found in matched if not os.path.isdir(found)]
+    return files or ([Path(pattern)] if os.path.isfile(pattern) else [])
+
+
 @dataclass
 class _Reader:
     """Reads one file and gathers what is wrong with it."""
@@ -157,15 +164,8 @@ class _Reader:
 
     def make_entries(self, index: int, options: EntryOptions, out: Path) -> Iterator[tuple[int, ZooEntry]]:
         """One for each file that the path stands for."""
-        base, place = self.path.parent, ("model", index)
-        pattern = str(base / options.path)
-        files = (
-            [Path(found) for found in sorted(glob.glob(pattern, recursive=True))]
-            if glob.has_magic(pattern)
-            else []
-        )
-        if not files and os.path.isfile(pattern):
-            files = [Path(pattern)]
+        place, pattern = ("model", index), str(self.path.parent / options.path)
+        files = _find_files(pattern)
         if not files:
             self._add((*place, "path"), f"path: {pattern} is no file, and no file matches it")
         if options.name is not None and len(files) > 1:

@@ -43,6 +43,14 @@ def test_models_lie_at_any_depth_and_results_and_hidden_folders_are_none(tmp_pat
     assert zoo.entries[1].folder == tmp_path / "out" / "b/c/y"
 
 
+def test_a_folder_named_as_a_model_is_none_and_models_in_it_are(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.onnx", "a.npz", "repository.onnx/m.onnx", "repository.onnx/calib/0.npz")
+    (tmp_path / "empty.onnx").mkdir()
+    assert [entry.name for entry in read_folder(tmp_path).entries] == ["a", "repository.onnx/m"]
+    (tmp_path / "zoo.toml").write_text('[[model]]\npath = "*.onnx"\ncalib = "{stem}.npz"\n')
+    assert [entry.name for entry in read_zoo_file(tmp_path / "zoo.toml").entries] == ["a"]
+
+
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     name = os.fsdecode(b"m\xff.onnx")
     try:
