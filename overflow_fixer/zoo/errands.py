@@ -135,7 +135,7 @@ def _run(errand: Errand, entry: ZooEntry, board: Any) -> ZooOutcome | None:
             running.kill()
     if running.process.returncode == -signal.SIGKILL and running.cut is None:
         time.sleep(_LOSS_SECONDS)
-    return None if is_stopped and running.process.returncode != 0 else running.take_outcome()
+    return None if is_stopped and not running.has_written else running.take_outcome()
 
 
 def _watch(running: Running, key: str, board: Any) -> bool:

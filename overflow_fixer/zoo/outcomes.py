@@ -90,7 +90,8 @@ class ZooOutcome(BaseModel):
 
     `exit_code` is that of fix-fp16, None where the process did not come to one. `built` are the names of the artifact's files, in
     its folder, with their sizes in bytes. `attempts` counts the runs, `seconds` are those of the last one's process and
-    `peak_memory_bytes` its resident memory; `is_earlier` tells an outcome that an earlier run of the zoo came to.
+    `peak_memory_bytes` its resident memory; `is_earlier` tells an outcome that an earlier run of the zoo came to; it is said,
+    and not kept in the file.
     """
 
     model_config = _MODEL
@@ -156,7 +157,8 @@ def list_inputs(entry: ZooEntry, more: Iterable[Path] = ()) -> list[Path]:
 
 def save_outcome(outcome: ZooOutcome) -> None:
     """Write it to its folder, whole or not at all. Raises OutputError where that cannot be done."""
-    write_text(outcome.folder / OUTCOME_FILE, outcome.model_dump_json(indent=1))
+    kept = outcome.model_copy(update={"is_earlier": False})
+    write_text(kept.folder / OUTCOME_FILE, kept.model_dump_json(indent=1))
 
 
 def load_outcome(folder: Path) -> ZooOutcome | None:

@@ -18,7 +18,7 @@ import psutil
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome, make_outcome
-from overflow_fixer.zoo.worker import DUMPS, PROGRESS_FILE, Job, read_progress
+from overflow_fixer.zoo.worker import DUMPS, EXIT_TAKEN, PROGRESS_FILE, Job, read_progress
 
 LOG_FILE = "log.txt"
 _LOG_LINES = 5
@@ -42,6 +42,11 @@ class Running:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def has_written(self) -> bool:
+        """Whether it ended with an outcome in its folder, its own or one that was there."""
+        return self.process.returncode in (0, EXIT_TAKEN) and self.cut is None
 
     def has_ended(self) -> bool:
         """Look after it: measure its memory, and kill it where it is over a limit."""
@@ -71,11 +76,13 @@ class Running:
         """What it wrote, or what its end says."""
         progress = self.read_progress()
         (self.entry.folder / PROGRESS_FILE).unlink(missing_ok=True)
-        has_written = self.process.returncode == 0 and self.cut is None
-        written = load_outcome(self.entry.folder) if has_written else None
-        measured = {"attempts": self.attempt, "peak_memory_bytes": self.peak_bytes, "seconds": self.seconds}
+        written = load_outcome(self.entry.folder) if self.has_written else None
+        if written is not None and self.process.returncode == EXIT_TAKEN:
+            return written.model_copy(update={"is_earlier": True})
+        peak = max(self.peak_bytes, 0 if written is None else written.peak_memory_bytes)
+        measured = {"attempts": self.attempt, "peak_memory_bytes": peak, "seconds": self.seconds}
         if written is not None:
-            return written if written.is_earlier else written.model_copy(update=measured)
+            return written.model_copy(update=measured)
         stage = "start" if progress is None else "{} ({} of {} done)".format(*progress)
         kind, message = explain_end(self.process.returncode, self.cut, self.entry, stage)
         code = self.process.returncode if self.process.returncode >= 0 else None
@@ -111,6 +118,7 @@ def start(
         memory_gib=entry.memory_gib,
         threads=threads,
         parent=os.getpid(),
+        attempt=attempt,
         force=force,
     )
     command = [sys.executable, "-m", "overflow_fixer.zoo.worker", str(entry.folder)]

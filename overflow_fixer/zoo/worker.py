@@ -27,6 +27,7 @@ from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import EXIT_FAULT, EXIT_FIXED, EXIT_NOT_VERIFIED, EXIT_STOPPED, FixError
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.host.consumption import measure_self
 from overflow_fixer.host.processes import die_with
 from overflow_fixer.locks import hold_lock
 from overflow_fixer.pipeline import fix
@@ -54,11 +55,15 @@ from overflow_fixer.zoo.outcomes import (
 PROGRESS_FILE = ".progress.json"
 DUMPS: signal.Signals | None = getattr(signal, "SIGUSR1", None)
 """The signal on which a worker writes what its threads do to its log; None on Windows."""
+EXIT_TAKEN = 10
+"""The outcome that is written is one that was there, of an earlier run or another zoo's."""
 _PROGRESS_SECONDS = 0.5
 
 
 class Job(BaseModel):
-    """What a worker is told. `threads` are ONNX Runtime's (0: one a core), `parent` the process it dies with."""
+    """What a worker is told. `threads` are ONNX Runtime's (0: one a core), `parent` the process it dies with, `attempt` counts
+    from 1.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,6 +73,7 @@ class Job(BaseModel):
     memory_gib: float | None
     threads: int
     parent: int
+    attempt: int = 1
     force: bool = False
 
     @property
@@ -78,7 +84,8 @@ class Job(BaseModel):
 
 
 def main(text: str) -> int:
-    """Do the job; 0 once its outcome is written, whatever that is. SIGTERM ends a scan after its batch.
+    """Do the job; 0 once its outcome is written, whatever that is, EXIT_TAKEN for one that was there. SIGTERM ends a scan
+    after its batch.
 
     A worker that another zoo has on the same model is waited for, and its outcome taken.
     """
@@ -90,12 +97,20 @@ def main(text: str) -> int:
     use_threads(job.threads)
     try:
         with hold_lock(job.config.folder / OUTCOME_FILE, math.inf):
-            outcome = run_job(job)
+            outcome = _measure(run_job(job), job.attempt)
             print(f"{outcome.kind}: {outcome.message}", flush=True)
             save_outcome(outcome)
     except KeyboardInterrupt:
         return EXIT_STOPPED
-    return 0
+    return EXIT_TAKEN if outcome.is_earlier else 0
+
+
+def _measure(outcome: ZooOutcome, attempt: int) -> ZooOutcome:
+    """With what this process took, unless another one came to it: whoever takes it at once must find that."""
+    if outcome.is_earlier:
+        return outcome
+    seconds, peak = measure_self()
+    return outcome.model_copy(update={"attempts": attempt, "seconds": seconds, "peak_memory_bytes": peak})
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

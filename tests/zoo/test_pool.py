@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,10 @@ from zoo_models import AddModel, make_entry
 from overflow_fixer.config import PlanOptions, ScanOptions
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.machine import Machine, describe_machine
-from overflow_fixer.zoo.outcomes import ZooOutcome
+from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
 from overflow_fixer.zoo.pool import Pool, estimate_memory_gib, order, uses_gpu
 from overflow_fixer.zoo.running import Running
+from overflow_fixer.zoo.worker import PROGRESS_FILE
 
 pytestmark = pytest.mark.alone
 
@@ -95,6 +98,28 @@ def test_a_crash_that_passes_the_second_time_is_fixed(add_model: AddModel) -> No
             struck = True
         found += [outcome] if outcome is not None else []
     assert [(outcome.kind, outcome.attempts) for outcome in found] == [("fixed", 2)]
+
+
+def _finish(run: Iterator[ZooOutcome | None]) -> ZooOutcome:
+    (outcome,) = [found for found in run if found is not None]
+    return outcome
+
+
+def test_what_a_run_measured_is_kept_where_another_zoo_takes_its_outcome(add_model: AddModel) -> None:
+    """The other one is through before the first has looked at its own process."""
+    entry = make_entry(add_model("m"))
+    first, second = Pool(MACHINE).run([entry]), Pool(MACHINE).run([entry])
+    assert next(first) is None
+    while not (entry.folder / PROGRESS_FILE).exists():
+        time.sleep(0.01)
+    taken = _finish(second)
+    kept = load_outcome(entry.folder)
+    own = _finish(first)
+    assert (own.is_earlier, taken.is_earlier) == (False, True)
+    for outcome in (own, taken, kept, load_outcome(entry.folder)):
+        assert outcome is not None
+        assert outcome.seconds > 0.1
+        assert outcome.peak_memory_bytes > 10_000_000
 
 
 def test_the_most_urgent_come_first_then_the_longest(add_model: AddModel) -> None:
