@@ -13,7 +13,10 @@ from overflow_fixer.zoo.entries import SUMMARY, Zoo, ZooEntry
 
 
 def check_places(zoo: Zoo) -> None:
-    """Raise ConfigError where check_apart does, and where a model would write over the zoo's own files."""
+    """Raise ConfigError where check_apart does, where a model would write over the zoo's own files, and where results can have
+    no folder.
+    """
+    _check_folder(zoo.folder)
     for entry in zoo.entries:
         first = next(iter(Path(entry.name).parts), "")
         if not first or first.removeprefix(".").startswith(f"{SUMMARY}."):
@@ -23,6 +26,18 @@ def check_places(zoo: Zoo) -> None:
                 "Nothing was run."
             )
     check_apart(zoo.entries, zoo.folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """A folder may be made that is not there yet, but not in the place of a file."""
+    there = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), None)
+    if there is not None and not os.path.isdir(there):
+        what = "a file" if os.path.exists(there) else "a link to nothing"
+        within = "" if there == folder else f", for {folder} to lie in"
+        raise ConfigError(
+            f"The results of the zoo cannot go to {folder}: {there} is {what}. Expected a folder{within}, or nothing of that name yet. "
+            "Name another one with --out. Nothing was run."
+        )
 
 
 def check_apart(entries: Sequence[ZooEntry], *others: Path) -> None:

@@ -28,6 +28,19 @@ def test_a_name_of_the_zoos_own_files_is_refused(tmp_path: Path, name: str) -> N
     check_places(_zoo(tmp_path, "zoo-report", "my-zoo-report.json", "report.json"))
 
 
+def test_a_file_in_the_place_of_the_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name, told in (
+        ("taken", "taken is a file. Expected a folder, or"),
+        ("taken/below/out", "taken is a file. Expected a folder, for .*out to lie in, or"),
+        ("link", "link is a link to nothing"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check_places(_zoo(tmp_path / name, "m"))
+    check_places(_zoo(tmp_path / "new" / "out", "m"))
+
+
 @pytest.mark.parametrize("names", [("g", "g/plan.json"), ("g/fused/b", "g"), ("g", "./g/.trials-x")])
 def test_a_folder_in_anothers_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="would lie in that of its model 'g'"):
