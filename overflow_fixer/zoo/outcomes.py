@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -150,7 +151,7 @@ def list_inputs(entry: ZooEntry, more: Iterable[Path] = ()) -> list[Path]:
     found = [config.model, *config.custom_ops, *config.build.plugins, *more]
     if config.calib != "random":
         root = Path(config.calib)
-        inside = sorted(root.rglob("*")) if root.is_dir() else []
+        inside = sorted(root.rglob("*")) if os.path.isdir(root) else []
         found += [root, *inside]
     return list(dict.fromkeys(found))
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import psutil
 
+from overflow_fixer.errors import OutputError
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome, make_outcome
@@ -145,7 +146,9 @@ def _environment(threads: int, gpu: str | None) -> dict[str, str]:
 
 
 def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tuple[Kind, str]:
-    """What a process that wrote no outcome came to, by its exit code (a signal's is negative), with the end of its log."""
+    """What a process that wrote no outcome came to, by its exit code (a signal's is negative), with the end of its log, or the
+    sentence there on why the outcome could not be written.
+    """
     log = entry.folder / LOG_FILE
     if cut == "time":
         minutes = f"{entry.timeout_minutes:g} minute{'' if entry.timeout_minutes == 1 else 's'}"
@@ -163,6 +166,8 @@ def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tup
             f"It was killed (SIGKILL) during: {stage}; on Linux that is what the kernel does where memory runs out. Expected "
             f"room for the model and one batch. Set memory_gib so that fewer models run beside it. The log is {log}."
         )
+    if code == OutputError.exit_code:
+        return "failed", _read_end(log, 1)
     how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
     return "crashed", (
         f"Its process {how} during: {stage}. Expected ONNX Runtime and TensorRT to run or refuse the model. The log is "
@@ -170,12 +175,12 @@ def explain_end(code: int, cut: _Cut | None, entry: ZooEntry, stage: str) -> tup
     )
 
 
-def _read_end(log: Path) -> str:
+def _read_end(log: Path, count: int = _LOG_LINES) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "(no log)"
-    return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip()) or "(nothing)"
+    return " | ".join(line.strip() for line in lines[-count:] if line.strip()) or "(nothing)"
 
 
 def measure_memory(pid: int) -> int:

@@ -11,6 +11,7 @@ import faulthandler
 import hashlib
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -24,7 +25,14 @@ from pydantic import BaseModel, ConfigDict
 
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import EXIT_FAULT, EXIT_FIXED, EXIT_NOT_VERIFIED, EXIT_STOPPED, FixError
+from overflow_fixer.errors import (
+    EXIT_FAULT,
+    EXIT_FIXED,
+    EXIT_NOT_VERIFIED,
+    EXIT_STOPPED,
+    FixError,
+    OutputError,
+)
 from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.host.consumption import measure_self
@@ -84,8 +92,8 @@ class Job(BaseModel):
 
 
 def main(text: str) -> int:
-    """Do the job; 0 once its outcome is written, whatever that is, EXIT_TAKEN for one that was there. SIGTERM ends a scan
-    after its batch.
+    """Do the job; 0 once its outcome is written, whatever that is, EXIT_TAKEN for one that was there, and OutputError's where
+    it cannot be written, which the log then ends with. SIGTERM ends a scan after its batch.
 
     A worker that another zoo has on the same model is waited for, and its outcome taken.
     """
@@ -98,11 +106,20 @@ def main(text: str) -> int:
     try:
         with hold_lock(job.config.folder / OUTCOME_FILE, math.inf):
             outcome = _measure(run_job(job), job.attempt)
-            print(f"{outcome.kind}: {outcome.message}", flush=True)
+            _log(f"{outcome.kind}: {outcome.message}")
             save_outcome(outcome)
     except KeyboardInterrupt:
         return EXIT_STOPPED
+    except OutputError as error:
+        _log(str(error))
+        return error.exit_code
     return EXIT_TAKEN if outcome.is_earlier else 0
+
+
+def _log(text: str) -> None:
+    """That the log cannot be written, on a disk that is full perhaps, is no reason to crash."""
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{text}\n".encode(errors="backslashreplace"))
 
 
 def _measure(outcome: ZooOutcome, attempt: int) -> ZooOutcome:
@@ -121,8 +138,8 @@ def run_job(job: Job) -> ZooOutcome:
     """Fix the model, or take the outcome that is there where the same content came to it."""
     entry, config = job.entry, job.config
     basis = describe_basis(entry)
-    make_folder(config.folder)
     try:
+        make_folder(config.folder)
         use_custom_ops(config.custom_ops)
         basis = _hash_inputs(entry, basis)
         found = None if job.force else load_outcome(config.folder)

@@ -18,9 +18,9 @@ from zoo_models import AddModel, make_entry
 from overflow_fixer.config import PlanOptions, ScanOptions
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.machine import Machine, describe_machine
-from overflow_fixer.zoo.outcomes import ZooOutcome, load_outcome
+from overflow_fixer.zoo.outcomes import OUTCOME_FILE, ZooOutcome, load_outcome
 from overflow_fixer.zoo.pool import Pool, estimate_memory_gib, order, uses_gpu
-from overflow_fixer.zoo.running import Running
+from overflow_fixer.zoo.running import LOG_FILE, Running
 from overflow_fixer.zoo.worker import PROGRESS_FILE
 
 pytestmark = pytest.mark.alone
@@ -77,6 +77,20 @@ def test_a_model_whose_results_have_no_place_fails_alone(add_model: AddModel, tm
     found = _run(taken, other)
     assert (found["taken"].kind, found["taken"].exit_code) == ("failed", 2)
     assert "could not be written" in found["taken"].message
+    assert found["other"].passed
+
+
+def test_an_outcome_that_cannot_be_written_is_told_with_its_reason_and_not_as_a_crash(
+    add_model: AddModel, tmp_path: Path
+) -> None:
+    stuck, other = make_entry(add_model("stuck")), make_entry(add_model("other"))
+    (stuck.folder / OUTCOME_FILE / "in the way").mkdir(parents=True)
+    found = _run(stuck, other)
+    assert (found["stuck"].kind, found["stuck"].exit_code, found["stuck"].attempts) == ("failed", 2, 1)
+    message = found["stuck"].message
+    assert f"{OUTCOME_FILE} could not be written" in message
+    assert "Expected a folder" in message
+    assert (stuck.folder / LOG_FILE).read_text().splitlines()[-1][:80] == message[:80]
     assert found["other"].passed
 
 
