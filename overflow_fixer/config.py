@@ -243,11 +243,12 @@ SECTIONS = ("calibration", "scan", "plan", "build", "verify", "repair")
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError for one that cannot be read or is not TOML."""
+    """The tables of a TOML file, with a byte order mark or without. Raises ConfigError for one that cannot be read or is not
+    TOML.
+    """
     try:
-        with path.open("rb") as file:
-            tables: dict[str, Any] = tomllib.load(file)
-            return tables
+        tables: dict[str, Any] = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return tables
     except OSError as error:
         raise ConfigError(
             f"The config file {path} cannot be read: {error.strerror or error}. Expected a TOML file. Check the path."

@@ -56,6 +56,13 @@ def test_flags_win_over_the_file_which_wins_over_the_defaults(tmp_path: Path) ->
     assert config.verify.min_snr_db == Tolerance().min_snr_db
 
 
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "fix.toml"
+    path.write_bytes('\ufeffcalib = "dät"\r\n[plan]\r\nthreshold = 500\r\n'.encode())
+    config = make_config(path, {"model": "m.onnx"})
+    assert (config.calib, config.plan.threshold) == ("dät", 500.0)
+
+
 def test_the_defaults_are_those_of_the_records() -> None:
     config = make_config(None, FLAGS)
     assert config.plan.policy() == PlanPolicy()

@@ -65,6 +65,11 @@ threshold = 700
     assert (c.config.calib, c.folder) == (models / "sub/c.npz", models / "results/deep/c")
 
 
+def test_a_file_with_a_byte_order_mark_is_read(models: Path) -> None:
+    zoo = read_zoo_file(_write(models, '\ufeff[[model]]\npath = "a.onnx"\ncalib = "a.npz"\n'))
+    assert [entry.name for entry in zoo.entries] == ["a"]
+
+
 def test_every_problem_is_told_at_once_with_its_line(models: Path) -> None:
     path = _write(
         models,
