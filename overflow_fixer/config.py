@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -259,11 +260,14 @@ def read_config_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
+def make_config(
+    path: Path | None, flags: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> FixConfig:
     """Merge a config file (None: none) and flags; a flag that is None is not set.
 
-    `flags` is nested like the file: {"model": ..., "plan": {"threshold": ...}}. Raises ConfigError
-    naming every unknown key and every value that does not fit.
+    `flags` is nested like the file: {"model": ..., "plan": {"threshold": ...}}; `names` are what the user calls them:
+    {"threshold": "--threshold"}. Raises ConfigError naming every unknown key and every value that does not fit, and where it
+    came from.
     """
     merged: dict[str, Any] = read_config_file(path) if path is not None else {}
     for key, value in flags.items():
@@ -281,7 +285,8 @@ def make_config(path: Path | None, flags: Mapping[str, Any]) -> FixConfig:
         for item in error.errors():
             if item["type"] == _NOT_UTF8:
                 raise ConfigError(_refuse_path(item["ctx"]["path"])) from None
-        raise ConfigError(_explain(error, path)) from error
+        origins = _Origins(path, flags, names or {})
+        raise ConfigError(_explain(error, origins)) from error
 
 
 def _refuse_path(path: str) -> str:
@@ -292,19 +297,53 @@ def _refuse_path(path: str) -> str:
     )
 
 
-def _explain(error: ValidationError, path: Path | None) -> str:
-    problems = [say_problem(item) for item in error.errors()]
-    where = f"the config file {path} or a flag" if path is not None else "a flag"
+@dataclass(frozen=True)
+class _Origins:
+    """Where settings came from: see make_config."""
+
+    path: Path | None
+    flags: Mapping[str, Any]
+    names: Mapping[str, str]
+
+    def find(self, item: ErrorDetails) -> str:
+        """The flag that gave what is wrong, or else the config file, as far as is known."""
+        key, *inner = map(str, item["loc"] or ("",))
+        given = self.flags.get(key)
+        if isinstance(given, Mapping):
+            # of a table as a whole the message begins with the key that is wrong in it
+            key = inner[0] if inner else _say(item).split()[0]
+            given = given.get(key)
+        if given is None and self.path is not None:
+            return f"the config file {self.path}"
+        return self.names.get(key, "a flag")
+
+
+def _explain(error: ValidationError, origins: _Origins) -> str:
+    told: dict[str, list[str]] = {}
+    for item in error.errors():
+        told.setdefault(origins.find(item), []).append(say_problem(item))
+    problems = (f"from {origin}: {'; '.join(said)}" for origin, said in told.items())
     return (
-        f"Settings that cannot be used, from {where}: {'; '.join(problems)}. Expected the keys and values that "
+        f"Settings that cannot be used, {'; '.join(problems)}. Expected the keys and values that "
         "configs/default.toml documents. Correct or remove them."
     )
 
 
 def say_problem(item: ErrorDetails) -> str:
-    """What pydantic found wrong with one key, after the key."""
+    """What pydantic found wrong with one key, after the key, and the value that it found."""
     key = ".".join(map(str, item["loc"]))
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key}: unknown key"
-    message = _MESSAGES.get(item["type"], item["msg"]).removeprefix("Value error, ")
+    message = _say(item)
+    if message.lower().startswith("input should"):
+        message += f", not {_say_value(item['input'])}"
     return f"{key}: {message[0].lower()}{message[1:]}" if key else message
+
+
+def _say(item: ErrorDetails) -> str:
+    return _MESSAGES.get(item["type"], item["msg"]).removeprefix("Value error, ")
+
+
+def _say_value(value: object) -> str:
+    """As TOML and JSON have it, and no more than a line of it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"

@@ -110,7 +110,7 @@ def test_a_path_of_another_type_is_told_by_its_key_alone(value: object) -> None:
     for key, told in (("model", "a path"), ("calib", 'a path, or "random"'), ("out", "a path")):
         with pytest.raises(ConfigError) as refusal:
             make_config(None, {**FLAGS, key: value})
-        assert f"from a flag: {key}: input should be {told}. Expected" in str(refusal.value)
+        assert f"from a flag: {key}: input should be {told}, not {value!r}. Expected" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -131,34 +131,65 @@ def test_what_is_wrong_with_the_calibration_is_told(calibration: dict[str, objec
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"plan": {"threshold": True}}, "plan.threshold: input should be a valid number."),
-        ({"plan": {"threshold": "500"}}, "plan.threshold: input should be a valid number."),
-        ({"build": {"compare": "no"}}, "build.compare: input should be a valid boolean."),
-        ({"build": {"tf32": 1}}, "build.tf32: input should be a valid boolean."),
-        ({"build": {"workspace_gib": True}}, "build.workspace_gib: input should be a valid number."),
+        ({"plan": {"threshold": True}}, "plan.threshold: input should be a valid number, not true."),
+        ({"plan": {"threshold": "500"}}, "plan.threshold: input should be a valid number, not '500'."),
+        ({"build": {"compare": "no"}}, "build.compare: input should be a valid boolean, not 'no'."),
+        ({"build": {"tf32": 1}}, "build.tf32: input should be a valid boolean, not 1."),
+        (
+            {"build": {"workspace_gib": True}},
+            "build.workspace_gib: input should be a valid number, not true.",
+        ),
         (
             {"build": {"profile": {"x": [[1], ["8"], [32]]}}},
-            "build.profile.x.1.0: input should be a valid integer.",
+            "build.profile.x.1.0: input should be a valid integer, not '8'.",
         ),
-        ({"verify": {"per_output": {"y": "40"}}}, "verify.per_output.y: input should be a valid number."),
-        ({"repair": {"max_rounds": True}}, "repair.max_rounds: input should be a valid integer."),
-        ({"repair": {"max_builds": 3.0}}, "repair.max_builds: input should be a valid integer."),
-        ({"calibration": {"batch_size": "2"}}, "calibration.batch_size: input should be a valid integer."),
+        (
+            {"verify": {"per_output": {"y": "40"}}},
+            "verify.per_output.y: input should be a valid number, not '40'.",
+        ),
+        ({"repair": {"max_rounds": True}}, "repair.max_rounds: input should be a valid integer, not true."),
+        ({"repair": {"max_builds": 3.0}}, "repair.max_builds: input should be a valid integer, not 3.0."),
+        (
+            {"calibration": {"batch_size": "2"}},
+            "calibration.batch_size: input should be a valid integer, not '2'.",
+        ),
         (
             {"calibration": {"allow_nonfinite": "no"}},
-            "calibration.allow_nonfinite: input should be a valid boolean.",
+            "calibration.allow_nonfinite: input should be a valid boolean, not 'no'.",
         ),
         (
             {"calibration": {"images": {"mean": [True]}}},
-            "calibration.images.mean.0: input should be a valid number.",
+            "calibration.images.mean.0: input should be a valid number, not true.",
         ),
-        ({"refuse_layernorm": "yes"}, "refuse_layernorm: input should be a valid boolean."),
+        ({"refuse_layernorm": "yes"}, "refuse_layernorm: input should be a valid boolean, not 'yes'."),
     ],
 )
 def test_a_value_of_another_type_is_not_converted(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         make_config(None, {**FLAGS, **settings})
     assert told in str(refusal.value)
+
+
+def test_each_problem_is_told_with_its_value_and_the_flag_or_file_that_it_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "fix.toml"
+    path.write_text("[plan]\nthreshold = 500\n[verify]\nmin_agreement = 2\n[calibration]\nseed = 3\n")
+    flags = {**FLAGS, "plan": {"threshold": -1.0}, "calibration": {"seed": None, "batch_size": 0}}
+    names = {"threshold": "--threshold", "batch_size": "--batch-size", "seed": "--seed"}
+    with pytest.raises(ConfigError) as refusal:
+        make_config(path, flags, names)
+    text = str(refusal.value)
+    assert "from --threshold: plan.threshold: input should be greater than 0, not -1.0; from" in text
+    assert (
+        f"the config file {path}: verify.min_agreement: input should be less than or equal to 1, not 2"
+        in text
+    )
+    assert "from --batch-size: calibration: batch_size must be at least 1, not 0" in text
+
+
+def test_a_value_is_told_in_no_more_than_a_line() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make_config(None, {**FLAGS, "plan": {"threshold": "9" * 500}})
+    assert len(str(refusal.value)) < 400
 
 
 def test_a_whole_number_serves_where_a_number_is_asked_for() -> None:

@@ -65,9 +65,20 @@ def settings(**flags: Any) -> FixConfig:
         value = flags.get(flag)
         target = nested.setdefault(places[0], {}) if places else nested
         target[flag] = None if value == () else value
-    config = make_config(flags.get("config"), nested)
+    config = make_config(flags.get("config"), nested, _name_flags())
     use_custom_ops(config.custom_ops)
     return config
+
+
+def _name_flags() -> dict[str, str]:
+    """How the flags of the verb that runs are written, by the names of their values."""
+    context = click.get_current_context(silent=True)
+    found = [] if context is None else context.command.params
+    return {
+        one.name: one.opts[0] if isinstance(one, click.Option) else one.name.upper()
+        for one in found
+        if one.name is not None
+    }
 
 
 def to_json(**values: Any) -> str:

@@ -57,6 +57,12 @@ def test_a_file_is_never_taken_for_a_mistyped_verb(
     assert "No calibration data was named" in refuse("skan")
 
 
+def test_a_value_that_does_not_fit_is_told_with_its_flag(refuse: Refuse) -> None:
+    told = refuse("m.onnx", "--calib", "data", "--threshold", "-1", "--batch-size", "0")
+    assert "from --threshold: plan.threshold: input should be greater than 0, not -1.0" in told
+    assert "from --batch-size: calibration: batch_size must be at least 1, not 0" in told
+
+
 @pytest.mark.parametrize(
     ("flag", "verbs"),
     [
