@@ -10,7 +10,7 @@ import click
 from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.tables import show
 from overflow_fixer.cli.verb import TellsHelp
-from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, OutputError
 from overflow_fixer.files import write_text
 from overflow_fixer.reports import fill_template, lay_out, load_document
 from overflow_fixer.reports.staleness import find_stale
@@ -21,7 +21,8 @@ from overflow_fixer.reports.staleness import find_stale
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def report_command(path: Path, quiet: bool, debug: bool) -> int:
-    """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew.
+    """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew, where
+    that can be written.
 
     Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, other
     ranges, or other than what was built from it; 5 too for a report that contradicts itself.
@@ -32,7 +33,7 @@ def report_command(path: Path, quiet: bool, debug: bool) -> int:
     stale = None if is_file else find_stale(document, path)
     if stale is not None:
         document["warnings"] = [str(stale), *document["warnings"]]
-    write_text(file.with_suffix(".html"), fill_template(document))
+    _write_page(file.with_suffix(".html"), fill_template(document))
     if not quiet:
         show(lay_out(document))
     elif stale is not None:
@@ -40,3 +41,16 @@ def report_command(path: Path, quiet: bool, debug: bool) -> int:
     if stale is not None:
         return stale.exit_code
     return EXIT_FIXED if document["verdict"]["passed"] else EXIT_NOT_VERIFIED
+
+
+def _write_page(path: Path, page: str) -> None:
+    """What cannot be written is said on stderr: the report is told all the same."""
+    try:
+        write_text(path, page)
+    except OutputError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error.__cause__
+        click.echo(
+            f"fix-fp16: {path} was not written: {reason}. Expected a folder that can be written to, with room left on its disk. "
+            "The report is told all the same; for the page copy the folder to where there is one.",
+            err=True,
+        )
