@@ -15,12 +15,13 @@ from rich.text import Text
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import TIMED, is_timed, say_steps
 from overflow_fixer.reports.wording import say_count, say_decibels, shorten_sentence
-from overflow_fixer.zoo.outcomes import ZooOutcome
+from overflow_fixer.zoo.outcomes import OUTCOME_FILE, ZooOutcome
 from overflow_fixer.zoo.pool import Work
 
 _STILL_SECONDS = 60.0
 """How often, without a terminal, it is said what runs."""
-_MESSAGE_WIDTH = 240
+_MESSAGE_WIDTH = 1000
+"""A paragraph with what was expected and what to do; that of a crash has the end of a log in it, as long as that may be."""
 
 
 class ZooDisplay:
@@ -90,13 +91,19 @@ def describe(outcome: ZooOutcome) -> str:
     kind = outcome.kind.replace("_", " ")
     before = ", finished before" if outcome.is_earlier else f", {outcome.seconds:.1f} s"
     if outcome.result is None:
-        return f"{outcome.name}: {kind}{before}: {shorten_sentence(outcome.message, _MESSAGE_WIDTH)}"
+        return f"{outcome.name}: {kind}{before}: {_tell_message(outcome)}"
     pins, snr = len(outcome.result.pins), say_decibels(outcome.result.fixed_snr_db)
     mismatched = outcome.result.fixed_mismatched
     wrong = f", {say_count(mismatched)} mismatched" if mismatched else ""
     doubts = len(outcome.result.warnings)
     warned = f", {say_plural(doubts, 'warning')}" if doubts else ""
     return f"{outcome.name}: {kind}, {say_plural(pins, 'pin')}, {snr} dB{wrong}{warned}{before}"
+
+
+def _tell_message(outcome: ZooOutcome) -> str:
+    """The message; of one that is cut, where it is whole."""
+    said = shorten_sentence(outcome.message, _MESSAGE_WIDTH)
+    return said if said == outcome.message else f"{said} (whole: {outcome.folder / OUTCOME_FILE})"
 
 
 def say_stage(running: Work) -> str:

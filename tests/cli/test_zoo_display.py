@@ -44,14 +44,25 @@ def test_one_line_tells_the_snr_and_what_does_not_match(snr_db: float, mismatche
     assert describe(_outcome(snr_db, mismatched)) == said
 
 
-def test_of_a_long_message_the_beginning_and_what_to_do_are_said() -> None:
-    message = " ".join(["it", "holds", *(f"{number}," for number in range(99)), "Remove", "the", "batch."])
-    outcome = _outcome(61.54, 0).model_copy(update={"kind": "failed", "result": None, "message": message})
+def _failed(count: int) -> ZooOutcome:
+    message = " ".join(["it", "holds", *(f"{number}," for number in range(count)), "Remove", "the", "batch."])
+    return _outcome(61.54, 0).model_copy(update={"kind": "failed", "result": None, "message": message})
+
+
+def test_a_paragraph_is_said_whole() -> None:
+    outcome = _failed(99)
+    assert describe(outcome) == f"m: failed, 1.0 s: {outcome.message}"
+
+
+def test_of_a_long_message_the_beginning_and_what_to_do_are_said_and_where_it_is_whole() -> None:
+    outcome = _failed(999)
     said = describe(outcome)
     assert said.startswith("m: failed, 1.0 s: it holds 0, 1, ")
-    assert said.endswith("98, Remove the batch.")
-    assert set(said.split()) <= {*message.split(), "m:", "failed,", "1.0", "s:", "..."}
-    assert len(said) < 270
+    whole = f" (whole: {Path('m') / 'outcome.json'})"
+    assert said.endswith(f"998, Remove the batch.{whole}")
+    shown = said.removesuffix(whole)
+    assert set(shown.split()) <= {*outcome.message.split(), "m:", "failed,", "1.0", "s:", "..."}
+    assert len(shown) < 1030
 
 
 def test_warnings_are_counted() -> None:
