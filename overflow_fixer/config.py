@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number, Whole
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_utf8, sha256_of
+from overflow_fixer.model_file.unreadable import check_there
 from overflow_fixer.records import (
     Accumulators,
     Budget,
@@ -267,7 +268,7 @@ def make_config(
 
     `flags` is nested like the file: {"model": ..., "plan": {"threshold": ...}}; `names` are what the user calls them:
     {"threshold": "--threshold"}. Raises ConfigError naming every unknown key and every value that does not fit, and where it
-    came from.
+    came from; and ModelError where no data were named for a model that is not there.
     """
     merged: dict[str, Any] = read_config_file(path) if path is not None else {}
     for key, value in flags.items():
@@ -281,12 +282,20 @@ def make_config(
         return FixConfig.model_validate(merged)
     except ValidationError as error:
         if all(item["type"] == "missing" and len(item["loc"]) == 1 for item in error.errors()):
-            raise ConfigError(_NO_CALIB if "model" in merged else _NO_MODEL) from None
+            raise _refuse_lack(merged) from None
         for item in error.errors():
             if item["type"] == _NOT_UTF8:
                 raise ConfigError(_refuse_path(item["ctx"]["path"])) from None
         origins = _Origins(path, flags, names or {})
         raise ConfigError(_explain(error, origins)) from error
+
+
+def _refuse_lack(settings: Mapping[str, Any]) -> ConfigError:
+    """Of settings without a model, or without data. Raises ModelError where the model is named, and not there."""
+    if "model" not in settings:
+        return ConfigError(_NO_MODEL)
+    check_there(Path(settings["model"]))
+    return ConfigError(_NO_CALIB)
 
 
 def _refuse_path(path: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from overflow_fixer.calibration.options import ImageOptions
 from overflow_fixer.config import FixConfig, make_config, read_config_file
-from overflow_fixer.errors import ConfigError
+from overflow_fixer.errors import ConfigError, ModelError
 from overflow_fixer.records import PlanPolicy, Tolerance
 
 DEFAULTS = Path(__file__).parents[1] / "configs" / "default.toml"
@@ -83,8 +83,11 @@ def test_a_misspelt_model_is_told_as_such(tmp_path: Path) -> None:
     path.write_text("modle = 'm.onnx'\n")
     with pytest.raises(ConfigError, match="model: field required; calib: field required; modle: unknown key"):
         make_config(path, {})
+    (tmp_path / "m.onnx").touch()
     with pytest.raises(ConfigError, match="No calibration data was named"):
-        make_config(None, {"model": "m.onnx"})
+        make_config(None, {"model": tmp_path / "m.onnx"})
+    with pytest.raises(ModelError, match=r"nowhere\.onnx cannot be read: No such file"):
+        make_config(None, {"model": tmp_path / "nowhere.onnx"})
 
 
 @pytest.mark.parametrize(

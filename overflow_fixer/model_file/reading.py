@@ -19,6 +19,7 @@ from onnx import AttributeProto, TensorProto
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.model_file.subgraphs import CONTROL_FLOW, STANDARD_DOMAINS
+from overflow_fixer.model_file.unreadable import refuse_unreadable
 
 LEAST_BYTES = 16384
 """Smaller weights stay in the message: rules and shape inference look into those."""
@@ -59,9 +60,7 @@ def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
             data = _read_without_weights(file.fileno(), path.resolve().name) if in_place else None
             model: onnx.ModelProto = onnx.ModelProto.FromString(file.read() if data is None else data)
     except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read: {error.strerror or error}. Expected an ONNX model file. Check the path."
-        ) from error
+        raise refuse_unreadable(path, error) from error
     except DecodeError as error:
         raise ModelError(
             f"{path} ({path.stat().st_size} bytes) is not a whole ONNX model: {error}. Expected an .onnx file as an "

@@ -229,8 +229,8 @@ sys.argv = ["fix-fp16", "no_such_model.onnx", *{debug}]
 main()
 """
         done = _run_script(script)
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].startswith("fix-fp16: No calibration data was named")
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[-1].startswith("fix-fp16: no_such_model.onnx cannot be read")
         assert ("Traceback" in done.stderr) == bool(debug)
 
 

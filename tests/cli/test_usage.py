@@ -51,10 +51,22 @@ def test_a_file_is_never_taken_for_a_mistyped_verb(
     refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("skan.onnx", "./nowhere"):
+    for name in ("skan.onnx", "./nowhere", "skan"):
+        Path(name).touch()
         assert "No calibration data was named" in refuse(name)
-    Path("skan").touch()
-    assert "No calibration data was named" in refuse("skan")
+
+
+def test_a_model_that_is_not_there_is_told_before_data_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for args in (["m.onx"], ["./nowhere"], ["scan", "m.onx"], ["verify", "m.onx"]):
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        told = capsys.readouterr().err
+        assert stop.value.code == 3, told
+        assert f"{Path(args[-1])} cannot be read: No such file or directory. Expected an ONNX model" in told
+        assert told.count("\n") == 1
 
 
 def test_a_value_that_does_not_fit_is_told_with_its_flag(refuse: Refuse) -> None:

@@ -1,0 +1,19 @@
+"""What is said of a model file that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overflow_fixer.errors import ModelError
+from overflow_fixer.model_file.unreadable import check_there
+
+
+def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere cannot be read: No such file.*Check the path\."):
+        check_there(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="cannot be read: Not a directory"):
+        check_there(tmp_path / "file" / "m.onnx")
+    check_there(tmp_path / "file")
