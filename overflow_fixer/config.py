@@ -211,8 +211,18 @@ class FixConfig(BaseModel):
         return self.out if self.out is not None else Path(f"{self.model.stem}.fp16")
 
     def hash_libraries(self) -> str:
-        """The SHA-256 of the libraries of custom operators and TensorRT plug-ins that are there, in hexadecimal."""
-        return sha256_of([path for path in (*self.custom_ops, *self.build.plugins) if os.path.isfile(path)])
+        """The SHA-256 of the libraries of custom operators and TensorRT plug-ins that are there, in hexadecimal.
+
+        Raises ConfigError for one that cannot be read.
+        """
+        found = [path for path in (*self.custom_ops, *self.build.plugins) if os.path.isfile(path)]
+        try:
+            return sha256_of(found)
+        except OSError as error:
+            raise ConfigError(
+                f"The library {error.filename} cannot be read: {error.strerror or error}. Expected a shared library that this user "
+                "may read. Change its permissions (chmod), or leave it out."
+            ) from error
 
     def with_files_below(self, folder: Path) -> FixConfig:
         """The same with libraries, plug-ins and the timing cache that are relative paths taken from `folder`."""

@@ -9,10 +9,12 @@ import click
 
 
 class NamedPath(click.Path):
-    """Paths as pathlib has them. An empty one is refused as a fault of usage."""
+    """Paths as pathlib has them. An empty one is refused as a fault of usage; whether the file can be read is for whoever
+    reads it to say, with its exit code and what to do.
+    """
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(path_type=Path, readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(_refuse_nothing(self, value, param, ctx), param, ctx)

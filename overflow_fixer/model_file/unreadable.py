@@ -10,9 +10,10 @@ from overflow_fixer.errors import ModelError
 
 def refuse_unreadable(path: Path, error: OSError) -> ModelError:
     """What is to be raised where reading the model file failed with `error`."""
-    return ModelError(
-        f"{path} cannot be read: {error.strerror or error}. Expected an ONNX model file. Check the path."
-    )
+    is_denied = isinstance(error, PermissionError)
+    expected = "an ONNX model file that this user may read" if is_denied else "an ONNX model file"
+    remedy = "Change its permissions or those of its folder (chmod)" if is_denied else "Check the path"
+    return ModelError(f"{path} cannot be read: {error.strerror or error}. Expected {expected}. {remedy}.")
 
 
 def check_there(path: Path) -> None:

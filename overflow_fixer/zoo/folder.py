@@ -24,8 +24,9 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
 
     The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .hdf5, .json),
     DIR/calib/NAME (or calibration, data) and, where NAME is the one model in DIR, DIR/calib itself. Raises ConfigError
-    that names every model without data.
+    that names every model without data, and for a folder that cannot be read.
     """
+    _check_readable(root)
     out = folder or Path(f"{root.resolve().name}.zoo")
     models = [path for path in sorted(root.rglob("*.onnx")) if _is_wanted(path, root)]
     counts = Counter(model.parent for model in models)
@@ -39,6 +40,17 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
             "(configs/zoo.toml). Nothing was run."
         )
     return Zoo(root, out, tuple(_make_entries(root, out, found)))
+
+
+def _check_readable(root: Path) -> None:
+    """rglob finds nothing in a folder that it may not read, and says nothing of it."""
+    try:
+        os.listdir(root)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {root} cannot be read: {error.strerror or error}. Expected a folder of models that this user may read. "
+            "Change its permissions (chmod), or name another one. Nothing was run."
+        ) from error
 
 
 def find_data(model: Path, *, is_alone: bool) -> Path | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.model_file.unreadable import check_there
+from overflow_fixer.model_file.unreadable import check_there, refuse_unreadable
 
 
 def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
@@ -17,3 +17,11 @@ def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="cannot be read: Not a directory"):
         check_there(tmp_path / "file" / "m.onnx")
     check_there(tmp_path / "file")
+
+
+def test_one_without_permission_is_told_with_what_to_do() -> None:
+    told = str(refuse_unreadable(Path("m.onnx"), PermissionError(13, "Permission denied", "m.onnx")))
+    assert told.startswith(
+        "m.onnx cannot be read: Permission denied. Expected an ONNX model file that this user may"
+    )
+    assert "permissions" in told

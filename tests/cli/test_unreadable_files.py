@@ -1,0 +1,84 @@
+"""Files that are there and may not be read: told by whoever reads them, with its exit code and what to do.
+
+By a user without the right to read whatever there is, which root has unless it gives it up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from zoo_models import write_model
+
+_GIVE_UP = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+_MAY_ALL = hasattr(os, "geteuid") and os.geteuid() == 0
+_PREFIX = [*_GIVE_UP, "--inh-caps=-dac_override,-dac_read_search"] if _MAY_ALL else []
+Refuse = Callable[..., str]
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32" or (_MAY_ALL and not shutil.which("setpriv")),
+    reason="here nothing is closed to this user",
+)
+
+
+@pytest.fixture
+def refuse(tmp_path: Path) -> Refuse:
+    """What a command says that must end with the code."""
+
+    def run(code: int, *arguments: str) -> str:
+        command = [*_PREFIX, sys.executable, "-m", "overflow_fixer", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.count("\n") == 1
+        assert "Expected" in done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Callable[[str], None]:
+    """Closes a file of the folder, made where it is not there."""
+
+    def close(name: str) -> None:
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0)
+
+    return close
+
+
+def test_a_model_is_refused_as_a_missing_one_is(
+    refuse: Refuse, closed: Callable[[str], None], tmp_path: Path
+) -> None:
+    write_model(tmp_path, "m")
+    closed("m.onnx")
+    told = refuse(3, "m.onnx", "--calib", "m.npz")
+    assert told.startswith("fix-fp16: m.onnx cannot be read: Permission denied.")
+    assert "Change its permissions" in told
+
+
+def test_settings_plans_and_libraries_are_refused_by_those_who_read_them(
+    refuse: Refuse, closed: Callable[[str], None], tmp_path: Path
+) -> None:
+    write_model(tmp_path, "m")
+    for name in ("c.toml", "p.json", "l.so"):
+        closed(name)
+    job = ["m.onnx", "--calib", "m.npz", "--backend", "onnx"]
+    assert "The config file c.toml cannot be read: Permission" in refuse(2, *job, "--config", "c.toml")
+    assert "The library l.so cannot be read: Permission" in refuse(2, *job, "--plugin", "l.so", "-q")
+    assert "The zoo file c.toml cannot be read: Permission" in refuse(2, "zoo", "c.toml")
+    assert "p.json cannot be read: Permission" in refuse(5, "build", "m.onnx", "--plan", "p.json")
+
+
+def test_a_folder_of_models_is_not_taken_for_an_empty_one(refuse: Refuse, tmp_path: Path) -> None:
+    write_model(tmp_path / "zoo", "m")
+    (tmp_path / "zoo").chmod(0)
+    try:
+        assert "The folder zoo cannot be read: Permission" in refuse(2, "zoo", "zoo")
+    finally:
+        (tmp_path / "zoo").chmod(0o700)
