@@ -37,6 +37,7 @@ from overflow_fixer.model_file.subgraphs import (
     may_have_bodies,
 )
 from overflow_fixer.model_file.weights import read_pieces, read_rows, read_values
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import Array, Dim, InputSpec
 
 MIN_OPSET = 9
@@ -231,6 +232,7 @@ def load_graph(path: Path | str) -> Graph:
 def _load(path: Path) -> Graph:
     stamp = FileStamp.of(path)
     model, home = read_referring(path)
+    _check_outputs(path, model)
     _import_unused(model)
     opset = _checked_opset(path, model)
     data_files = tuple(sorted(check_external_data(home, model) - {path.resolve()}))
@@ -260,6 +262,14 @@ def _with_types(graph: Graph) -> Graph:
     if sure_shapes is not None:
         typed.__dict__["sure_shapes"] = sure_shapes
     return typed
+
+
+def _check_outputs(path: Path, model: onnx.ModelProto) -> None:
+    if not model.graph.output:
+        raise ModelError(
+            f"{path} has {say_plural(len(model.graph.node), 'node')} and no output. Expected one output at least: FP16 is held "
+            "against FP32 there. Export the model again with its results as outputs."
+        )
 
 
 def _checked_opset(path: Path, model: onnx.ModelProto) -> int:

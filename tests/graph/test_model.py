@@ -43,6 +43,15 @@ def _save(
     return path
 
 
+def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
+    path = _save(tmp_path, [helper.make_node("Relu", ["x"], ["y"])])
+    model = onnx.load(path)
+    del model.graph.output[:]
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match=r"has 1 node and no output\. Expected one output at least"):
+        load_graph(path)
+
+
 def test_labels_are_unique_and_name_the_first_output_where_the_name_cannot(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="same"),
