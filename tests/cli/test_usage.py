@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from zoo_models import write_model
 
 from overflow_fixer.cli import main
 
@@ -73,6 +75,23 @@ def test_a_value_that_does_not_fit_is_told_with_its_flag(refuse: Refuse) -> None
     told = refuse("m.onnx", "--calib", "data", "--threshold", "-1", "--batch-size", "0")
     assert "from --threshold: plan.threshold: input should be greater than 0, not -1.0" in told
     assert "from --batch-size: calibration: batch_size must be at least 1, not 0" in told
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no folder that is worked in")
+def test_a_working_folder_that_was_removed_is_told(
+    refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path, "m")
+    zoo = tmp_path / "zoo.toml"
+    zoo.write_text(f"[[model]]\npath = '{model}'\ncalib = 'random'\n")
+    (tmp_path / "data").mkdir()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for args in ([str(model), "--calib", str(tmp_path / "data")], ["zoo", str(zoo)]):
+        told = refuse(*args)
+        assert told.startswith("fix-fp16: the working folder is not there any more. Expected one")
 
 
 @pytest.mark.parametrize(
