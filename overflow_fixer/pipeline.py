@@ -56,6 +56,7 @@ from overflow_fixer.reports.caveats import (
     say_thin,
     say_unclamped,
     say_unsettled,
+    say_without_effect,
 )
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.session import use_custom_ops
@@ -322,6 +323,7 @@ def _make_report(
 
 
 def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
+    yield from say_without_effect(config.build, bench.backend.is_engine)
     yield from say_luck(result.best, result.naive)
     yield from say_spent(result.best.verification, result.rounds, config.repair.budget(), result.spent)
     yield from say_left_out(result.best.verification, config.verify.jitter)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from onnx import TensorProto
 
+from overflow_fixer.config import BuildOptions
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
@@ -33,6 +34,9 @@ from overflow_fixer.verification.half_io import say_over_range
 _THIN_DB = 6.0
 _THIN_SHARE = 0.5
 """Of the share that may differ, what is near to it: twice the error, as are 6 dB."""
+_OF_ENGINES = (
+    "typing tf32 workspace_gib optimization_level tactic_sources timing_cache plugins profile".split()
+)
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -43,6 +47,18 @@ def say_changed_data(ranges: RangeTable, data: CalibrationSet) -> Iterator[str]:
             f"The calibration data {data.source} are not what was scanned: the files, or the options that make batches of them, "
             "changed since. The plan was made for the ranges of what was there. Scan and plan again, or run fix-fp16 MODEL, to have "
             "it made for these."
+        )
+
+
+def say_without_effect(build: BuildOptions, is_engine: bool) -> Iterator[str]:
+    """That settings of engines were given where a typed model was built, and nothing was exported for an engine."""
+    usual = BuildOptions()
+    given = [f"build.{name}" for name in _OF_ENGINES if getattr(build, name) != getattr(usual, name)]
+    if given and not is_engine and not build.exports:
+        has, it = ("has", "it") if len(given) == 1 else ("have", "them")
+        yield (
+            f"{name_few(given)} {has} no effect on a typed ONNX model, which is what was built: an engine alone heeds {it}. Build one "
+            "with --backend tensorrt, where TensorRT and a GPU are."
         )
 
 

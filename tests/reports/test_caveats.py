@@ -38,6 +38,7 @@ from overflow_fixer.reports.caveats import (
     say_thin,
     say_unclamped,
     say_unsettled,
+    say_without_effect,
 )
 from overflow_fixer.trials.bench import Bench
 
@@ -392,3 +393,25 @@ def test_a_model_that_is_in_fp16_already_is_told(
     assert report.passed
     told = [one for one in report.warnings if " FP16 already: nothing was converted" in one]
     assert len(told) == is_told
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        ({}, None),
+        ({"io_types": "fp16", "compare": False}, None),
+        ({"plugins": ["p.so"]}, "build.plugins has no effect on a typed ONNX model"),
+        ({"typing": "weak", "workspace_gib": 1.0}, "build.typing, build.workspace_gib have no effect"),
+        ({"plugins": ["p.so"], "exports": ["polygraphy-npps"]}, None),
+    ],
+)
+def test_settings_of_engines_that_do_nothing_are_told(build: dict[str, Any], said: str | None) -> None:
+    told = list(say_without_effect(BuildOptions.model_validate(build), is_engine=False))
+    assert len(told) == (said is not None)
+    assert said is None or told[0].startswith(said)
+    assert not list(say_without_effect(BuildOptions.model_validate(build), is_engine=True))
+
+
+def test_a_report_tells_of_settings_that_do_nothing(tmp_path: Path) -> None:
+    report = fix(_config(tmp_path, optimization_level=3))
+    assert any(warning.startswith("build.optimization_level has no effect") for warning in report.warnings)
