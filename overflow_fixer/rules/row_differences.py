@@ -14,7 +14,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import InnerRange, RangeTable
 from overflow_fixer.rules.divided_differences import find_sources, may_keep
 from overflow_fixer.rules.divisors import divides
-from overflow_fixer.rules.paths import find_ways, walk_back
+from overflow_fixer.rules.paths import find_given, find_ways, walk_back
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_differences import LostDifference, find_lost_terms, is_finite
 
@@ -74,6 +74,23 @@ def _tell(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange, end: 
         f"a row of {source.tensor} is {times:.6g} times as large as what is left of it less {taken}, over the limit of {_MOST:g}: "
         f"FP16 has less than 32 steps for that, and {end.op_type} {end.label} scales it up"
     )
-    nodes = tuple(find_sources(graph, ranges, node, source.max_abs / times))
+    nodes = (*find_sources(graph, ranges, node, source.max_abs / times), *_find_restoring(graph, node))
     batch = ranges.worst_batch_of(inner.seen)
     return LostDifference(nodes, node.outputs[0], times, _MOST, reason, batch)
+
+
+def _find_restoring(graph: Graph, node: Node) -> Iterator[Node]:
+    """What adds the mean again to what is given out, as far from zero as the row was, and moves both there."""
+    if node.standard_op != "Sub":
+        return
+
+    def restores(reader: Node, slot: int) -> bool:
+        is_sum = reader.standard_op in ("Add", "Sub") and reader is not node
+        return is_sum and find_given(graph, reader.outputs[0], moves) is not None
+
+    def gives_out(reader: Node, slot: int) -> bool:
+        return moves(reader, slot) and not set(reader.writes).isdisjoint(graph.outputs)
+
+    for one in find_ways(graph, node.inputs[1], moves, restores):
+        yield one
+        yield from find_ways(graph, one.outputs[0], moves, gives_out) if not moves(one, 0) else ()

@@ -23,6 +23,7 @@ CONSTANTS = {
     "minus": scalar(-0.5),
     "scale": np.ones(2, np.float32),
     "bias": np.zeros(2, np.float32),
+    "eye": np.eye(2, dtype=np.float32),
     "w": GENERATOR.normal(size=(2, 2)).astype(np.float32),
 }
 MEAN = [node("ReduceMean", "x", "m", axes=[1]), node("Sub", "x m", "d")]
@@ -87,6 +88,38 @@ def test_a_quiet_feature_is_told_and_right_with_the_pins(form: str, tmp_path: Pa
 @pytest.mark.parametrize("form", NOT_SCALED)
 def test_what_is_not_scaled_up_is_no_matter(form: str, tmp_path: Path) -> None:
     assert list(find_row_differences(*_scan(tmp_path, NOT_SCALED[form], _draw(0.3)))) == []
+
+
+RESTORED = {
+    "as it is": [node("Add", "fs m", "y")],
+    "from the left": [node("Add", "m fs", "y")],
+    "moved": [
+        node("Identity", "m", "i"),
+        node("Add", "fs i", "r"),
+        node("Transpose", "r", "y", perm=[1, 0, 2]),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", RESTORED)
+def test_where_the_mean_is_added_again_what_is_given_out_stays_too(form: str, tmp_path: Path) -> None:
+    """Rows of 1013 whose FP16 has steps of a half."""
+    between = [node("Div", "d s", "n"), node("MatMul", "n eye", "f"), node("Mul", "f s", "fs")]
+    nodes = [*MEAN, *DEVIATION, *between, *RESTORED[form]]
+    graph, ranges = _scan(tmp_path, nodes, _draw(0.3))
+    restoring = {one.op_type + "_" + one.output[0] for one in RESTORED[form]}
+    assert set(pinned_by(find_lost_differences, graph, ranges)) == {"ReduceMean_m", "Sub_d", *restoring}
+
+
+def test_what_is_added_to_the_mean_inside_is_no_matter(tmp_path: Path) -> None:
+    nodes = [
+        *SCALED["by the deviation"][:-1],
+        node("Div", "d s", "n"),
+        node("Add", "n m", "a"),
+        node("Tanh", "a", "y"),
+    ]
+    graph, ranges = _scan(tmp_path, nodes, _draw(0.3))
+    assert set(pinned_by(find_lost_differences, graph, ranges)) == {"ReduceMean_m", "Sub_d"}
 
 
 def test_the_evidence(tmp_path: Path) -> None:
