@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found
-from overflow_fixer.inner.quiet_rows import compare, is_fed
+from overflow_fixer.inner.quiet_rows import compare_extremes, is_fed
 
 
 def find_in_layer_normalization(expression: Expression) -> Iterator[Found]:
@@ -75,7 +75,7 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     native = expression.moments(rows)
     if native is not None:
         if is_of_features:
-            yield "row cancellation", _compare(expression, native.largest, native.smallest, native.deviation)
+            yield "row cancellation", _compare(expression, native.largest, native.smallest)
         yield "deviation", native.deviation
         yield "sum of squares", native.spread
         yield "sum", native.sum
@@ -91,18 +91,14 @@ def _moments(expression: Expression, rows: Rows) -> Iterator[Found]:
     count, zero = expression.count(rows), expression.number(0.0)
     too_much = expression.apply("Mul", expression.apply("Mul", rest, rest), count)
     squares = expression.apply("Sub", expression.add_up("ReduceSumSquare", deviations), too_much)
-    deviation = expression.apply("Max", above, below, zero)
     if is_of_features:
-        yield "row cancellation", _compare(expression, highest, lowest, deviation)
-    yield "deviation", deviation
+        yield "row cancellation", _compare(expression, highest, lowest)
+    yield "deviation", expression.apply("Max", above, below, zero)
     yield "sum of squares", expression.apply("Max", squares, zero)
     yield "sum", expression.apply("Mul", expression.apply("Add", mean, rest), count)
 
 
-def _compare(expression: Expression, highest: str, lowest: str, deviation: str) -> str:
-    """How many times the largest |x − mean| of a row the largest |x| is; see quiet_rows.compare. 0 of less than epsilon's root."""
-    largest = expression.apply("Max", *(expression.apply("Abs", one) for one in (highest, lowest)))
+def _compare(expression: Expression, highest: str, lowest: str) -> str:
+    """How many times half of what a row spans it is, in largest magnitudes; 0 where that half is no more than epsilon's root."""
     root = math.sqrt(expression.attribute("epsilon", 1e-5))
-    is_over = expression.apply("Less", expression.number(root), deviation)
-    shown = expression.apply("Where", is_over, deviation, expression.number(0.0))
-    return compare(expression, largest, shown)
+    return compare_extremes(expression, highest, lowest, is_mean=True, least=root)

@@ -22,8 +22,11 @@ _STATISTICS = frozenset("ReduceMean ReduceMin ReduceMax".split())
 
 
 def is_fed(graph: Graph, tensor: str) -> bool:
-    """Whether it is an input of the model, moved at most: what a layer gives out loses as much in the layer."""
-    for _ in range(_FARTHEST):
+    """Whether it is an input of the model, moved at most: what a layer gives out loses as much in the layer.
+
+    Of what a body reads, none is: it may come of a layer.
+    """
+    for _ in range(_FARTHEST if not graph.place else 0):
         writer = graph.producers.get(tensor)
         if writer is None:
             return tensor not in graph.constants
@@ -54,10 +57,11 @@ def find_statistic(graph: Graph, tensor: str) -> Node | None:
 
 
 def measure_rows(expression: Expression, statistic: Node) -> str | None:
-    """How many times the largest |x| of a row is that of what the node leaves of it; None where the axes are computed.
+    """How many times what the node leaves of a row the row is, in largest magnitudes; None where the axes are computed.
 
-    `statistic` reduces what the node subtracts from, or both are statistics of one tensor. 0 where less is left than FP32 tells,
-    and where something is NaN.
+    `statistic` reduces what the node subtracts from, or both are statistics of one tensor. What is left is told by what the row
+    spans, all of it less its least or largest and half of it less its mean, so that a row of equal numbers, of which FP32
+    leaves its own rounding, counts as one that is zero. 0 of those, where less is left than FP32 tells, and of NaN.
     """
     first, left = expression.node.inputs[0], expression.node.outputs[0]
     if statistic.inputs[0] != first:
@@ -65,8 +69,21 @@ def measure_rows(expression: Expression, statistic: Node) -> str | None:
     axes = _read_axes(expression.graph, statistic)
     if axes is None:
         return None
-    largest, largest_left = (_find_largest(expression, tensor, axes) for tensor in (first, left))
-    return compare(expression, largest, largest_left)
+    highest, lowest = (expression.reduce(op, first, axes) for op in ("ReduceMax", "ReduceMin"))
+    return compare_extremes(expression, highest, lowest, is_mean=statistic.standard_op == "ReduceMean")
+
+
+def compare_extremes(
+    expression: Expression, highest: str, lowest: str, *, is_mean: bool, least: float = 0.0
+) -> str:
+    """The same of rows by their extremes; 0 also of those of which no more than `least` is left."""
+    largest = expression.apply("Max", *(expression.apply("Abs", one) for one in (highest, lowest)))
+    span = expression.apply("Sub", highest, lowest)
+    left = expression.apply("Mul", span, expression.number(0.5)) if is_mean else span
+    if least:
+        is_over = expression.apply("Less", expression.number(least), left)
+        left = expression.apply("Where", is_over, left, expression.number(0.0))
+    return compare(expression, largest, left)
 
 
 def compare(expression: Expression, largest: str, left: str) -> str:
@@ -74,12 +91,6 @@ def compare(expression: Expression, largest: str, left: str) -> str:
     times = expression.apply("Div", largest, left)
     is_sure = expression.apply("Less", times, expression.number(_MOST))
     return expression.apply("Where", is_sure, times, expression.number(0.0))
-
-
-def _find_largest(expression: Expression, tensor: str, axes: Sequence[int]) -> str:
-    """The largest magnitude of each row."""
-    extremes = (expression.reduce(op, tensor, axes) for op in ("ReduceMax", "ReduceMin"))
-    return expression.apply("Max", *(expression.apply("Abs", one) for one in extremes))
 
 
 def _read_axes(graph: Graph, statistic: Node) -> Sequence[int] | None:

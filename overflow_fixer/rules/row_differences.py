@@ -31,7 +31,7 @@ def find_row_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffe
         inner = ranges.inner_of.get(node.label, {}).get("row cancellation")
         if inner is None or not inner.seen.max_abs > _MOST or not _is_rounded(graph, ranges, node):
             continue
-        end = _find_end(graph, node)
+        end = _find_end(graph, ranges, node)
         if end is not None:
             yield _tell(graph, ranges, node, inner, end)
 
@@ -42,13 +42,29 @@ def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     return are_finite and bool(find_lost_terms(graph, ranges, node))
 
 
-def _find_end(graph: Graph, node: Node) -> Node | None:
-    """What scales it up: the normalisation itself, or what divides it, or something, by what is made of it or of its row."""
+def _find_end(graph: Graph, ranges: RangeTable, node: Node) -> Node | None:
+    """What scales it up: the normalisation itself, or what divides it, or something, by what is made of it or of its row.
+
+    Not by fewer numbers than there are rows, which are of all of them.
+    """
     if node.standard_op != "Sub":
         return node
-    divided_by = find_ways(graph, node.outputs[0], partial(may_keep, graph), partial(divides, graph))
-    scaled = find_ways(graph, node.outputs[0], moves, partial(_scales, graph, node))
+    count = _count(ranges, node.inputs[1])
+
+    def divides_rows(reader: Node, slot: int) -> bool:
+        return divides(graph, reader, slot) and _count(ranges, reader.inputs[slot]) >= count
+
+    def scales_rows(reader: Node, slot: int) -> bool:
+        return _scales(graph, node, reader, slot) and _count(ranges, reader.inputs[1 - slot]) >= count
+
+    divided_by = find_ways(graph, node.outputs[0], partial(may_keep, graph), divides_rows)
+    scaled = find_ways(graph, node.outputs[0], moves, scales_rows)
     return next((ways[-1] for ways in (scaled, divided_by) if ways), None)
+
+
+def _count(ranges: RangeTable, tensor: str) -> int:
+    seen = ranges.get(tensor)
+    return 0 if seen is None else seen.element_count
 
 
 def _scales(graph: Graph, node: Node, reader: Node, slot: int) -> bool:

@@ -56,6 +56,13 @@ NOT_SCALED = {
     "given out": [*MEAN, node("Identity", "d", "y")],
     "a layer": [*MEAN, node("MatMul", "d w", "y")],
     "multiplied by the deviation": [*MEAN, *DEVIATION, node("Mul", "d s", "y")],
+    "divided by what is of all rows": [
+        *MEAN,
+        node("Mul", "d d", "dd"),
+        node("ReduceMean", "dd", "v", keepdims=0),
+        node("Sqrt", "v", "s"),
+        node("Div", "d s", "y"),
+    ],
     "squared": [*MEAN, node("Mul", "d d", "y")],
     "scaled by a constant": [*MEAN, node("Div", "d half", "y")],
     "divided by another input": [*MEAN, node("Div", "d z", "y")],
