@@ -22,7 +22,7 @@ Quantity = Literal[
     "mean margin",
     "cancellation",
     "row cancellation",
-    "roughness",
+    "sampling loss",
 ]
 
 Found = tuple[Quantity, str]

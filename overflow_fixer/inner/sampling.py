@@ -1,4 +1,4 @@
-"""How rough what a GridSample samples is: by how much the sample changes where its place does."""
+"""What a GridSample loses by places that are rounded: how rough what it samples is, and by how much they are off."""
 
 from __future__ import annotations
 
@@ -12,22 +12,56 @@ from overflow_fixer.inner.quantities import Found
 _ROWS_APART = 16
 """One row in so many is looked at: what is sampled is not copied whole."""
 _END = 2**62
+_VOLUMES_SINCE = 20
+"""The opset from which on what is sampled may have more axes than an image."""
+_RANK = 4
 
 
 def find_in_grid_sample(expression: Expression) -> Iterator[Found]:
-    """The rms of how what is sampled changes over half of its size, along each axis, as a share of its own rms.
+    """What a sample loses where its places are rounded to FP16: rms, as a share of that of what is sampled.
 
-    A place is told in halves of the size. Changes are those from one element to the next, of one row in sixteen; 0 of what
-    is zero, or has one element. None of the nearest element, which does not change with its place but at an edge.
+    By the rms of how what is sampled changes from one element to the next, of one row in sixteen, along each axis, times half
+    of its size, in which a place is told, and the rms of what rounding makes of the places within it. 0 of what is zero, or
+    has one element, and of places that FP16 has. None of the nearest element, which does not change with its place but at an
+    edge, nor where not even the number of axes is known.
     """
-    rank = expression.rank
-    if rank is None or rank < 4 or expression.attribute("mode", b"linear") == b"nearest":
+    rank = _RANK if expression.graph.opset < _VOLUMES_SINCE else expression.rank
+    is_nearest = expression.attribute("mode", b"linear") == b"nearest"
+    if (
+        rank is None
+        or is_nearest
+        or expression.graph.dtypes.get(expression.node.inputs[1]) != TensorProto.FLOAT
+    ):
         return
-    changes = [_measure_change(expression, axis, rank) for axis in range(2, rank)]
-    added = changes[0]
-    for change in changes[1:]:
-        added = expression.apply("Add", added, change)
-    yield "roughness", expression.apply("Sqrt", added)
+    errors = _measure_errors(expression, rank)
+    lost = [
+        expression.apply(
+            "Mul", _measure_change(expression, axis, rank), _pick(expression, errors, axis, rank)
+        )
+        for axis in range(2, rank)
+    ]
+    added = lost[0]
+    for loss in lost[1:]:
+        added = expression.apply("Add", added, loss)
+    yield "sampling loss", expression.apply("Sqrt", added)
+
+
+def _measure_errors(expression: Expression, rank: int) -> str:
+    """The mean square of what rounding to FP16 changes each coordinate by, [1, ..., coordinate]; 0 of places outside."""
+    grid, zero = expression.node.inputs[1], expression.number(0.0)
+    half = expression.apply("Cast", grid, to=TensorProto.FLOAT16)
+    error = expression.apply("Sub", grid, expression.apply("Cast", half, to=TensorProto.FLOAT))
+    is_inside = expression.apply("Less", expression.apply("Abs", grid), expression.number(1.0))
+    shown = expression.apply("Where", is_inside, error, zero)
+    wide = expression.apply("Cast", expression.apply("Mul", shown, shown), to=TensorProto.DOUBLE)
+    mean = expression.reduce("ReduceMean", wide, range(rank - 1))
+    return expression.apply("Cast", mean, to=TensorProto.FLOAT)
+
+
+def _pick(expression: Expression, errors: str, axis: int, rank: int) -> str:
+    """That of the coordinate along the axis: the first is of the last axis."""
+    place = rank - 1 - axis
+    return _cut(expression, errors, [place, place + 1, rank - 1, 1])
 
 
 def _measure_change(expression: Expression, axis: int, rank: int) -> str:

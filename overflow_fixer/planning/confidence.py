@@ -121,7 +121,7 @@ def _find_measured(
         "mean margin",
         "cancellation",
         "row cancellation",
-        "roughness",
+        "sampling loss",
         *(("products",) if policy.accumulators != "pin" else ()),
     }
     for inner in ranges.inner:

@@ -7,7 +7,6 @@ made of, back to what FP16 holds, and the sampling.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,15 +17,12 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.multiples import find_multiples
 from overflow_fixer.rules.origins import find_origins
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.small_differences import is_finite, read_maxima
 
 LARGEST_LOSS = 2.0**-5
 """Of the rms of what is sampled: 30 dB. Half of it where the grid is computed, since what it is made of is rounded as well."""
-RMS_ERROR = math.sqrt(4 / 7 / 12)
-"""Of FP16's rounding of places spread evenly, in steps at the largest: 1/12 of the square of each, Σ 2^-k 4^(1-k) = 4/7 of that."""
 _EDGE = 1 - 2.0**-11
 """Places outside of what is sampled are at its edge, or give what does not change with them."""
 
@@ -36,7 +32,6 @@ class _Places(NamedTuple):
 
     nodes: tuple[Node, ...]
     most: float
-    roughness: float
     loss: float
     limit: float
     batch: str
@@ -52,9 +47,8 @@ def find_lost_places(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
     for places in _evidence(graph, ranges).get(node.label, ()):
         grid = places.nodes[0].inputs[1]
         reason = (
-            f"GridSample {places.nodes[0].label} samples at {grid}, where FP16's steps are {step_at(places.most):.3g} of half a "
-            f"size, and over half a size what it samples changes by {places.roughness:.6g} times its rms: a loss of "
-            f"{places.loss:.3g} of it"
+            f"GridSample {places.nodes[0].label} samples at {grid}, up to {places.most:.3g} of half a size, where FP16's steps are "
+            f"{step_at(places.most):.3g}; rounded, these places lose {places.loss:.3g} of what is sampled, as rough as that is"
         )
         yield Finding("lost_place", node.label, grid, places.loss, places.limit, reason, places.batch)
 
@@ -72,19 +66,16 @@ def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[_Places]]:
 
 
 def _find_places(graph: Graph, ranges: RangeTable, node: Node) -> _Places | None:
-    """Those of the batch that loses most."""
+    """Those of the batch that loses most; None where that is no half of what is too much."""
     image, grid = node.inputs[:2]
-    inner = ranges.inner_of.get(node.label, {}).get("roughness")
-    is_held = find_multiples(graph, ranges).is_held(grid)
-    if inner is None or is_held or not all(is_finite(graph, ranges, name) for name in (image, grid)):
+    inner = ranges.inner_of.get(node.label, {}).get("sampling loss")
+    if inner is None or not all(is_finite(graph, ranges, name) for name in (image, grid)):
         return None
-    most, roughness = np.minimum(read_maxima(ranges, grid), _EDGE), inner.batch_max_abs.astype(np.float64)
-    losses = np.fmax(roughness * step_at(most) * RMS_ERROR, 0.0)  # NaN: not sampled in the batch
+    losses = np.fmax(inner.batch_max_abs.astype(np.float64), 0.0)  # NaN: nothing was sampled in the batch
     worst = int(losses.argmax())
-    furthest, loss = float(most[worst]), float(losses[worst])
+    loss, most = float(losses[worst]), min(float(read_maxima(ranges, grid)[worst]), _EDGE)
     if not loss > LARGEST_LOSS / 2:
         return None
-    origins = tuple(find_origins(graph, ranges, grid, furthest * LARGEST_LOSS / loss / 2))
+    origins = tuple(find_origins(graph, ranges, grid, most * LARGEST_LOSS / loss / 2))
     limit = LARGEST_LOSS if all(moves(one, 0) for one in origins) else LARGEST_LOSS / 2
-    told = furthest, float(roughness[worst]), loss, limit
-    return _Places((node, *origins), *told, ranges.batch_names[worst])
+    return _Places((node, *origins), most, loss, limit, ranges.batch_names[worst])

@@ -103,7 +103,8 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("Softmax", "place", "share", axis=0),
         node("Pow", "near p", "decay"),
         node("ReduceMean", "x", "mean", keepdims=0),
-        node("Expand", "mean pair", "grid"),
+        node("Mul", "mean third", "spot"),
+        node("Expand", "spot pair", "grid"),
         node("GridSample", "wide grid", "seen"),
         node("Sum", "d s t q side cut total share decay seen", "y"),
     ]
