@@ -312,24 +312,50 @@ def _import_unused(model: onnx.ModelProto) -> None:
 
 
 def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Those of another opset than the model's are converted to it."""
     if not model.functions:
         return model
+    for function in model.functions:
+        _raise_opset(path, model, function)
     try:
         inlined = onnx.inliner.inline_local_functions(model)
-        if inlined.functions:  # it leaves those of another opset
-            inlined = onnx.inliner.inline_local_functions(model, convert_version=True)
     except Exception as error:  # the inliner raises bare RuntimeErrors
         raise ModelError(
             f"{path}: the model's functions cannot be inlined: {error}. Expected functions that call one another "
             "without a cycle. Export the model without local functions."
         ) from error
-    if inlined.functions:
+    if inlined.functions:  # it leaves those that import other versions of custom domains
         raise ModelError(
-            f"{path}: the model's function {inlined.functions[0].name} cannot be inlined: it imports other operator sets than "
-            "the model, and cannot be converted. Expected functions of the model's opset. Export the model without local functions."
+            f"{path}: the function {inlined.functions[0].name} cannot be put in the place of its calls: it imports other versions of "
+            "operator sets than the model. Expected one version of each. Export the model without local functions."
         )
     return inlined
+
+
+def _raise_opset(path: Path, model: onnx.ModelProto, function: onnx.FunctionProto) -> None:
+    """Have the function import the model's opset, in place. Raises ModelError where that would make others of its operators."""
+    of_function, of_model = _imported_opset(function), _imported_opset(model)
+    if of_function == of_model:
+        return
+    nodes = (node for node in all_nodes(function) if node.domain in STANDARD_DOMAINS)
+    other = next((node for node in nodes if _has_changed(node.op_type, of_function, of_model)), None)
+    if other is not None:
+        raise ModelError(
+            f"{path}: the function {function.name} imports opset {of_function}, and the model opset {of_model}, in which {other.op_type} is "
+            "another operator. Expected one opset throughout: functions are put in the place of their calls. Export the model "
+            "without local functions, or with those of its own opset."
+        )
+    for entry in function.opset_import:
+        if entry.domain in STANDARD_DOMAINS:
+            entry.version = of_model
+
+
+def _has_changed(op_type: str, before: int, after: int) -> bool:
+    """Whether the operator of one opset is defined anew by another, or in one of them not at all."""
+    try:
+        schemas = [onnx.defs.get_schema(op_type, opset) for opset in (before, after)]
+    except onnx.defs.SchemaError:
+        return True
+    return schemas[0].since_version != schemas[1].since_version
 
 
 def _drop_repeated_names(graph: onnx.GraphProto) -> None:

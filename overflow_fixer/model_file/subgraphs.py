@@ -36,8 +36,8 @@ def bodies(proto: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     return found
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of its bodies, at any depth."""
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph or a function and of their bodies, at any depth."""
     for node in graph.node:
         yield node
         for body in bodies(node):

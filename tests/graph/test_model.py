@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sparse_tensors import make_sparse
@@ -161,40 +160,52 @@ def test_functions_are_inlined(tmp_path: Path) -> None:
     assert [node.op_type for node in graph.nodes] == ["Relu", "Neg"]
 
 
-def test_functions_of_another_opset_are_converted(tmp_path: Path) -> None:
-    """Up to opset 12 a Softmax is over all axes from the second on."""
-    function = _softmax_function([helper.make_opsetid("", 12)])
-    nodes = [helper.make_node("F", ["x"], ["y"], domain="local")]
-    path = _save(tmp_path, nodes, inputs=[_info("x", dims=[2, 3, 4])], functions=[function])
-    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
-    graph = load_graph(path)
-    assert "F" not in {node.op_type for node in graph.nodes}
-    session = onnxruntime.InferenceSession(
-        graph.model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    grown = np.exp(x.astype(np.float64))
-    right = grown / grown.sum((1, 2), keepdims=True)
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], right, rtol=1e-5)
-
-
-def test_functions_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
-    function = _softmax_function([helper.make_opsetid("", 17), helper.make_opsetid("other", 2)])
-    nodes = [
-        helper.make_node("F", ["x"], ["y"], domain="local"),
-        helper.make_node("G", ["y"], ["z"], domain="other"),
-    ]
-    path = _save(tmp_path, nodes, functions=[function])
+def _call_function(folder: Path, body: list[onnx.NodeProto], *opsets: tuple[str, int]) -> Path:
+    """Of a function that imports these, from a model of opset 17 and of `other` 1."""
+    imports = [helper.make_opsetid(*opset) for opset in opsets]
+    function = helper.make_function("local", "F", ["a"], ["b"], body, imports)
+    path = _save(folder, [helper.make_node("F", ["x"], ["y"], domain="local")], functions=[function])
     model = onnx.load(path)
     model.opset_import.append(helper.make_opsetid("other", 1))
     onnx.save(model, path)
-    with pytest.raises(ModelError, match="function F cannot be inlined: it imports other operator sets"):
-        load_graph(path)
+    return path
 
 
-def _softmax_function(opsets: list[onnx.OperatorSetIdProto]) -> onnx.FunctionProto:
-    return helper.make_function(
-        "local", "F", ["a"], ["b"], [helper.make_node("Softmax", ["a"], ["b"])], opsets
-    )
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_functions_of_another_opset_are_inlined_where_their_operators_are_the_same(
+    opset: int, tmp_path: Path
+) -> None:
+    body = [helper.make_node("Tanh", ["a"], ["t"]), helper.make_node("Softmax", ["t"], ["b"])]
+    graph = load_graph(_call_function(tmp_path, body, ("", opset)))
+    assert [node.op_type for node in graph.nodes] == ["Tanh", "Softmax"]
+
+
+@pytest.mark.parametrize(
+    ("op", "opsets", "words"),
+    [
+        (
+            "Softmax",
+            [("", 12)],
+            "imports opset 12, and the model opset 17, in which Softmax is another operator",
+        ),
+        ("Resize", [("", 10)], "in which Resize is another operator"),
+        ("Gelu", [("", 20)], "in which Gelu is another operator"),
+        ("Nothing", [("", 16)], "in which Nothing is another operator"),
+        ("Relu", [("", 17), ("other", 2)], "imports other versions of operator sets than the model"),
+    ],
+)
+def test_others_are_refused(op: str, opsets: list[tuple[str, int]], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=words):
+        load_graph(_call_function(tmp_path, [helper.make_node(op, ["a"], ["b"])], *opsets))
+
+
+def test_an_operator_in_a_body_of_a_function_is_looked_at(tmp_path: Path) -> None:
+    result = _info("r")
+    softmax = helper.make_graph([helper.make_node("Softmax", ["a"], ["r"])], "body", [], [result])
+    condition = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
+    body = [condition, helper.make_node("If", ["c"], ["b"], then_branch=softmax, else_branch=softmax)]
+    with pytest.raises(ModelError, match="is another operator"):
+        load_graph(_call_function(tmp_path, body, ("", 12)))
 
 
 @pytest.mark.parametrize(
