@@ -110,10 +110,11 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     cannot be written.
     """
     moved = tuple(folder / file.name for file in files)
+    replaced = [path for path in moved if is_there(path)]
     for source, target in reversed(list(zip(files, moved, strict=True))):
         with refuse_os_errors(target):
             os.replace(source, target)
-    for stale in {path.with_name(path.name + ".data") for path in moved} - set(moved):
+    for stale in {path.with_name(path.name + ".data") for path in replaced} - set(moved):
         stale.unlink(missing_ok=True)
     return moved
 
@@ -177,7 +178,9 @@ def remove_abandoned(folder: Path) -> None:
     """Remove what writers left there that were killed at it: temporary files and folders that have stood for minutes."""
     for temporary in folder.glob(".*.tmp"):
         with suppress(OSError):
-            is_old = time.time() - temporary.lstat().st_mtime > _ABANDONED_SECONDS
+            inside = temporary.iterdir() if temporary.is_dir() else ()
+            latest = max(path.lstat().st_mtime for path in (temporary, *inside))
+            is_old = time.time() - latest > _ABANDONED_SECONDS
             if not is_old or not _TEMPORARY.fullmatch(temporary.name):
                 continue
             if temporary.is_dir():

@@ -94,6 +94,13 @@ def test_data_of_an_earlier_file_does_not_stay_beside_one_without(tmp_path: Path
     assert {file.name for file in tmp_path.iterdir()} == {"a.onnx", "b.onnx.data"}
 
 
+def test_data_stay_where_no_earlier_file_was_that_had_them(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx.data").write_text("another's")
+    with replace_files(tmp_path / "a.onnx") as staged:
+        staged.write_text("one")
+    assert {file.name for file in tmp_path.iterdir()} == {"a.onnx", "a.onnx.data"}
+
+
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="could not be written"):

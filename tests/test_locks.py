@@ -277,7 +277,7 @@ def test_a_folder_that_was_begun_in_vain_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_killed_runs_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
-    """Files and folders that are named as writers name them."""
+    """Files, and folders in which nothing was written for as long, that are named as writers name them."""
     names = [
         ".report.html.15823-c8b28b7a.tmp",
         ".m.fp16.onnx.7-01234567.tmp",
@@ -285,10 +285,12 @@ def test_what_killed_runs_left_is_removed_when_it_is_old(tmp_path: Path) -> None
         ".a.7-01234567.tmp",
     ]
     report, folder, mine, new = (tmp_path / name for name in names)
-    folder.mkdir()
-    for path in (report, folder / "m.fp16.onnx", mine, new):
+    in_use = tmp_path / ".m.fp16.onnx.8-01234567.tmp"
+    for path in (folder, in_use):
+        path.mkdir()
+    for path in (report, folder / "m.fp16.onnx", in_use / "m.fp16.onnx", mine, new):
         path.touch()
-    for path in (report, folder, mine):
+    for path in (report, folder / "m.fp16.onnx", folder, in_use, mine):
         os.utime(path, (0, 0))
     with claim_folder(tmp_path):
-        assert sorted(tmp_path.iterdir()) == sorted([mine, new])
+        assert sorted(tmp_path.iterdir()) == sorted([in_use, mine, new])

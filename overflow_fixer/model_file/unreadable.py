@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from overflow_fixer.errors import ModelError
@@ -17,8 +18,9 @@ def refuse_unreadable(path: Path, error: OSError) -> ModelError:
 
 
 def check_there(path: Path) -> None:
-    """Raise ModelError where there is no such file, before anything else is asked for."""
+    """Raise ModelError where there is no such file, before anything else is asked for. Of what is no path it says nothing."""
     try:
-        os.stat(path)
+        with suppress(ValueError):  # a NUL character
+            os.stat(path)
     except OSError as error:
         raise refuse_unreadable(path, error) from error

@@ -17,6 +17,7 @@ def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="cannot be read: Not a directory"):
         check_there(tmp_path / "file" / "m.onnx")
     check_there(tmp_path / "file")
+    check_there(Path("no\0path"))  # whoever opens it says so
 
 
 def test_one_without_permission_is_told_with_what_to_do() -> None:

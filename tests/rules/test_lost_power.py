@@ -73,6 +73,9 @@ def _find_exponent_at(error: float) -> float:
         (0.9, [[0.0, 3000.0]], False),  # such powers are nothing beside the others
         (0.9, [[2990.0, 3000.0]], False),  # nor are they FP32 numbers
         (0.9, [[500.0, 520.0]], True),
+        (0.99951, [[0.0, 1e6]], False),  # at most 2^-10 of 1, where it turns
+        (0.9998, [[0.0, 1e6]], True),
+        (1.0001, [[-1e6, 0.0], [0.0, 1.0]], True),
         (0.9999, [[0.0, 1e30]], True),  # FP16 has 1 where FP32 has 0
         (1.0001, [[-1e30, 0.0]], True),
         (0.5, [[100.0]], False),  # FP16 has it
