@@ -6,10 +6,9 @@ x − μ shows that of the first FP16 leaves a step or two: row by row they do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.axes import find_live_axes, read_axes
 from overflow_fixer.inner.expression import Expression
 
 _MOST = 65536.0
@@ -57,7 +56,7 @@ def find_statistic(graph: Graph, tensor: str) -> Node | None:
 
 
 def measure_rows(expression: Expression, statistic: Node) -> str | None:
-    """How many times what the node leaves of a row the row is, in largest magnitudes; None where the axes are computed.
+    """How many times what the node leaves of a row the row is, in largest magnitudes; None where the axes are computed, or there are none.
 
     `statistic` reduces what the node subtracts from, or both are statistics of one tensor. What is left is told by what the row
     spans, all of it less its least or largest and half of it less its mean, so that a row of equal numbers, of which FP32
@@ -66,8 +65,8 @@ def measure_rows(expression: Expression, statistic: Node) -> str | None:
     first, left = expression.node.inputs[0], expression.node.outputs[0]
     if statistic.inputs[0] != first:
         return compare(expression, expression.apply("Abs", first), expression.apply("Abs", left))
-    axes = _read_axes(expression.graph, statistic)
-    if axes is None:
+    axes = read_axes(expression.graph, statistic)
+    if axes is None or find_live_axes(expression.graph, statistic):
         return None
     highest, lowest = (expression.reduce(op, first, axes) for op in ("ReduceMax", "ReduceMin"))
     return compare_extremes(expression, highest, lowest, is_mean=statistic.standard_op == "ReduceMean")
@@ -91,14 +90,3 @@ def compare(expression: Expression, largest: str, left: str) -> str:
     times = expression.apply("Div", largest, left)
     is_sure = expression.apply("Less", times, expression.number(_MOST))
     return expression.apply("Where", is_sure, times, expression.number(0.0))
-
-
-def _read_axes(graph: Graph, statistic: Node) -> Sequence[int] | None:
-    """None where the model computes them, or reduces along none."""
-    given = statistic.inputs[1] if len(statistic.inputs) > 1 else ""
-    value = graph.read_fixed(given) if given else None
-    if given and value is None:
-        return None
-    axes = statistic.value_of("axes", []) if value is None else value.reshape(-1).tolist()
-    is_none = not axes and statistic.value_of("noop_with_empty_axes", 0)
-    return None if is_none else [int(axis) for axis in axes]

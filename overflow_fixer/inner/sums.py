@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.inner.axes import find_live_axes, read_axes
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found, Quantity
 
@@ -81,11 +81,6 @@ def _find_sums(expression: Expression, wanted: Mapping[Quantity, str]) -> Iterat
 
 def _rows_of(expression: Expression) -> Rows | str | None:
     """What the node reduces: the tensor of its axes, where the model computes them; None where it reduces none."""
-    given = expression.node.inputs[1] if len(expression.node.inputs) > 1 else ""
-    constant = expression.graph.read_fixed(given)
-    if given and constant is None:
-        return given
-    attribute = expression.attribute("axes", [])
-    axes = attribute if constant is None else np.asarray(constant, np.int64).reshape(-1).tolist()
-    is_none = not axes and expression.attribute("noop_with_empty_axes", 0)
-    return None if is_none else expression.rows(axes, as_given=True)
+    live = find_live_axes(expression.graph, expression.node)
+    axes = read_axes(expression.graph, expression.node)
+    return live or (None if axes is None else expression.rows(axes, as_given=True))
