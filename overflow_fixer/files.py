@@ -114,20 +114,30 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     for source, target in reversed(list(zip(files, moved, strict=True))):
         with refuse_os_errors(target):
             os.replace(source, target)
-    for stale in {path.with_name(path.name + ".data") for path in replaced} - set(moved):
+    for stale in set(map(name_data, replaced)) - set(moved):
         stale.unlink(missing_ok=True)
     return moved
 
 
-def refuse_to_replace(kept: Iterable[Path], written: Iterable[Path]) -> None:
-    """Raise OutputError where one of the files `written` is one of those `kept`, by whatever path."""
+def name_data(path: Path) -> Path:
+    """Where the weights of a large model that is written to `path` go."""
+    return path.with_name(path.name + ".data")
+
+
+def find_replaced(kept: Iterable[Path], written: Iterable[Path]) -> Path | None:
+    """The first of the files `written` that is one of those `kept`, by whatever path; None where none is."""
     known = {os.path.realpath(path) for path in kept}
-    for path in written:
-        if os.path.realpath(path) in known:
-            raise OutputError(
-                f"{path} is a file that is read here: the model, its weights, its data or a library. Expected another name for "
-                "what is written there. Name another folder with --out, or rename the file. Nothing was written."
-            )
+    return next((path for path in written if os.path.realpath(path) in known), None)
+
+
+def refuse_to_replace(kept: Iterable[Path], written: Iterable[Path]) -> None:
+    """Raise OutputError where one of the files `written` is one of those `kept`."""
+    path = find_replaced(kept, written)
+    if path is not None:
+        raise OutputError(
+            f"{path} is a file that is read here: the model, its weights, its data or a library. Expected another name for "
+            "what is written there. Name another folder with --out, or rename the file. Nothing was written."
+        )
 
 
 @contextmanager

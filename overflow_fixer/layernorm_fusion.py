@@ -21,7 +21,7 @@ from onnx import TensorProto, numpy_helper
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
-from overflow_fixer.files import replace_files
+from overflow_fixer.files import find_replaced, name_data, replace_files
 from overflow_fixer.graph.copies import copy_model
 from overflow_fixer.graph.model import Graph, free_prefix
 from overflow_fixer.graph.nodes import Node
@@ -95,11 +95,10 @@ def _refuse(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
 
 
 def _check_target(graph: Graph, path: Path) -> None:
-    targets = {path.resolve(), path.with_name(path.name + ".data").resolve()}
-    own = targets & {file.resolve() for file in (graph.path, *graph.data_files)}
-    if own:
+    own = find_replaced(graph.files, (path, name_data(path)))
+    if own is not None:
         raise OutputError(
-            f"{own.pop()} belongs to the model that is to be fused. Expected another file, since the original is "
+            f"{own.resolve()} belongs to the model that is to be fused. Expected another file, since the original is "
             "what the fused model is held against. Name another one."
         )
 

@@ -16,7 +16,7 @@ from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
-from overflow_fixer.files import refuse_to_replace, replace_files
+from overflow_fixer.files import name_data, refuse_to_replace, replace_files
 from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.model_file.reading import read_model
@@ -79,7 +79,7 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
 
 def name_files(path: Path) -> tuple[Path, Path]:
     """The model at `path`, and the file with its weights where it is large."""
-    return path, path.with_name(path.name + ".data")
+    return path, name_data(path)
 
 
 def is_foreign(path: Path) -> bool:

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
-from overflow_fixer.files import replace_file
+from overflow_fixer.files import name_data, replace_file
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.copies import embed_weights
 from overflow_fixer.graph.model import Graph
@@ -45,7 +45,7 @@ def _write(graph: Graph, typed: TypedModel, clamps: Mapping[str, Clamp], path: P
         _embed(graph, typed, clamps)
         _write_message(typed.model, path)
         return (path,)
-    data_path = path.with_name(path.name + ".data")
+    data_path = name_data(path)
     with replace_file(data_path, size) as temporary, temporary.open("wb") as file:
         for tensor in external:
             bring_in(tensor, graph.folder)
