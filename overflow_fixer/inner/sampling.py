@@ -25,13 +25,8 @@ def find_in_grid_sample(expression: Expression) -> Iterator[Found]:
     has one element, and of places that FP16 has. None of the nearest element, which does not change with its place but at an
     edge, nor where not even the number of axes is known.
     """
-    rank = _RANK if expression.graph.opset < _VOLUMES_SINCE else expression.rank
-    is_nearest = expression.attribute("mode", b"linear") == b"nearest"
-    if (
-        rank is None
-        or is_nearest
-        or expression.graph.dtypes.get(expression.node.inputs[1]) != TensorProto.FLOAT
-    ):
+    rank = _find_rank(expression)
+    if rank is None or expression.attribute("mode", b"linear") == b"nearest":
         return
     errors = _measure_errors(expression, rank)
     lost = [
@@ -40,10 +35,15 @@ def find_in_grid_sample(expression: Expression) -> Iterator[Found]:
         )
         for axis in range(2, rank)
     ]
-    added = lost[0]
-    for loss in lost[1:]:
-        added = expression.apply("Add", added, loss)
-    yield "sampling loss", expression.apply("Sqrt", added)
+    yield "sampling loss", expression.apply("Sqrt", expression.apply("Sum", *lost))
+
+
+def _find_rank(expression: Expression) -> int | None:
+    """Of what is sampled; None where it is not known, or by places that are not FP32."""
+    graph, node = expression.graph, expression.node
+    is_fp32 = graph.dtypes.get(node.inputs[1]) == TensorProto.FLOAT
+    rank = _RANK if graph.opset < _VOLUMES_SINCE else expression.rank
+    return rank if is_fp32 else None
 
 
 def _measure_errors(expression: Expression, rank: int) -> str:
