@@ -18,7 +18,7 @@ from overflow_fixer.ranges import collect_ranges, load_ranges
 
 pytestmark = pytest.mark.alone
 
-COUNT = 60
+COUNT = 300
 SCRIPT = f"""
 import json, os, random, signal, sys, time
 from pathlib import Path
