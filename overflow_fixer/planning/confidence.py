@@ -19,7 +19,7 @@ from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
 from overflow_fixer.rules.body_ranges import look_into
-from overflow_fixer.rules.inner_function import find_functions, find_source
+from overflow_fixer.rules.inner_functions import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of
 

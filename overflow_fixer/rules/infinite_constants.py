@@ -11,7 +11,7 @@ from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range, RangeTable
-from overflow_fixer.rules.constant_range import origins
+from overflow_fixer.rules.carriers import find_huge_constants
 from overflow_fixer.rules.semantics import moves
 from overflow_fixer.rules.traces import chooses
 
@@ -40,7 +40,7 @@ def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
 @lru_cache(maxsize=2)
 def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str]:
     """Tensors with infinities that are those of constants, and without NaN or a finite value that FP16 cannot hold."""
-    found = {origin.tensor for origin in origins(graph, ranges) if origin.is_infinite}
+    found = {origin.tensor for origin in find_huge_constants(graph, ranges) if origin.is_infinite}
     for node in graph.nodes if found else ():
         is_handed = found.intersection(node.inputs) and _hands_on(node, graph, ranges)
         if is_handed and _are_plain(node, graph, ranges, found):

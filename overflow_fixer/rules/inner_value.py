@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
+from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, InnerRange, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
-from overflow_fixer.rules.inner_function import find_large_functions
+from overflow_fixer.rules.inner_functions import InnerFunction, find_functions, find_source
 
 _TEXT = {
     "deviation": "the square of x - mean",
@@ -48,7 +48,7 @@ def find_large_inner_values(
     """
     inner = ranges.inner_of.get(node.label, {}).values()
     found = [finding for one in inner for finding in _judge(node, ranges, one, policy)]
-    found += find_large_functions(node, graph, ranges, policy)
+    found += _find_large_functions(node, graph, ranges, policy)
     certain = [finding for finding in found if finding.severity == "high"]
     yield from certain or found
 
@@ -101,6 +101,53 @@ def _find(
     batch = ranges.worst_batch_of(inner.seen) if is_furthest else None
     severity: Severity = "low" if inner.is_bound else "high"
     return Finding("inner_value", node.label, node.inputs[0], value, limit, reason, batch, severity=severity)
+
+
+def _find_large_functions(
+    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    """A finding for each value that follows from a range and is over the threshold (a bound: over 65504), and for a logarithm of what FP16 makes zero.
+
+    Nothing is said of a tensor that holds NaN or infinities itself: that is the rule non_finite's; nor of a node that
+    does not compute FP32.
+    """
+    seen = find_source(node, graph, ranges)
+    for inner in find_functions(node, graph, seen) if seen is not None else ():
+        yield from _judge_function(node, inner, ranges, policy)
+
+
+def _judge_function(
+    node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy
+) -> Iterator[Finding]:
+    batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
+    if inner.is_least:
+        yield from _judge_least(node, inner, ranges)
+        return
+    limit, name = (FP16_MAX, "FP16's limit") if inner.is_bound else (policy.threshold, "the threshold")
+    if inner.value > limit:
+        reason = f"inside, {inner.text} reaches {tell_over(inner.value, limit)}, over {name} of {limit:g}"
+        severity: Severity = "low" if inner.is_bound else "high"
+        yield Finding("inner_value", node.label, tensor, inner.value, limit, reason, batch, severity=severity)
+
+
+def _judge_least(node: Node, inner: InnerFunction, ranges: RangeTable) -> Iterator[Finding]:
+    """Of a sum, low where FP16 would hold it, and not its terms, on average."""
+    read, seen = ranges.get(node.inputs[0]), inner.seen
+    terms = 1 if read is None else read.element_count / max(seen.element_count, 1)
+    if not inner.value <= FP16_UNDERFLOW * terms:
+        return
+    is_mean = inner.value > FP16_UNDERFLOW
+    value = inner.value / terms if is_mean else inner.value
+    told = f"{inner.value:.6g}, of terms of {value:.6g} on average" if is_mean else f"{value:.6g}"
+    reason = (
+        f"inside, {inner.text} is {told}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and the logarithm of 0 "
+        "is -inf"
+    )
+    batch = ranges.worst_batch_of(seen) if -seen.min == seen.max_abs else None
+    severity: Severity = "low" if is_mean else "high"
+    yield Finding(
+        "inner_value", node.label, seen.tensor, value, FP16_UNDERFLOW, reason, batch, severity=severity
+    )
 
 
 def is_about_a_masked_row(finding: Finding) -> bool:

@@ -14,7 +14,7 @@ from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
-from overflow_fixer.rules.constant_range import carriers
+from overflow_fixer.rules.carriers import find_carriers
 from overflow_fixer.rules.folding import find_folder
 from overflow_fixer.rules.mask_conditions import find_decided
 from overflow_fixer.rules.mask_ends import (
@@ -103,7 +103,7 @@ class MaskWalk:
     def __post_init__(self) -> None:
         self._folder = find_folder(self.graph)
         self._made: dict[str, float] = {}
-        self._carriers = carriers(self.graph, self.ranges)
+        self._carriers = find_carriers(self.graph, self.ranges)
 
     def follow(self, constants: Mapping[str, float]) -> None:
         """Walk the graph once, from `constants`, of which the element of largest magnitude is given, to every Softmax they reach."""

@@ -37,7 +37,7 @@ from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Clamp, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.constant_range import origins
+from overflow_fixer.rules.carriers import find_huge_constants
 from overflow_fixer.rules.mask_ends import BOTH_ENDS, End
 from overflow_fixer.rules.mask_walk import MaskWalk, NotProvedError, Scores, Use
 from overflow_fixer.rules.semantics import NEGATIVE
@@ -103,7 +103,7 @@ def judge_masks(graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterato
 
 def _find_masks(graph: Graph, ranges: RangeTable, floor: float) -> Iterator[Origin]:
     """Negative constants that FP16 cannot hold, then those that it can, from -`floor` down, then inputs of 0 and such a number."""
-    out_of_range = list(origins(graph, ranges))
+    out_of_range = list(find_huge_constants(graph, ranges))
     yield from (o for o in out_of_range if o.signs == NEGATIVE and graph.is_float(o.tensor))
     known = {origin.tensor for origin in out_of_range}
     fills = [node.outputs[0] for node in graph.nodes if node.standard_op == "ConstantOfShape"]

@@ -16,6 +16,7 @@ from overflow_fixer.records import InnerRange, RangeTable
 from overflow_fixer.rules.difference_kernels import has_bias
 from overflow_fixer.rules.divided_differences import MOST_ROUNDED
 from overflow_fixer.rules.origins import Walked, find_origins
+from overflow_fixer.rules.semantics import read_epsilon
 from overflow_fixer.rules.small_differences import (
     FP32_NOISE,
     LostDifference,
@@ -24,7 +25,6 @@ from overflow_fixer.rules.small_differences import (
     read_maxima,
     tell_steps,
 )
-from overflow_fixer.rules.vanishing_constant import read_epsilon
 
 _FEWEST_STEPS = 32.0
 """Of less than so many of FP16's steps, the normalised has under 30 dB: see docs/numerics.md."""

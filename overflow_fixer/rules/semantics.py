@@ -52,6 +52,8 @@ _ABSORBED: Mapping[str, frozenset[int]] = {
 _ATTENTION_INPUTS = ({2, 5}, {1, 4}, {2, 5})
 """For each output of Attention, the inputs whose magnitude it shows: the others end in its softmax."""
 
+_BUILT_IN_EPSILON = {"MeanVarianceNormalization": 1e-9}
+"""What the ONNX definition adds, of an operator that has no attribute for it."""
 _CONVERTS = frozenset("Cast CastLike Identity".split())
 _ENDLESS = 2.0**120
 _MAKES_INFINITY = frozenset("Log Div Reciprocal Pow".split())
@@ -245,3 +247,8 @@ def _is_endless(tensor: str, graph: Graph) -> bool:
     return (
         value is not None and bool(value.size) and float(np.abs(value.astype(np.float64)).min()) >= _ENDLESS
     )
+
+
+def read_epsilon(node: Node) -> float:
+    """What a normalisation adds to the variance, or to the square of a norm."""
+    return float(node.value_of("epsilon", _BUILT_IN_EPSILON.get(node.standard_op, 1e-5)))

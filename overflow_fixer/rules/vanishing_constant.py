@@ -23,7 +23,7 @@ from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.paths import lead_back
 from overflow_fixer.rules.rounded_away import find_rounded_away
-from overflow_fixer.rules.semantics import moves, readers
+from overflow_fixer.rules.semantics import moves, read_epsilon, readers
 from overflow_fixer.rules.settling import protection_of
 
 _GUARD_SLOTS = {
@@ -49,8 +49,6 @@ _FACTOR_SLOTS = {
 _NORMALIZATIONS = frozenset(
     "LayerNormalization InstanceNormalization GroupNormalization RMSNormalization MeanVarianceNormalization".split()
 )
-_BUILT_IN_EPSILON = {"MeanVarianceNormalization": 1e-9}
-"""What the ONNX definition adds, of an operator that has no attribute for it."""
 _STASH_TYPE_SINCE = {"LayerNormalization": 17, "GroupNormalization": 21}
 """The opset from which on the operator computes its variance in FP32 unless `stash_type` says otherwise."""
 _MOST_CHANGE = 2.0**-5
@@ -165,11 +163,6 @@ def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishi
         text = f"a variance of {node.label}, its epsilon added, is {right[worst]:.3g}"
         constant = _Vanishing(node.inputs[4], float(right[worst]), float(right[worst]), text)
         yield constant, f"{text} and becomes {kept[worst]:.3g} in FP16, and its root is divided by"
-
-
-def read_epsilon(node: Node) -> float:
-    """What a normalisation adds to the variance, or to the square of a norm."""
-    return float(node.value_of("epsilon", _BUILT_IN_EPSILON.get(node.standard_op, 1e-5)))
 
 
 def _uses_of_constants(graph: Graph, ranges: RangeTable) -> Iterator[_Use]:

@@ -12,7 +12,8 @@ import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.rules.constant_range import carriers, find_constants_out_of_range
+from overflow_fixer.rules.carriers import find_carriers
+from overflow_fixer.rules.constant_range import find_constants_out_of_range
 
 MIN = float(np.finfo(np.float32).min)
 BOOL = TensorProto.BOOL
@@ -752,7 +753,7 @@ def test_each_constant_is_told_apart(tmp_path: Path) -> None:
     graph, ranges = scan(model, tmp_path, {"x": floats(1, 2), "c": np.zeros(2, bool)})
     reached = {
         name: {t.origin.tensor: set(t.signs) for t in found}
-        for name, found in carriers(graph, ranges).items()
+        for name, found in find_carriers(graph, ranges).items()
     }
     assert reached == {
         "one": {"one": {-1}},

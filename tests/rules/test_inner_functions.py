@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from overflow_fixer.errors import ModelError
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.records import Array, PlanPolicy
-from overflow_fixer.rules.inner_function import _FUNCTIONS
+from overflow_fixer.rules.inner_functions import _FUNCTIONS
 from overflow_fixer.rules.inner_value import find_large_inner_values
 
 X = (np.random.default_rng(3).standard_normal((1, 2, 6, 8)) * 3 + 4).astype(np.float32)

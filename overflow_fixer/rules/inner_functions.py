@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from overflow_fixer.formats import FP16_MAX, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Finding, PlanPolicy, Range, RangeTable, Severity
-from overflow_fixer.rules.digits import tell_over
+from overflow_fixer.records import Range, RangeTable
 from overflow_fixer.rules.folding import find_folder
 
 
@@ -34,19 +32,6 @@ class InnerFunction:
     is_least: bool = False
 
 
-def find_large_functions(
-    node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
-) -> Iterator[Finding]:
-    """A finding for each such value over the threshold (a bound: over 65504), and for a logarithm of what FP16 makes zero.
-
-    Nothing is said of a tensor that holds NaN or infinities itself: that is the rule non_finite's; nor of a node that
-    does not compute FP32.
-    """
-    seen = find_source(node, graph, ranges)
-    for inner in find_functions(node, graph, seen) if seen is not None else ():
-        yield from _judge(node, inner, ranges, policy)
-
-
 def find_source(node: Node, graph: Graph, ranges: RangeTable) -> Range | None:
     """The range that values inside the node follow from; None where there are none, or the scan measured them."""
     slot, _ = _FUNCTIONS.get(node.standard_op, (None, None))
@@ -60,38 +45,6 @@ def find_source(node: Node, graph: Graph, ranges: RangeTable) -> Range | None:
 def find_functions(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:
     """The values inside the node that follow from the range that find_source gives, or from that of one batch."""
     yield from _FUNCTIONS[node.standard_op][1](node, graph, seen)
-
-
-def _judge(node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
-    batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
-    if inner.is_least:
-        yield from _judge_least(node, inner, ranges)
-        return
-    limit, name = (FP16_MAX, "FP16's limit") if inner.is_bound else (policy.threshold, "the threshold")
-    if inner.value > limit:
-        reason = f"inside, {inner.text} reaches {tell_over(inner.value, limit)}, over {name} of {limit:g}"
-        severity: Severity = "low" if inner.is_bound else "high"
-        yield Finding("inner_value", node.label, tensor, inner.value, limit, reason, batch, severity=severity)
-
-
-def _judge_least(node: Node, inner: InnerFunction, ranges: RangeTable) -> Iterator[Finding]:
-    """Of a sum, low where FP16 would hold it, and not its terms, on average."""
-    read, seen = ranges.get(node.inputs[0]), inner.seen
-    terms = 1 if read is None else read.element_count / max(seen.element_count, 1)
-    if not inner.value <= FP16_UNDERFLOW * terms:
-        return
-    is_mean = inner.value > FP16_UNDERFLOW
-    value = inner.value / terms if is_mean else inner.value
-    told = f"{inner.value:.6g}, of terms of {value:.6g} on average" if is_mean else f"{value:.6g}"
-    reason = (
-        f"inside, {inner.text} is {told}, which FP16 rounds to 0 as all up to {FP16_UNDERFLOW:.6g}, and the logarithm of 0 "
-        "is -inf"
-    )
-    batch = ranges.worst_batch_of(seen) if -seen.min == seen.max_abs else None
-    severity: Severity = "low" if is_mean else "high"
-    yield Finding(
-        "inner_value", node.label, seen.tensor, value, FP16_UNDERFLOW, reason, batch, severity=severity
-    )
 
 
 def _power(base: float, exponent: float) -> float:
