@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from overflow_fixer.evidence.body_ranges import look_into
+from overflow_fixer.evidence.inner_functions import find_functions, find_source
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
@@ -18,8 +20,6 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
-from overflow_fixer.rules.body_ranges import look_into
-from overflow_fixer.rules.inner_functions import find_functions, find_source
 from overflow_fixer.rules.inner_value import SQUARED
 from overflow_fixer.rules.settling import is_pinnable, protection_of
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from overflow_fixer.errors import PlanError
+from overflow_fixer.evidence.masks.mask_verdicts import MAGNITUDE_RULES, MaskVerdict, judge_masks
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns import Region, find_regions
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.inner_value import is_about_a_masked_row
-from overflow_fixer.rules.masks import MAGNITUDE_RULES, MaskVerdict, judge_masks
 from overflow_fixer.rules.settling import settle
 
 REGION = "region"

@@ -16,6 +16,7 @@ from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
 
 from overflow_fixer.errors import RunError
+from overflow_fixer.evidence.constants.repeated import find_repeated
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.copies import copy_shell
 from overflow_fixer.graph.model import Graph
@@ -23,7 +24,6 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.metrics.error_meter import ErrorMeter
 from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.repair.chunks import Chunks
-from overflow_fixer.rules.repeated import find_repeated
 from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
 

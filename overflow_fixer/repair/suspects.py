@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import TensorError, Verification
 from overflow_fixer.repair.attempts import MIN_GAIN_DB
 from overflow_fixer.repair.losses import Loss
-from overflow_fixer.rules.semantics import moves
 from overflow_fixer.verification.comparison import worst_snr_db
 
 _HEALTHY_DB = 80.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from overflow_fixer.errors import RunError
+from overflow_fixer.evidence.constants.repeated import find_repeated
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.metrics.error_meter import ErrorMeter
 from overflow_fixer.metrics.fills import without_fills
@@ -22,7 +23,6 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.repair.chunks import Chunks
-from overflow_fixer.rules.repeated import find_repeated
 from overflow_fixer.verification.comparison import find_worst_batch, judge, open_reference
 
 OpenRunner = Callable[[Sequence[str]], Runner]

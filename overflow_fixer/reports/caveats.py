@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from onnx import TensorProto
 
 from overflow_fixer.config import BuildOptions
+from overflow_fixer.evidence.masks.mask_verdicts import MASK_MAGNITUDE, judge_masks
+from overflow_fixer.evidence.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
@@ -26,8 +28,6 @@ from overflow_fixer.records import (
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
-from overflow_fixer.rules.masks import MASK_MAGNITUDE, judge_masks
-from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.verification.comparison import worst_snr_db
 from overflow_fixer.verification.half_io import say_over_range
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
-from overflow_fixer.graph.model import Graph
-from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.carriers import find_carriers, makes_a_number, may_be_float, may_replace
-from overflow_fixer.rules.semantics import is_bound
-from overflow_fixer.rules.traces import (
+from overflow_fixer.evidence.constants.carriers import (
+    find_carriers,
+    makes_a_number,
+    may_be_float,
+    may_replace,
+)
+from overflow_fixer.evidence.constants.traces import (
     STEPS,
     Origin,
     Trace,
@@ -26,6 +26,11 @@ from overflow_fixer.rules.traces import (
     is_like_others,
     reach_of_steps,
 )
+from overflow_fixer.evidence.semantics import is_bound
+from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 
 RULE = "constant_range"
 

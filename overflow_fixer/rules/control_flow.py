@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+from overflow_fixer.evidence.body_ranges import look_into
+from overflow_fixer.evidence.inlined_bodies import inline_bodies
 from overflow_fixer.graph.body_graphs import Body, find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.body_ranges import look_into
-from overflow_fixer.rules.inlined_bodies import inline_bodies
 from overflow_fixer.rules.settling import settle
 
 RULE = "control_flow"

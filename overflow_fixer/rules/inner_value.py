@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from overflow_fixer.evidence.inner_functions import InnerFunction, find_functions, find_source
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, InnerRange, PlanPolicy, RangeTable, Severity
 from overflow_fixer.rules.digits import tell_over
-from overflow_fixer.rules.inner_functions import InnerFunction, find_functions, find_source
 
 _TEXT = {
     "deviation": "the square of x - mean",

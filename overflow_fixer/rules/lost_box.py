@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from overflow_fixer.evidence.integers.places import LARGEST_COORDINATE, is_far, trace_back
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
-from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far, trace_back
 
 _BOXES = {"NonMaxSuppression": 0, "RoiAlign": 1, "MaxRoiPool": 1}
 """Operators that read boxes, and at which slot."""

@@ -12,24 +12,29 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
+from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
+from overflow_fixer.evidence.differences.chosen_differences import find_chosen, is_distance
+from overflow_fixer.evidence.differences.difference_kernels import find_kernels
+from overflow_fixer.evidence.differences.divided_differences import Divided, find_divided, find_sources
+from overflow_fixer.evidence.differences.exponents import find_exponents
+from overflow_fixer.evidence.differences.given_differences import find_given_differences
+from overflow_fixer.evidence.differences.given_distances import find_given_distances
+from overflow_fixer.evidence.differences.normalised_differences import find_normalised
+from overflow_fixer.evidence.differences.row_differences import find_row_differences
+from overflow_fixer.evidence.differences.shown_differences import find_shown_differences
+from overflow_fixer.evidence.differences.small_differences import (
+    FEWEST_STEPS,
+    LostDifference,
+    find_terms,
+    tell_steps,
+)
+from overflow_fixer.evidence.differences.standardised import find_standardised
+from overflow_fixer.evidence.integers.places import is_far, trace_back
+from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.cancelled_squares import find_cancelled
-from overflow_fixer.rules.chosen_differences import find_chosen, is_distance
-from overflow_fixer.rules.difference_kernels import find_kernels
-from overflow_fixer.rules.divided_differences import Divided, find_divided, find_sources
-from overflow_fixer.rules.exponents import find_exponents
-from overflow_fixer.rules.given_differences import find_given_differences
-from overflow_fixer.rules.given_distances import find_given_distances
-from overflow_fixer.rules.normalised_differences import find_normalised
-from overflow_fixer.rules.origins import Walked
-from overflow_fixer.rules.places import is_far, trace_back
-from overflow_fixer.rules.row_differences import find_row_differences
-from overflow_fixer.rules.shown_differences import find_shown_differences
-from overflow_fixer.rules.small_differences import FEWEST_STEPS, LostDifference, find_terms, tell_steps
-from overflow_fixer.rules.standardised import find_standardised
 
 _LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
 

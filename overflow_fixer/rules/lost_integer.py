@@ -15,17 +15,17 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
+from overflow_fixer.evidence.integers.coordinates import find_coordinates
+from overflow_fixer.evidence.integers.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples
+from overflow_fixer.evidence.integers.places import LARGEST_COORDINATE, is_far
+from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.paths import find_ways
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
-from overflow_fixer.rules.coordinates import find_coordinates
-from overflow_fixer.rules.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples
-from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.paths import find_ways
-from overflow_fixer.rules.places import LARGEST_COORDINATE, is_far
-from overflow_fixer.rules.semantics import moves
 
 _ADDED = frozenset(
     """Add Sub Sum Mean Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu

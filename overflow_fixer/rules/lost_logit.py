@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
+from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.multiples import find_multiples
-from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.small_differences import is_finite, read_maxima
 
 _MOST_NOISE = 10.0**-1.5
 """30 dB below a probability, as verification tolerates."""

@@ -13,15 +13,15 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
+from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.integers.turns import Angle, unwrap
+from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.zeros.small_angles import SMALLEST_ANGLE, SmallAngle, find_small_angles
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.digits import tell_over
-from overflow_fixer.rules.multiples import find_multiples
-from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.small_angles import SMALLEST_ANGLE, SmallAngle, find_small_angles
-from overflow_fixer.rules.turns import Angle, unwrap
 
 LARGEST_ANGLE = 128.0
 """Beyond it, FP16's steps are 1/8 radian and more: the rounding error (rms 0.036) leaves a sine less than 30 dB."""

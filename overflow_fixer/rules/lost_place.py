@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
+from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.origins import find_origins
-from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_differences import is_finite, read_maxima
 
 LARGEST_LOSS = 2.0**-5
 """Of the rms of what is sampled: 30 dB. Half of it where the grid is computed, since what it is made of is rounded as well."""

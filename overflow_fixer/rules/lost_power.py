@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.semantics import moves
 
 LARGEST_ERROR = 2.0**-6
 """Of the largest power, where the worst of them leaves 36 dB: see docs/numerics.md."""

@@ -12,14 +12,14 @@ from functools import lru_cache
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.integers.coordinates import find_coordinates
+from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
-from overflow_fixer.rules.coordinates import find_coordinates
-from overflow_fixer.rules.multiples import find_multiples
-from overflow_fixer.rules.semantics import moves
 
 _DECIDING = {
     "Range": {0: "start", 1: "limit", 2: "delta"},

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from overflow_fixer.evidence.constants.infinite_constants import find_infinities_handed_on, is_same_in_fp16
+from overflow_fixer.evidence.own_fp16 import find_lost_in_own_fp16
+from overflow_fixer.evidence.semantics import only_bounds, touched
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.infinite_constants import find_infinities_handed_on, is_same_in_fp16
-from overflow_fixer.rules.own_fp16 import find_lost_in_own_fp16
-from overflow_fixer.rules.semantics import only_bounds, touched
 
 
 def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:

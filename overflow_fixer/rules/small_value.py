@@ -14,15 +14,15 @@ from functools import lru_cache
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.semantics import readers
+from overflow_fixer.evidence.zeros.shown_losses import find_shown
+from overflow_fixer.evidence.zeros.small_factors import SmallFactor, find_small_factors
+from overflow_fixer.evidence.zeros.small_sources import LEAST_MAGNITUDE
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
-from overflow_fixer.rules.semantics import readers
-from overflow_fixer.rules.shown_losses import find_shown
-from overflow_fixer.rules.small_factors import SmallFactor, find_small_factors
-from overflow_fixer.rules.small_sources import LEAST_MAGNITUDE
 
 _MOST_NOISE = 10.0**-1.5
 """30 dB below the values, as verification tolerates."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from overflow_fixer.evidence.semantics import only_bounds, touched
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.digits import tell_over
-from overflow_fixer.rules.semantics import only_bounds, touched
 
 
 def find_over_threshold(

@@ -16,14 +16,14 @@ from functools import lru_cache
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.paths import lead_back
+from overflow_fixer.evidence.semantics import moves, read_epsilon, readers
+from overflow_fixer.evidence.zeros.rounded_away import find_rounded_away
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
-from overflow_fixer.rules.paths import lead_back
-from overflow_fixer.rules.rounded_away import find_rounded_away
-from overflow_fixer.rules.semantics import moves, read_epsilon, readers
 from overflow_fixer.rules.settling import protection_of
 
 _GUARD_SLOTS = {

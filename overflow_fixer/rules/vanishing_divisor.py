@@ -15,20 +15,26 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
+from overflow_fixer.evidence.origins import Walked, find_origins
+from overflow_fixer.evidence.paths import find_leading, find_ways
+from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.zeros.cancellation import trace_term
+from overflow_fixer.evidence.zeros.dividends import find_dividends
+from overflow_fixer.evidence.zeros.divisors import (
+    Divisor,
+    divides,
+    find_divisors,
+    find_guards,
+    guards_in_vain,
+)
+from overflow_fixer.evidence.zeros.part_values import is_told_by_itself, may_hold
+from overflow_fixer.evidence.zeros.small_sources import FARTHEST, carry_back, trace_small
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
-from overflow_fixer.rules.cancellation import trace_term
-from overflow_fixer.rules.divided_differences import MOST_ROUNDED
-from overflow_fixer.rules.dividends import find_dividends
-from overflow_fixer.rules.divisors import Divisor, divides, find_divisors, find_guards, guards_in_vain
-from overflow_fixer.rules.origins import Walked, find_origins
-from overflow_fixer.rules.part_values import is_told_by_itself, may_hold
-from overflow_fixer.rules.paths import find_leading, find_ways
-from overflow_fixer.rules.semantics import moves
-from overflow_fixer.rules.small_sources import FARTHEST, carry_back, trace_small
 
 _KEEPS_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from onnx import TensorProto
 
+from overflow_fixer.evidence.paths import find_ways, walk_back
+from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.zeros.near_zero import ELEMENTWISE, NO_SMALLER, SUMS, TERMS
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.softmax import find_shared_out
 from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
-from overflow_fixer.rules.near_zero import ELEMENTWISE, NO_SMALLER, SUMS, TERMS
-from overflow_fixer.rules.paths import find_ways, walk_back
-from overflow_fixer.rules.semantics import moves
 
 _SHARES = frozenset("Softmax Sigmoid HardSigmoid".split())
 _ADDS = (SUMS | TERMS | {"BatchNormalization"}) - NO_SMALLER

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.metrics.fills import LEAST_MASK
 from overflow_fixer.patterns.tracing import constant_operand, origin
-from overflow_fixer.rules.semantics import moves
 
 _MOST_MOVES = 8
 """Nodes that move a mask between where it is made and where it is added."""

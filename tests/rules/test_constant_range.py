@@ -12,7 +12,6 @@ import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto, helper, numpy_helper
 
-from overflow_fixer.rules.carriers import find_carriers
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
 
 MIN = float(np.finfo(np.float32).min)
@@ -741,23 +740,3 @@ def test_float64_and_large_values_of_it(tmp_path: Path) -> None:
         node("Tanh", "a", "y"),
     ]
     assert _pins(tmp_path, nodes, {"big": np.asarray(-1e300)}) == ["Cast_b", "Where_a", "Tanh_y"]
-
-
-def test_each_constant_is_told_apart(tmp_path: Path) -> None:
-    model = make_model(
-        [node("Where", "c one x", "a"), node("Where", "c two a", "b"), node("Tanh", "b", "y")],
-        {"x": [2], "c": (BOOL, [2])},
-        "y",
-        {"one": scalar(-1e9), "two": scalar(1e8)},
-    )
-    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2), "c": np.zeros(2, bool)})
-    reached = {
-        name: {t.origin.tensor: set(t.signs) for t in found}
-        for name, found in find_carriers(graph, ranges).items()
-    }
-    assert reached == {
-        "one": {"one": {-1}},
-        "two": {"two": {1}},
-        "a": {"one": {-1}},
-        "b": {"one": {-1}, "two": {1}},
-    }

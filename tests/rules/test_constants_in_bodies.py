@@ -9,10 +9,10 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, pinned_by
 
+from overflow_fixer.evidence.inlined_bodies import can_inline, list_carried
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.rules.constant_range import find_constants_out_of_range
-from overflow_fixer.rules.inlined_bodies import can_inline, list_carried
 
 _MODEL = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N, 4] x, bool[N, 4] c, bool on, int64 trips) => (float[A, B] y) <float big = {-1e9}> {

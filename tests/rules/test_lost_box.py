@@ -23,11 +23,11 @@ from in_memory_calibration import (
 from onnx import TensorProto
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
+from overflow_fixer.evidence.integers.places import LARGEST_COORDINATE
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.records import PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules.lost_box import find_lost_boxes
-from overflow_fixer.rules.places import LARGEST_COORDINATE
 
 INT64 = TensorProto.INT64
 LIMIT = LARGEST_COORDINATE

@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 
+from overflow_fixer.evidence.zeros import shown_losses
+from overflow_fixer.evidence.zeros.small_sources import LEAST_MAGNITUDE
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-from overflow_fixer.rules import shown_losses
-from overflow_fixer.rules.small_sources import LEAST_MAGNITUDE
 from overflow_fixer.rules.small_value import find_small_values
 
 ONE = {"one": scalar(1), "up": scalar(1e6)}

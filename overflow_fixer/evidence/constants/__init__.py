@@ -1,0 +1,1 @@
+"""Constants, and where their values go."""

@@ -1,0 +1,174 @@
+"""Squared distances, written out as |a|² + |b|² − 2ab, of which the nearest are chosen.
+
+The range of all distances does not show that the nearest are less than FP16's steps at |a|²: what was chosen does.
+Of an ArgMin, which gives out the place alone, it matters by how much the nearest is nearer than the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+
+from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED, Divided, find_sources
+from overflow_fixer.evidence.differences.small_differences import (
+    DIFFERENCES,
+    FEWEST_STEPS,
+    FP32_NOISE,
+    SmallDifference,
+    find_small,
+    find_terms,
+)
+from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.paths import find_ways, walk_back
+from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.graph.distances import find_joined_squares
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_root, is_square, sums_squares
+from overflow_fixer.records import RangeTable
+
+_CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
+_TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})
+"""Operators that give out the place of what they choose; by how much is measured inside them."""
+_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
+_KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
+"""Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
+
+
+def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
+    """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst.
+
+    Or in the mean margin, where a place is chosen: what the points themselves lose moves a distance and the next nearly alike
+    then, and counts where it is much.
+    """
+    for node in graph.nodes:
+        ends = list(_find_choices(graph, node)) if find_terms(graph, node) else []
+        for end, of_roots in ends if ends and is_distance(graph, node) else ():
+            small = _find_lost(graph, ranges, node, end, of_roots)
+            if small is not None:
+                nodes = tuple(_find_nodes(graph, ranges, small, end))
+                yield Divided(small, nodes, f"{end.op_type} {end.label} chooses among it")
+                break
+
+
+def _find_lost(
+    graph: Graph, ranges: RangeTable, node: Node, choice: Node, of_roots: bool
+) -> SmallDifference | None:
+    """How little is chosen; None where it is enough, or as little as FP32 itself rounds. A margin is that of squares already."""
+    shown = _name_chosen(ranges, choice)
+    of_roots = of_roots and choice.standard_op not in _TELLS_WHERE
+    small = next(find_small(graph, ranges, node, FEWEST_STEPS, shown, of_roots), None)
+    return small if small is not None and small.left > FP32_NOISE * small.largest else None
+
+
+def _find_nodes(graph: Graph, ranges: RangeTable, small: SmallDifference, choice: Node) -> Iterator[Node]:
+    """What computes the distance; where places are told, what stands between it and the choice, and a TopK too.
+
+    An ArgMin reads what it is given.
+    """
+    is_place_alone = choice.standard_op in _TELLS_WHERE
+    yield from (
+        _find_sums(graph, ranges, small)
+        if is_place_alone
+        else find_sources(graph, ranges, small.node, small.left)
+    )
+    if is_place_alone or any(
+        name in graph.outputs or graph.consumers.get(name) for name in choice.outputs[1:]
+    ):
+        yield from _find_between(graph, small.node, choice)
+
+
+def _find_between(graph: Graph, node: Node, choice: Node) -> Sequence[Node]:
+    def is_choice(reader: Node, slot: int) -> bool:
+        return reader is choice and slot == 0
+
+    ways = find_ways(graph, node.outputs[0], partial(hands_on, graph), is_choice)
+    return ways[:-1] if choice.standard_op in _TELLS_WHERE else ways
+
+
+def _name_chosen(ranges: RangeTable, choice: Node) -> str:
+    """The tensor that was chosen; of a place the margin inside the node, as a scan names it."""
+    inner = ranges.inner_of.get(choice.label, {}).get("mean margin")
+    return choice.outputs[0] if inner is None else inner.seen.tensor
+
+
+def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
+    """The nodes that add up the distance, and of what computes the points what FP16 moves by more than a 64th of the margin's root."""
+    distance, most = small.node.outputs[0], MOST_ROUNDED * math.sqrt(small.value)
+    for writer in _find_terms(graph, distance):
+        yield writer
+        for name in writer.inputs if writer.standard_op in _PRODUCTS or is_square(graph, writer) else ():
+            seen = ranges.get(name)
+            if seen is not None and seen.max_abs > most and name not in graph.constants:
+                yield from find_origins(graph, ranges, name, most)
+
+
+def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:
+    """The nodes that add it up, and the squares in it."""
+    for writer in walk_back(graph, distance, partial(_adds_up, graph)):
+        yield writer
+        if sums_squares(graph, writer) and writer.standard_op != "ReduceSumSquare":
+            yield graph.producers[writer.inputs[0]]
+
+
+def hands_on(graph: Graph, reader: Node, slot: int) -> bool:
+    """Whether it moves or bounds what comes in there, or takes the root."""
+    return moves(reader, slot) or reader.standard_op in _KEEPS_SIZE or is_root(graph, reader)
+
+
+def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
+    """Whether it is taken from what it was chosen of, and nothing else: a Softmax that is written out gives the same of any number."""
+    behind = [reader for reader, _ in readers(graph, choice.outputs[0])]
+    is_told = choice.outputs[0] in graph.outputs
+    return (
+        bool(behind)
+        and not is_told
+        and all(reader.standard_op == "Sub" and choice.inputs[0] in reader.inputs for reader in behind)
+    )
+
+
+def is_distance(graph: Graph, node: Node) -> bool:
+    """Whether it adds up products of vectors and sums of squares."""
+    return node.label in _find_distances(graph)
+
+
+@lru_cache(maxsize=1)
+def _find_distances(graph: Graph) -> frozenset[str]:
+    """The labels of all such nodes, in one pass: of a long chain of sums each is behind all before."""
+    products, squares = set[str](), set[str]()
+    for node in graph.nodes:
+        added = [name for name in node.inputs if _adds_up(graph, node, name)]
+        is_whole = bool(find_joined_squares(graph, node))
+        if node.standard_op in _PRODUCTS or not products.isdisjoint(added):
+            products.update(node.writes)
+        if is_whole or sums_squares(graph, node) or not squares.isdisjoint(added):
+            squares.update(node.writes)
+    return frozenset(node.label for node in graph.nodes if {*node.writes} <= products & squares)
+
+
+def _adds_up(graph: Graph, node: Node, name: str) -> bool:
+    is_scaled = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
+    is_sum = node.standard_op in DIFFERENCES or is_scaled or node.standard_op == "Neg"
+    return name not in graph.constants and (is_sum or moves(node, 0))
+
+
+def _find_choices(graph: Graph, node: Node) -> Iterator[tuple[Node, bool]]:
+    """The nodes that choose among what the node writes, behind moves, bounds and a root, and whether behind a root."""
+    pending, seen = [(node, False)], {node.label}
+    while pending:
+        writer, is_behind = pending.pop()
+        for reader, slot in readers(graph, writer.outputs[0]):
+            takes_root = is_root(graph, reader)
+            if slot == 0 and _chooses(graph, reader):
+                yield reader, is_behind
+            elif (
+                reader.label not in seen and hands_on(graph, reader, slot) and not (is_behind and takes_root)
+            ):
+                seen.add(reader.label)
+                pending.append((reader, is_behind or takes_root))
+
+
+def _chooses(graph: Graph, node: Node) -> bool:
+    is_told = node.standard_op in _CHOOSES and not _is_only_subtracted(graph, node)
+    return is_told or node.standard_op in _TELLS_WHERE

@@ -1,0 +1,206 @@
+"""A difference of nearly equal numbers that is divided by: a variance as E[x²] − E[x]², or the largest x less the least.
+
+What FP16 takes from it is a large share of it, and so of the quotient. What is divided by as little (x less its mean, or
+its least) is such a difference itself, as a rule: what FP16 takes from it is made as large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import chain, islice
+from typing import NamedTuple
+
+from overflow_fixer.evidence.differences.difference_kernels import find_kernels
+from overflow_fixer.evidence.differences.small_differences import (
+    FEWEST_STEPS,
+    FP32_NOISE,
+    SmallDifference,
+    find_lost_terms,
+    find_small,
+    read_maxima,
+)
+from overflow_fixer.evidence.origins import Walked, find_origins
+from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
+from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.zeros.divisors import divides
+from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.graph.distances import find_joining
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
+from overflow_fixer.records import RangeTable
+
+_STEPS_OF_A_DIVISOR = 16.0
+"""Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""
+MOST_ROUNDED = 32.0
+"""FP16 rounds what is so many times the difference by up to a 64th of it."""
+_MOST_BATCHES = 8
+"""Of those in which a difference is small, the worst that are followed to what divides by it."""
+_ZERO_AT_ZERO = frozenset(
+    """Sqrt Mul Abs Neg Relu Sin Tan Asin Atan Sinh Asinh Atanh Tanh Erf ReduceSum ReduceMean ReduceL1 ReduceL2
+    ReduceSumSquare ReduceMax ReduceMin TopK MaxPool GlobalMaxPool AveragePool GlobalAveragePool""".split()
+)
+_BESIDE = frozenset("Add Sum Max Concat".split())
+"""Operators of which something larger that comes in, such as an epsilon, hides the loss."""
+
+
+class Divided(NamedTuple):
+    """A difference, those that are to stay in FP32, and the node that divides by it, or it by as little, in words."""
+
+    difference: SmallDifference
+    nodes: Iterable[Node]
+    made: str
+
+
+def find_divided(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
+    """Each difference once: those that are divided by, in the worst batch that shows it; then what is divided by these.
+
+    The nodes are found as they are asked for.
+    """
+    told = set[str]()
+    ways: list[tuple[SmallDifference, tuple[Node, ...]]] = []
+    for small, way in _find_divisors(graph, ranges):
+        told.add(small.node.label)
+        ways.append((small, way))
+        kept = way if _grows_tiny(ranges, small, way) else ()
+        verb = "takes its logarithm" if way[-1].standard_op == "Log" else "divides by it"
+        made = f"{way[-1].op_type} {way[-1].label} {verb}"
+        sources = find_sources(graph, ranges, small.node, small.value, walked)
+        yield Divided(small, chain(sources, kept), made)
+    for divisor, way in ways:
+        for end, small in _find_dividends(graph, ranges, divisor, way):
+            if small.node.label not in told:
+                told.add(small.node.label)
+                made = f"{end.op_type} {end.label} scales it up"
+                yield Divided(small, find_sources(graph, ranges, small.node, small.value, walked), made)
+
+
+def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:
+    """Each difference that is divided by, and the nodes from it to what does so, in order."""
+    for node in graph.nodes:
+        if _may_be_divided_by(graph).isdisjoint(node.outputs[:1]):
+            continue
+        for small in islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES):
+            goes_on = partial(_is_lost_behind, graph, ranges, small)
+            way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
+            if way:
+                yield small, way
+                break
+
+
+@lru_cache(maxsize=1)
+def _may_be_divided_by(graph: Graph) -> frozenset[str]:
+    """The tensors that something divides by, whatever the data are."""
+    return find_leading(graph, partial(may_keep, graph), partial(divides, graph))
+
+
+def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...]) -> bool:
+    """Whether the difference, or what is made of it, is below FP16's normal numbers in the batch, where digits are lost again."""
+    made = (name for node in (small.node, *way) for name in node.writes)
+    return any(0 < read_maxima(ranges, name)[small.batch] < FP16_MIN_NORMAL for name in made)
+
+
+def find_sources(
+    graph: Graph,
+    ranges: RangeTable,
+    node: Node,
+    left: float,
+    walked: Walked | None = None,
+) -> Iterator[Node]:
+    """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
+
+    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads.
+    """
+    most = MOST_ROUNDED * left / find_kernels(graph).get(node.label, 1.0)
+    yield node
+    yield from find_joining(graph, node)
+    for name in find_lost_terms(graph, ranges, node):
+        yield from find_origins(graph, ranges, name, most, walked)
+
+
+def _is_lost_behind(graph: Graph, ranges: RangeTable, small: SmallDifference, node: Node, slot: int) -> bool:
+    """Whether what comes in there is zero where it goes out, or nearly so, or added to less than its limit.
+
+    An epsilon over the difference hides nothing where it is a few of FP16's steps at the terms itself; but of what does not vary,
+    of which FP32 leaves as little as it rounds, FP16 leaves zero, unless it squares before.
+    """
+    if keeps_small(graph, ranges, small.batch, node, slot):
+        return True
+    is_of_squares = "cancellation" in ranges.inner_of.get(small.node.label, {})
+    is_noise = small.value <= FP32_NOISE * small.largest and not is_of_squares
+    is_itself = read_maxima(ranges, node.inputs[slot])[small.batch] == small.value
+    is_sum = node.standard_op in ("Add", "Sum") and is_itself and not is_noise
+    return is_sum and _is_largest(ranges, small.batch, node, slot, small.limit)
+
+
+def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
+    """Whether what comes in there is zero where it goes out, or nearly so, as the data of the batch are."""
+    if node.standard_op in _BESIDE and not _is_largest(ranges, batch, node, slot):
+        return False
+    if node.standard_op == "Clip" and not _is_over_bound(ranges, batch, node):
+        return False
+    return may_keep(graph, node, slot)
+
+
+def may_keep(graph: Graph, node: Node, slot: int) -> bool:
+    """The same, whatever the data are; of Where, where it may put a constant in its place."""
+    op = node.standard_op
+    if op == "Where":
+        return slot > 0 and node.inputs[3 - slot] in graph.constants
+    if op in _BESIDE or (op == "Clip" and slot == 0):
+        return True
+    is_power = read_exponent(graph, node) > 0
+    is_quotient = op == "Div" and slot == 0
+    return is_power or is_quotient or op in _ZERO_AT_ZERO or moves(node, slot)
+
+
+def _is_largest(ranges: RangeTable, batch: int, node: Node, slot: int, least: float = 0.0) -> bool:
+    """Whether nothing that it is added to, or put beside, is larger in the batch, and over `least`."""
+    largest = max(read_maxima(ranges, node.inputs[slot])[batch], least)
+    others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
+    return all(read_maxima(ranges, name)[batch] <= largest for name in others)
+
+
+def _is_over_bound(ranges: RangeTable, batch: int, node: Node) -> bool:
+    """Whether the largest that Clip reads in the batch is no less than its least bound, of whatever sign, if it has one."""
+    attribute = node.attribute("min")  # below opset 11
+    bound = ranges.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    least = attribute.f if attribute is not None else -math.inf if bound is None else bound.max
+    return bool(least <= read_maxima(ranges, node.inputs[0])[batch])
+
+
+def _find_dividends(
+    graph: Graph, ranges: RangeTable, divisor: SmallDifference, way: tuple[Node, ...]
+) -> Iterator[tuple[Node, SmallDifference]]:
+    """The differences that the ends of the way divide, as they are or moved, in the batch of the divisor, and by which end."""
+    small = {divisor.node.outputs[0], *chain.from_iterable(node.writes for node in way)}
+    for end in way:
+        is_end = any(name in small and divides(graph, end, slot) for slot, name in enumerate(end.inputs))
+        for tensor in _find_divided_by(graph, end) if is_end else ():
+            for node in walk_back(graph, tensor, partial(_scales, graph)):
+                found = find_small(graph, ranges, node, FEWEST_STEPS)
+                yield from ((end, one) for one in found if one.batch == divisor.batch)
+
+
+def _scales(graph: Graph, node: Node, name: str) -> bool:
+    """Whether the node moves what it reads there, or multiplies it by a constant."""
+    is_product = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
+    return name not in graph.constants and (is_product or moves(node, 0))
+
+
+def _find_divided_by(graph: Graph, end: Node) -> Iterator[str]:
+    """What a quotient is of; of a reciprocal, what it is multiplied by, behind constant factors and moves."""
+    if end.standard_op == "Div" and end.inputs[0] not in graph.constants:
+        yield end.inputs[0]
+        return
+    pending, seen = [end] if end.standard_op != "Log" else [], {end.label}
+    while pending:
+        for reader, slot in readers(graph, pending.pop().outputs[0]):
+            other = reader.inputs[1 - slot] if reader.standard_op == "Mul" else ""
+            if other and other not in graph.constants:
+                yield other
+            elif (other or moves(reader, slot)) and reader.label not in seen:
+                seen.add(reader.label)
+                pending.append(reader)

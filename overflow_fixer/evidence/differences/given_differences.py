@@ -1,0 +1,100 @@
+"""A difference of nearly equal numbers that is given out: a return p1 / p0 − 1, its logarithm, or 1 − cos of what is alike.
+
+Scaled, multiplied or squared it is given out as well, with the digits that FP16 left of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources, keeps_small
+from overflow_fixer.evidence.differences.small_differences import (
+    FP32_NOISE,
+    SmallDifference,
+    find_small,
+    read_maxima,
+)
+from overflow_fixer.evidence.origins import Walked
+from overflow_fixer.evidence.paths import list_values
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import RangeTable
+
+_FEWEST_STEPS = 32.0
+"""Of less than so many of FP16's steps, what is given out has under 30 dB: see docs/numerics.md."""
+
+
+class _Given(NamedTuple):
+    """The output that a tensor shows in, and how many times it what a Concat puts beside it there is, at most."""
+
+    output: str
+    beside: float
+
+
+def find_given_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
+    """Each difference that is given out and small in every batch, in the batch in which it is largest; else as find_divided."""
+    for node in graph.nodes:
+        small = find_largest(graph, ranges, node)
+        given = _find_given(graph, ranges, small.batch).get(node.outputs[0]) if small is not None else None
+        if small is not None and given is not None and _is_seen_beside(small, given.beside):
+            nodes = find_sources(graph, ranges, node, small.value, walked)
+            yield Divided(small, nodes, f"the output {given.output} tells it")
+
+
+def _is_seen_beside(small: SmallDifference, beside: float) -> bool:
+    """Whether what it is put beside is no larger, or less than 16 of the steps itself: all of that may be as large as its largest."""
+    return beside <= 1 or small.value * beside < small.limit / 2
+
+
+def find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifference | None:
+    """A difference of less than 32 of FP16's steps in every batch, in that in which it is largest.
+
+    None where it is as small as FP32 itself rounds.
+    """
+    small = find_small(graph, ranges, node, _FEWEST_STEPS)
+    largest = max(small, key=lambda one: one.value, default=None)
+    if largest is None or largest.value < ranges.by_tensor[largest.shown].max_abs:
+        return None
+    return largest if largest.value > FP32_NOISE * largest.largest else None
+
+
+@lru_cache(maxsize=8)
+def _find_given(graph: Graph, ranges: RangeTable, batch: int) -> Mapping[str, _Given]:
+    """For each tensor of which single elements show in an output of the model in that batch, the one where least is beside it.
+
+    In one pass, since of a long chain of differences each is before all others. A sum of many loses less.
+    """
+    found = {name: _Given(name, 1.0) for name in graph.outputs}
+    for node in reversed(graph.nodes):
+        behind = min(
+            (found[name] for name in list_values(node) if name in found),
+            key=lambda given: given.beside,
+            default=None,
+        )
+        if behind is None or node.op_type.startswith("Reduce"):
+            continue
+        for slot, name in enumerate(node.inputs):
+            beside = max(behind.beside, _read_beside(graph, ranges, batch, node, slot))
+            if beside < (found[name].beside if name in found else math.inf):
+                found[name] = _Given(behind.output, beside)
+    return found
+
+
+def _read_beside(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> float:
+    """How many times it what the node puts beside it is; 1 of no more, infinity where it is lost."""
+    if keeps_small(graph, ranges, batch, node, slot):
+        return 1.0
+    if node.standard_op != "Concat":
+        return math.inf
+    most = max(_read_norm(ranges, batch, name) for at, name in enumerate(node.inputs) if at != slot)
+    least = _read_norm(ranges, batch, node.inputs[slot])
+    return most / least if least > 0 and most < math.inf else math.inf
+
+
+def _read_norm(ranges: RangeTable, batch: int, tensor: str) -> float:
+    """The root of the energy of as many elements that are all as large as the largest; infinity where it was not measured."""
+    seen, largest = ranges.get(tensor), read_maxima(ranges, tensor)[batch]
+    return float(largest) * math.sqrt(seen.element_count) if seen is not None and largest >= 0 else math.inf

@@ -1,0 +1,112 @@
+"""A row of features of which little is left less its mean or its least, that is scaled up by what it is: pressures, in 1013 ± 1.
+
+(x − μ) / σ makes as much of them as of the wind beside them, of 180 ± 180, which alone the ranges show. How little is
+left was measured row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from overflow_fixer.evidence.differences.divided_differences import find_sources, may_keep
+from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms, is_finite
+from overflow_fixer.evidence.paths import find_given, find_ways, walk_back
+from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.zeros.divisors import divides
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import InnerRange, RangeTable
+
+_MOST = 64.0
+"""Where a row is more times what is left of it, that is less than 32 of FP16's steps: under 30 dB, see docs/numerics.md."""
+
+
+def find_row_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each difference of which that is so, and that is divided by what is made of the same; the value is how many times.
+
+    None of terms or results with NaN or infinities, and of terms that FP16 is known to hold.
+    """
+    for node in graph.nodes:
+        inner = ranges.inner_of.get(node.label, {}).get("row cancellation")
+        if inner is None or not inner.seen.max_abs > _MOST or not _is_rounded(graph, ranges, node):
+            continue
+        end = _find_end(graph, ranges, node)
+        if end is not None:
+            yield _tell(graph, ranges, node, inner, end)
+
+
+def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    read = node.inputs if node.standard_op == "Sub" else node.inputs[:1]
+    are_finite = all(is_finite(graph, ranges, name) for name in (*read, node.outputs[0]))
+    return are_finite and bool(find_lost_terms(graph, ranges, node))
+
+
+def _find_end(graph: Graph, ranges: RangeTable, node: Node) -> Node | None:
+    """What scales it up: the normalisation itself, or what divides it, or something, by what is made of it or of its row.
+
+    Not by fewer numbers than there are rows, which are of all of them.
+    """
+    if node.standard_op != "Sub":
+        return node
+    count = _count(ranges, node.inputs[1])
+
+    def divides_rows(reader: Node, slot: int) -> bool:
+        return divides(graph, reader, slot) and _count(ranges, reader.inputs[slot]) >= count
+
+    def scales_rows(reader: Node, slot: int) -> bool:
+        return _scales(graph, node, reader, slot) and _count(ranges, reader.inputs[1 - slot]) >= count
+
+    divided_by = find_ways(graph, node.outputs[0], partial(may_keep, graph), divides_rows)
+    scaled = find_ways(graph, node.outputs[0], moves, scales_rows)
+    return next((ways[-1] for ways in (scaled, divided_by) if ways), None)
+
+
+def _count(ranges: RangeTable, tensor: str) -> int:
+    seen = ranges.get(tensor)
+    return 0 if seen is None else seen.element_count
+
+
+def _scales(graph: Graph, node: Node, reader: Node, slot: int) -> bool:
+    """Whether it divides the difference by something that is made of what the difference is of, or multiplies it by one over that."""
+    if (reader.standard_op, slot) not in (("Div", 0), ("Mul", 0), ("Mul", 1)):
+        return False
+    other, sources = reader.inputs[1 - slot], {*node.inputs, *node.outputs}
+    makers = list(walk_back(graph, other, lambda writer, name: name not in sources))
+    is_made_of_it = any(not sources.isdisjoint(one.inputs) for one in makers)
+    return is_made_of_it and (reader.standard_op == "Div" or _is_reciprocal(graph, makers))
+
+
+def _is_reciprocal(graph: Graph, makers: Sequence[Node]) -> bool:
+    """Whether the last that computes, and does not move, divides by what it reads."""
+    last = next((one for one in makers if not moves(one, 0)), None)
+    return last is not None and any(divides(graph, last, slot) for slot in range(len(last.inputs)))
+
+
+def _tell(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange, end: Node) -> LostDifference:
+    source, times = ranges.by_tensor[node.inputs[0]], inner.seen.max_abs
+    taken = "its mean" if end is node else node.inputs[1]
+    reason = (
+        f"a row of {source.tensor} is {times:.6g} times as large as what is left of it less {taken}, over the limit of {_MOST:g}: "
+        f"FP16 has less than 32 steps for that, and {end.op_type} {end.label} scales it up"
+    )
+    nodes = (*find_sources(graph, ranges, node, source.max_abs / times), *_find_restoring(graph, node))
+    batch = ranges.worst_batch_of(inner.seen)
+    return LostDifference(nodes, node.outputs[0], times, _MOST, reason, batch)
+
+
+def _find_restoring(graph: Graph, node: Node) -> Iterator[Node]:
+    """What adds the mean again to what is given out, as far from zero as the row was, and moves both there."""
+    if node.standard_op != "Sub":
+        return
+
+    def restores(reader: Node, slot: int) -> bool:
+        is_sum = reader.standard_op in ("Add", "Sub") and reader is not node
+        return is_sum and find_given(graph, reader.outputs[0], moves) is not None
+
+    def gives_out(reader: Node, slot: int) -> bool:
+        return moves(reader, slot) and not set(reader.writes).isdisjoint(graph.outputs)
+
+    for one in find_ways(graph, node.inputs[1], moves, restores):
+        yield one
+        yield from find_ways(graph, one.outputs[0], moves, gives_out) if not moves(one, 0) else ()

@@ -1,0 +1,155 @@
+"""A difference of nearly equal numbers: in some batch it is no more than a few of FP16's steps at the largest of its terms.
+
+At 64 FP16's steps are 1/16; of 64.0025 − 64 nothing is left, or a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from overflow_fixer.evidence.differences.difference_kernels import find_kernels
+from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.formats import FP16_OVERFLOW, step_at
+from overflow_fixer.graph.distances import find_joined_squares
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import Array, RangeTable
+
+FP32_NOISE = 2.0**-20
+"""Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
+DIFFERENCES = frozenset("Sub Add Sum".split())
+FEWEST_STEPS = 64
+"""A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
+
+
+@dataclass(frozen=True)
+class SmallDifference:
+    """What `node` writes: in the batch of that index `value`, its max |x|, is under `limit`: so many steps at `largest`.
+
+    Or the max |x| of what is chosen of that, or by how much on average, as `shown` names it; where `of_roots`, of the roots of
+    that, and the limit is the root of so many steps.
+    `largest` is the max |x| of its terms there. Where it is, the other terms are nearly as large, and as much is lost, unless
+    they are equal there (rows of one number, which leave zero).
+    """
+
+    node: Node
+    value: float
+    largest: float
+    limit: float
+    batch: int
+    shown: str
+    of_roots: bool = False
+
+    @property
+    def left(self) -> float:
+        """What is left of the difference itself."""
+        return self.value**2 if self.of_roots else self.value
+
+
+class LostDifference(NamedTuple):
+    """The nodes that are to stay in FP32, that of the difference first, and what a finding about each of them tells."""
+
+    nodes: tuple[Node, ...]
+    tensor: str
+    value: float
+    limit: float
+    reason: str
+    batch: str | None = None
+
+
+def tell_steps(most: float) -> str:
+    return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
+
+
+def find_terms(graph: Graph, node: Node) -> tuple[str, ...]:
+    """What a sum or a difference adds up; of distances as one product the squares in it; none of other nodes."""
+    return node.inputs if node.standard_op in DIFFERENCES else find_joined_squares(graph, node)
+
+
+def find_small(
+    graph: Graph, ranges: RangeTable, node: Node, steps: float, chosen: str = "", of_roots: bool = False
+) -> Iterator[SmallDifference]:
+    """Each batch in which less than so many `steps` of FP16 are left of the difference, and not zero; the worst first.
+
+    A logarithm counts as a difference of what it reads from 1.
+
+    Or of what `chosen` names, where that is given: what is chosen of it or of its roots, or by how much, inside a node.
+    None of a difference or of terms with NaN or infinities in any batch, of integers, and of terms that FP16 holds.
+    """
+    if not _is_difference(graph, ranges, node) or not find_lost_terms(graph, ranges, node):
+        return
+    shown = chosen or node.outputs[0]
+    left = read_maxima(ranges, shown)
+    largest = _read_largest(graph, ranges, node)
+    limits = steps * step_at(largest)
+    limits = np.sqrt(limits) if of_roots else limits
+    small = np.flatnonzero((left > 0) & (left < limits))
+    for batch in sorted(small.tolist(), key=lambda index: left[index] / limits[index]):
+        value, most, limit = (float(row[batch]) for row in (left, largest, limits))
+        yield SmallDifference(node, value, most, limit, batch, shown, of_roots)
+
+
+def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    """Whether it adds or subtracts finite floats that were measured."""
+    is_other = node.standard_op == "Log" or node.label in find_kernels(graph)
+    terms = node.inputs[:2] if is_other else find_terms(graph, node)
+    return bool(terms) and all(is_finite(graph, ranges, name) for name in (*terms, *node.writes))
+
+
+def _read_largest(graph: Graph, ranges: RangeTable, node: Node) -> npt.NDArray[np.float64]:
+    """The max |x| of the terms, by batch; 1 of a logarithm, which is small beside what it reads where that is near 1.
+
+    Of a kernel that adds up to zero it is what two terms that lose as much would be.
+    """
+    if node.standard_op == "Log":
+        return np.ones(len(ranges.batch_names))
+    if node.label in find_kernels(graph):
+        name = next(name for name in node.inputs if name not in graph.constants)
+        return read_maxima(ranges, name) * find_kernels(graph)[node.label]
+    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in find_terms(graph, node)])
+    return largest
+
+
+def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
+    """The terms, each once, that FP16 is not known to hold; none of integers, which are another rule's, and no constant.
+
+    Of a node that is no sum and no difference, such as a BatchNormalization, they are what it reads.
+    """
+    multiples = find_multiples(graph, ranges)
+    read = find_terms(graph, node) or node.inputs
+    terms = (name for name in dict.fromkeys(read) if name not in graph.constants)
+    return tuple(name for name in terms if not multiples.is_lost(name) and not multiples.is_held(name))
+
+
+def is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether it is of FP32, was measured, and had no NaN and no infinity."""
+    seen = ranges.get(tensor)
+    if seen is None or graph.dtypes.get(tensor) != TensorProto.FLOAT:
+        return False
+    return not seen.nan_count and math.isfinite(seen.max_abs)
+
+
+def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
+    """The tensor's max |x| by batch, or that of a value inside a node, as InnerRange names it.
+
+    NaN where a batch has no element of it, or none but NaN, or it was not measured.
+    """
+    row = _rows(ranges).get(tensor)
+    if row is None:
+        return np.full(len(ranges.batch_names), math.nan)
+    maxima: npt.NDArray[np.float64] = row.astype(np.float64)
+    return maxima
+
+
+@lru_cache(maxsize=1)
+def _rows(ranges: RangeTable) -> Mapping[str, npt.NDArray[np.float32]]:
+    inner = {one.seen.tensor: one.batch_max_abs for one in ranges.inner}
+    return inner | {seen.tensor: row for seen, row in zip(ranges.ranges, ranges.batch_max_abs, strict=True)}

@@ -1,0 +1,1 @@
+"""Numbers that are counted rather than measured: ids, positions, coordinates, whole turns."""

@@ -1,0 +1,68 @@
+"""A factor that is small just where the other is large: exp(-c) x times exp(c), as decays are undone in linear attention.
+
+Of 2.5e10 times 4e-11 FP16 makes infinity times zero. The first is over the threshold and shows; of the second the largest
+value may be as normal as that of the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
+from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.zeros.small_sources import LEAST_MAGNITUDE, Part, trace_badly_held
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import RangeTable
+
+
+class SmallFactor(NamedTuple):
+    """In the batch of that index `tensor` is `most` at most where `other` is `largest`, for the product is `made` at most.
+
+    `nodes` are those that write it, and what it is made of that is as small.
+    """
+
+    product: Node
+    tensor: str
+    other: str
+    most: float
+    largest: float
+    made: float
+    batch: int
+    nodes: tuple[Node, ...]
+
+
+def find_small_factors(graph: Graph, ranges: RangeTable) -> Iterator[SmallFactor]:
+    """Each computed factor that is below 2^-18 there in some batch, in that of these in which the other is largest.
+
+    None of products with NaN or infinities, or of zeros, and of factors that FP16 is known to hold, as it does masks of 0 and 1, or
+    that are as small as a whole.
+    """
+    told: dict[str, float] = {}
+    for node in graph.nodes:
+        for tensor, other in (node.inputs, node.inputs[::-1]) if node.standard_op == "Mul" else ():
+            factor = _judge(graph, ranges, node, tensor, other, told)
+            if factor is not None and factor.nodes:
+                yield factor
+
+
+def _judge(
+    graph: Graph, ranges: RangeTable, node: Node, tensor: str, other: str, told: dict[str, float]
+) -> SmallFactor | None:
+    if find_multiples(graph, ranges).is_held(tensor):
+        return None
+    if not all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.outputs)):
+        return None
+    if ranges.by_tensor[tensor].max_abs < LEAST_MAGNITUDE:
+        return None
+    made, largest = read_maxima(ranges, node.outputs[0]), read_maxima(ranges, other)
+    is_small = (made > 0) & (made < largest * LEAST_MAGNITUDE)
+    if not is_small.any():
+        return None
+    batch = int(np.where(is_small, largest, 0.0).argmax())
+    most = float(made[batch] / largest[batch])
+    nodes = trace_badly_held(graph, ranges, Part(tensor, most), told)
+    return SmallFactor(node, tensor, other, most, float(largest[batch]), float(made[batch]), batch, nodes)

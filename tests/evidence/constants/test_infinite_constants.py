@@ -1,0 +1,140 @@
+"""Infinities of constants go as far as FP16 makes of them what FP32 does, and no further."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fp16_emulation import run_fp16, run_fp32
+from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+
+from overflow_fixer.evidence.constants.infinite_constants import find_infinities_handed_on
+from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.rules.non_finite import find_non_finite
+
+LOW = {"low": scalar(-math.inf)}
+
+
+def _scan(folder: Path, nodes: list[onnx.NodeProto], constants: dict[str, Any], x: Any) -> tuple[Any, Any]:
+    return scan(make_model(nodes, {"x": [2, 3]}, "y", constants), folder, {"x": x})
+
+
+def test_moves_and_choices_hand_them_on(tmp_path: Path) -> None:
+    nodes = [
+        node("Greater", "x zero", "c"),
+        node("Where", "c x low", "a"),
+        node("Transpose", "a", "b", perm=[1, 0]),
+        node("ReduceMax", "b", "m", axes=[0]),
+        node("Relu", "m", "y"),
+    ]
+    constants = {**LOW, "zero": scalar(0)}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, -2, 3], [-1, -2, -3]))
+    assert find_infinities_handed_on(graph, ranges) == {"low", "a", "b", "m"}
+    assert pinned_by(find_non_finite, graph, ranges) == []
+    assert {f.action for f in ask(find_non_finite, graph, ranges)} == {"none"}
+
+
+SAME = {
+    "an exponential, as in the decay of a state": [node("Exp", "b", "y")],
+    "less a maximum": [
+        node("ReduceMax", "b", "m", axes=[1]),
+        node("Sub", "b m", "s"),
+        node("Exp", "s", "y"),
+    ],
+    "added and scaled": [node("Add", "b x", "s"), node("Mul", "s half", "t"), node("Sigmoid", "t", "y")],
+    "divided": [node("Div", "b half", "s"), node("Tanh", "s", "y")],
+    "scaled from the left, then a Softmax": [node("Mul", "half b", "s"), node("Softmax", "s", "y")],
+    "scaled by the least normal number": [node("Mul", "b least", "s"), node("Sigmoid", "s", "y")],
+    "one of a sum": [node("Sum", "b half half", "s"), node("Exp", "s", "y")],
+    "beside zero": [node("Relu", "b", "y")],
+    **{
+        f"at the end {op}": [node(op, "b", "y")]
+        for op in "Softmax Exp Sigmoid HardSigmoid Tanh Erf Softplus Elu Celu".split()
+    },
+}
+OTHERS = {
+    "a norm": ([node("LogSoftmax", "b", "s"), node("Exp", "s", "y")], ["LogSoftmax_s", "Exp_y"]),
+    "a scale that FP16 rounds to zero": (
+        [node("Mul", "b tiny", "s"), node("Exp", "s", "y")],
+        ["Mul_s", "Exp_y"],
+    ),
+    "a scale that is infinite": (
+        [node("Mul", "b low", "s"), node("Sigmoid", "s", "y")],
+        ["Mul_s", "Sigmoid_y"],
+    ),
+    "a constant that is divided": ([node("Div", "half b", "s"), node("Exp", "s", "y")], ["Div_s"]),
+    "exponentials that are added up inside": (
+        [node("ReduceLogSumExp", "b", "y", axes=[1])],
+        ["ReduceLogSumExp_y"],
+    ),
+    "a scale of the data": ([node("Mul", "b x", "s"), node("Exp", "s", "y")], ["Mul_s", "Exp_y"]),
+    "an end that is infinite": (
+        [node("Neg", "b", "n"), node("Exp", "n", "e"), node("Relu", "e", "y")],
+        ["Exp_e", "Relu_y"],
+    ),
+    "NaN of some, infinities of others": (
+        [node("Where", "others b low", "o"), node("Sub", "b o", "s"), node("Exp", "s", "y")],
+        ["Sub_s", "Exp_y"],
+    ),
+    "NaN of two": ([node("Sub", "b b", "s"), node("Exp", "s", "y")], ["Sub_s", "Exp_y"]),
+}
+MASKED = [node("Max", "x low", "a"), node("Where", "c low a", "b")]
+MASKS = {**LOW, "c": np.asarray([False, True, False]), "half": scalar(0.5), "tiny": scalar(1e-9)} | {
+    "least": scalar(FP16_MIN_NORMAL),
+    "others": np.asarray([True, False, False]),
+}
+
+
+@pytest.mark.parametrize("form", SAME)
+def test_of_which_fp16_makes_the_same_nothing_is_pinned(form: str, tmp_path: Path) -> None:
+    x = floats([1, 2, 3], [4, 5, 6])
+    graph, ranges = _scan(tmp_path, [*MASKED, *SAME[form]], MASKS, x)
+    assert pinned_by(find_non_finite, graph, ranges) == []
+    assert {f.action for f in ask(find_non_finite, graph, ranges)} == {"none"}
+    right, found = (
+        run(tmp_path / "model.onnx", {"x": x}) for run in (run_fp32, lambda *a: run_fp16(*a, set()))
+    )
+    np.testing.assert_allclose(found["y"], right["y"], rtol=2e-3)
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_what_else_computes_with_them_is_pinned(form: str, tmp_path: Path) -> None:
+    nodes, pinned = OTHERS[form]
+    graph, ranges = _scan(tmp_path, [*MASKED, *nodes], MASKS, floats([1, 2, 3], [4, 5, 6]))
+    assert pinned_by(find_non_finite, graph, ranges) == pinned
+
+
+@pytest.mark.parametrize("other", [math.inf, math.nan, 1e6])
+def test_beside_infinities_of_the_data_nothing_is_concluded(other: float, tmp_path: Path) -> None:
+    """Nor beside a finite number that FP16 makes infinite as well."""
+    nodes = [node("Where", "c low x", "a"), node("Abs", "a", "y")]
+    constants = {**LOW, "c": np.asarray([False, True, False])}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, other], [4, 5, 6]))
+    assert find_infinities_handed_on(graph, ranges) == {"low"}
+    assert "Where_a" in pinned_by(find_non_finite, graph, ranges)
+
+
+def test_without_infinite_constants_there_are_none(tmp_path: Path) -> None:
+    nodes = [node("Log", "x", "a"), node("Abs", "a", "y")]
+    graph, ranges = _scan(tmp_path, nodes, {}, floats([0, 1, 2], [3, 4, 5]))
+    assert find_infinities_handed_on(graph, ranges) == frozenset()
+    assert pinned_by(find_non_finite, graph, ranges) == ["Log_a", "Abs_y"]
+
+
+def test_a_finite_constant_that_fp16_cannot_hold_is_none(tmp_path: Path) -> None:
+    nodes = [node("Where", "c large x", "a"), node("Mul", "a large", "y")]
+    constants = {"c": MASKS["c"], "large": scalar(-1e30)}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3], [4, 5, 6]))
+    assert ranges.by_tensor["y"].inf_count
+    assert find_infinities_handed_on(graph, ranges) == frozenset()
+
+
+def test_what_overflows_beside_them_is_none(tmp_path: Path) -> None:
+    nodes = [node("Where", "c low x", "a"), node("Add", "x x", "b"), node("Sum", "a b", "y")]
+    constants = {**LOW, "c": MASKS["c"]}
+    graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3e38], [4, 5, 6]))
+    assert find_infinities_handed_on(graph, ranges) == {"low"}

@@ -1,0 +1,120 @@
+"""Differences that are a few of FP16's steps in some batch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto
+
+from overflow_fixer.evidence.differences.small_differences import (
+    SmallDifference,
+    find_lost_terms,
+    find_small,
+    read_maxima,
+)
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.records import RangeTable
+
+STEPS = 4.0
+
+
+def _find(graph: Graph, ranges: RangeTable) -> list[SmallDifference]:
+    return [one for at in graph.nodes for one in find_small(graph, ranges, at, STEPS)]
+
+
+def _scan(tmp_path: Path, low: Any, high: Any, op: str = "Sub", sign: int = 1) -> tuple[Graph, RangeTable]:
+    model = make_model([node(op, "a b", "y")], {"a": None, "b": None}, "y")
+    feeds = {"a": np.asarray(high, np.float32), "b": sign * np.asarray(low, np.float32)}
+    return scan(model, tmp_path, feeds)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_found"),
+    [
+        ([600.3, 1.5], [602.25, 2.5], True),
+        ([600.25, 1.5], [602.25, 2.5], False),
+        ([63.3, 1.5], [63.4, 1.625], False),
+        ([64.3, 1.5], [64.4, 1.625], True),
+        ([3000.3, 1], [3004.8, 2], True),
+        ([600.3, 1], [600.3, 1], False),
+        ([600.3, math.nan], [600.4, math.nan], False),
+        ([600.3, math.inf], [600.4, 1], False),
+        (600.3, 600.4, True),
+        ([], [], False),
+        ([1e5, 1.5], [1e5 + 2, 2.5], True),
+    ],
+)
+@pytest.mark.parametrize(("op", "sign"), [("Sub", 1), ("Add", -1), ("Sum", -1)])
+def test_fewer_steps_than_asked(
+    op: str, sign: int, low: Any, high: Any, is_found: bool, tmp_path: Path
+) -> None:
+    """Four steps are 2 from 512 up to 1024, 1/8 from 32 up to 64, and 1/4 from 64 on."""
+    assert bool(_find(*_scan(tmp_path, low, high, op, sign))) is is_found
+
+
+def test_the_worst_batch_comes_first(tmp_path: Path) -> None:
+    model = make_model([node("Sub", "a b", "y")], {"a": [None], "b": [None]}, "y")
+    pairs = (9.5, 1), (600.5, 1), (), (600.3, 599.3), (600.1, 600), (700.7, 700.7)
+    graph, ranges = scan(model, tmp_path, *({"a": floats(*one[:1]), "b": floats(*one[1:])} for one in pairs))
+    first, second = _find(graph, ranges)
+    assert (first.batch, second.batch) == (4, 3)
+    assert (first.value, first.largest, first.limit) == (float(np.float32(600.1) - 600), np.float32(600.1), 2)
+    assert first.node.label == "Sub_y"
+
+
+@pytest.mark.parametrize(
+    ("term", "constant", "is_found"),
+    [
+        (floats(601.2, 602), scalar(600.1), True),
+        (floats(600.2, 600.3), scalar(600.1), True),
+        (floats(600.2, 3.01), floats(600.1, 3), True),
+    ],
+)
+def test_a_difference_from_a_constant(
+    term: np.ndarray, constant: np.ndarray, is_found: bool, tmp_path: Path
+) -> None:
+    model = make_model([node("Sub", "a c", "y")], {"a": [2]}, "y", {"c": constant})
+    assert bool(_find(*scan(model, tmp_path, {"a": term}))) is is_found
+
+
+def test_integers_and_what_fp16_holds_lose_nothing(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "ids", "p", to=TensorProto.FLOAT),
+        node("Sub", "p far", "y"),
+        node("Mul", "p half", "q"),
+        node("Sub", "q far", "z"),
+    ]
+    constants = {"far": scalar(601), "half": scalar(0.5)}
+    model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y z", constants)
+    graph, ranges = scan(model, tmp_path, {"ids": ints(601, 602)}, {"ids": ints(1202, 1203)})
+    assert _find(graph, ranges) == []
+    assert find_lost_terms(graph, ranges, graph.nodes[1]) == ()
+
+
+def test_doubles_and_other_operators_are_no_such_difference(tmp_path: Path) -> None:
+    double = TensorProto.DOUBLE
+    nodes = [node("Sub", "a b", "y"), node("Mul", "c c", "z")]
+    model = make_model(
+        nodes, {"a": (double, [1]), "b": (double, [1]), "c": [1]}, "y z", output_types={"y": double}
+    )
+    feeds = {"a": np.asarray([600.2]), "b": np.asarray([600.1]), "c": floats(0.01)}
+    assert _find(*scan(model, tmp_path, feeds)) == []
+
+
+def test_the_terms_that_are_lost(tmp_path: Path) -> None:
+    model = make_model([node("Sum", "a c a b", "y")], {"a": [1], "b": [1]}, "y", {"c": scalar(1.1)})
+    graph, ranges = scan(model, tmp_path, {"a": floats(600.2), "b": floats(-1201.3)})
+    assert find_lost_terms(graph, ranges, graph.nodes[0]) == ("a", "b")
+
+
+def test_maxima_by_batch(tmp_path: Path) -> None:
+    model = make_model([node("Neg", "a", "y")], {"a": [None]}, "y")
+    batches = floats(-3, 2), floats(), floats(math.nan), floats(math.inf)
+    _, ranges = scan(model, tmp_path, *({"a": one} for one in batches))
+    np.testing.assert_array_equal(read_maxima(ranges, "a"), [3, math.nan, math.nan, math.inf])
+    np.testing.assert_array_equal(read_maxima(ranges, "nowhere"), [math.nan] * 4)
