@@ -13,10 +13,10 @@ import pytest
 from in_memory_calibration import InMemoryCalibration, floats, ints, make_model, node, save, scalar
 from onnx import TensorProto
 
-from overflow_fixer import layernorm_fusion
 from overflow_fixer.errors import CalibrationError, ModelError, OutputError
 from overflow_fixer.graph.model import Graph, load_graph
-from overflow_fixer.layernorm_fusion import fuse_layernorms
+from overflow_fixer.layernorm_fusion import candidates, fuse_layernorms
+from overflow_fixer.layernorm_fusion.proof import _relative_error
 from overflow_fixer.patterns import find_regions
 from overflow_fixer.records import Batch, FusedModel
 from overflow_fixer.sessions.session import SessionRunner, open_session
@@ -314,9 +314,9 @@ def test_where_fp32_itself_is_not_sure_nothing_is_written(tmp_path: Path) -> Non
 def test_a_fusion_that_is_wrong_is_found_out(
     wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    match = layernorm_fusion.match_layer_norms
+    match = candidates.match_layer_norms
     monkeypatch.setattr(
-        layernorm_fusion, "match_layer_norms", lambda graph: (replace(norm, **wrong) for norm in match(graph))
+        candidates, "match_layer_norms", lambda graph: (replace(norm, **wrong) for norm in match(graph))
     )
     with pytest.raises(ModelError, match="not equal"):
         _refuse(_model(tmp_path), tmp_path)
@@ -416,4 +416,4 @@ def test_the_sample(tmp_path: Path) -> None:
     ],
 )
 def test_relative_error(expected: Any, found: Any, error: float) -> None:
-    assert layernorm_fusion._relative_error(expected, found) == error
+    assert _relative_error(expected, found) == error
