@@ -12,7 +12,8 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.tensor_types import infer_shapes
 from overflow_fixer.records import Artifact, Batch, Dim, Share
-from overflow_fixer.sessions.session import mark_outputs, open_session, run_session
+from overflow_fixer.sessions.marking import mark_outputs
+from overflow_fixer.sessions.session import open_session, run_session
 
 Shapes = Mapping[str, tuple[int, ...]]
 

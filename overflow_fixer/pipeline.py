@@ -59,7 +59,7 @@ from overflow_fixer.reports.caveats import (
     say_without_effect,
 )
 from overflow_fixer.sessions.providers import choose_provider
-from overflow_fixer.sessions.session import use_custom_ops
+from overflow_fixer.sessions.settings import use_custom_ops
 from overflow_fixer.trials.bench import Bench, check_request
 from overflow_fixer.trials.place import check_place
 from overflow_fixer.trials.results import check_results

@@ -15,7 +15,7 @@ from overflow_fixer.cli import main
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.reports import load_plan
-from overflow_fixer.sessions.session import hash_custom_ops, use_custom_ops
+from overflow_fixer.sessions.settings import hash_custom_ops, use_custom_ops
 
 LIBRARY = Path(onnxruntime_extensions.get_library_path())
 

@@ -75,7 +75,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
     """The models that are run in the order of their nodes."""
     by_priority: list[bool] = []
     found: list[onnx.ModelProto] = []
-    choose, serialize = session._session_options, session._serialize
+    choose, serialize = session.make_options, session._serialize
 
     def note_order(optimize: bool, is_ordered: bool, provider: Provider) -> Any:
         by_priority.append(is_ordered)
@@ -85,7 +85,7 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
         found.extend([model] if by_priority[-1] else [])
         return serialize(model)
 
-    monkeypatch.setattr(session, "_session_options", note_order)
+    monkeypatch.setattr(session, "make_options", note_order)
     monkeypatch.setattr(session, "_serialize", note_model)
     return found
 

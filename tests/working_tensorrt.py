@@ -24,7 +24,8 @@ from recorded_networks import make_plan
 from overflow_fixer.backends import mixed_onnx
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.records import Artifact, Batch, Runner
-from overflow_fixer.sessions.session import SessionRunner, mark_outputs, open_session
+from overflow_fixer.sessions.marking import mark_outputs
+from overflow_fixer.sessions.session import SessionRunner, open_session
 
 _KINDS = {
     "Conv": "CONVOLUTION",

@@ -11,7 +11,7 @@ import click
 from overflow_fixer.cli.named_path import NamedPath, NamedSource
 from overflow_fixer.config import FixConfig, make_config
 from overflow_fixer.reports.numbers_json import dump_json, encode_number
-from overflow_fixer.sessions.session import use_custom_ops
+from overflow_fixer.sessions.settings import use_custom_ops
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = NamedPath()

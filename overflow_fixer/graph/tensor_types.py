@@ -16,7 +16,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operator_types import tell_outputs
 from overflow_fixer.model_file.subgraphs import STANDARD_DOMAINS, captured_by, separate_names
 from overflow_fixer.records import Dim
-from overflow_fixer.sessions.session import infer_types
+from overflow_fixer.sessions.marking import infer_types
 
 Shapes = Mapping[str, tuple[Dim, ...]]
 _STRIPPED_ELEMENTS = 1024

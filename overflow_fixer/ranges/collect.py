@@ -34,7 +34,7 @@ from overflow_fixer.ranges.store import save_recording
 from overflow_fixer.ranges.summaries import has_fractions
 from overflow_fixer.records import Batch, CalibrationSet, PlanPolicy, RangeTable
 from overflow_fixer.sessions.providers import Provider
-from overflow_fixer.sessions.session import hash_custom_ops
+from overflow_fixer.sessions.settings import hash_custom_ops
 
 OnProgress = Callable[[int, int], None]
 

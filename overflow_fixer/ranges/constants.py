@@ -22,7 +22,7 @@ from overflow_fixer.ranges.summaries import (
     take_rows,
 )
 from overflow_fixer.records import Array
-from overflow_fixer.sessions.session import has_native_probes
+from overflow_fixer.sessions.settings import has_native_probes
 
 _PIECE_BYTES = 1 << 19
 

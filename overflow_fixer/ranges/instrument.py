@@ -37,7 +37,7 @@ from overflow_fixer.ranges.probes import (
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.sharing import find_small, group_small
 from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
-from overflow_fixer.sessions.session import mark_outputs
+from overflow_fixer.sessions.marking import mark_outputs
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _ORT_CAST = "InsertedPrecisionFreeCast_"

@@ -42,7 +42,9 @@ from overflow_fixer.ranges.summaries import (
 from overflow_fixer.ranges.watches import Watch
 from overflow_fixer.records import Array, Batch, Dim
 from overflow_fixer.sessions.providers import Provider
-from overflow_fixer.sessions.session import first_line, has_native_probes, open_session, run_session
+from overflow_fixer.sessions.refusals import first_line
+from overflow_fixer.sessions.session import open_session, run_session
+from overflow_fixer.sessions.settings import has_native_probes
 
 Observe = Literal["reductions", "outputs", "optimized"]
 

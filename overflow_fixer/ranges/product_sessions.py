@@ -17,7 +17,8 @@ from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.readings import read_detailed
 from overflow_fixer.ranges.summaries import Summaries, summarize
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions.session import has_native_probes, open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
+from overflow_fixer.sessions.settings import has_native_probes
 
 
 class ProductSessions:

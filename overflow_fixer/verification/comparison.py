@@ -35,7 +35,8 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.sessions.session import SessionRunner, mark_outputs, open_session
+from overflow_fixer.sessions.marking import mark_outputs
+from overflow_fixer.sessions.session import SessionRunner, open_session
 
 _CACHE_BYTES = 64 << 20
 

@@ -42,7 +42,7 @@ from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.verdict import judge, warn_of_random
-from overflow_fixer.sessions.session import use_custom_ops, use_threads
+from overflow_fixer.sessions.settings import use_custom_ops, use_threads
 from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import (
     OUTCOME_FILE,

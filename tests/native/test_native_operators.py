@@ -20,7 +20,8 @@ from overflow_fixer import native
 from overflow_fixer.errors import ModelError
 from overflow_fixer.native import DOMAIN, LIBRARY, SWITCH, find_library
 from overflow_fixer.records import Array, Batch
-from overflow_fixer.sessions.session import has_native_probes, open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
+from overflow_fixer.sessions.settings import has_native_probes
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 

@@ -26,7 +26,7 @@ from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges, merge_ranges, observers
 from overflow_fixer.ranges.store import load_recording
-from overflow_fixer.sessions.session import has_native_probes
+from overflow_fixer.sessions.settings import has_native_probes
 
 TRUE, FALSE = np.array(True), np.array(False)
 

@@ -33,7 +33,7 @@ from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
 from overflow_fixer.records import Array, Batch, RangeTable
-from overflow_fixer.sessions.session import has_native_probes
+from overflow_fixer.sessions.settings import has_native_probes
 
 
 def scan_both_small_values(graph: Graph, feeds: list[dict[str, Any]]) -> RangeTable:

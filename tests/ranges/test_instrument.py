@@ -13,7 +13,8 @@ from overflow_fixer.ranges.instrument import add_probes, mark_tensors
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_probes
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions.session import has_native_probes, open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
+from overflow_fixer.sessions.settings import has_native_probes
 
 NEWEST_OPSET = 23
 """The newest that the oldest ONNX Runtime in use runs."""

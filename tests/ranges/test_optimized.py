@@ -17,7 +17,8 @@ from overflow_fixer.ranges import collect_ranges, observers
 from overflow_fixer.ranges.instrument import add_probes
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing
-from overflow_fixer.sessions.session import has_native_probes, save_optimized
+from overflow_fixer.sessions.session import save_optimized
+from overflow_fixer.sessions.settings import has_native_probes
 
 node = helper.make_node
 RNG = np.random.default_rng(0)

@@ -28,7 +28,7 @@ from overflow_fixer.ranges.openings import select_all
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.records import RangeTable
-from overflow_fixer.sessions.session import has_native_probes
+from overflow_fixer.sessions.settings import has_native_probes
 
 pytestmark = pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
 

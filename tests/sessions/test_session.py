@@ -16,18 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from overflow_fixer.errors import ModelError, RunError
 from overflow_fixer.host.allotment import count_threads
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions.providers import PLUGIN_DOMAIN, Provider, find_lack
+from overflow_fixer.sessions.providers import Provider
 from overflow_fixer.sessions.session import (
     SessionRunner,
-    _session_options,
     count_on_cpu,
-    infer_types,
-    keep_outputs,
-    mark_outputs,
     open_session,
     run_session,
-    use_threads,
 )
+from overflow_fixer.sessions.settings import make_options, use_threads
 
 SAVING_SCRIPT = """
 import sys
@@ -51,15 +47,6 @@ def _model(elem_type: int = TensorProto.FLOAT) -> onnx.ModelProto:
     x, y = (helper.make_tensor_value_info(name, elem_type, [None]) for name in "xy")
     graph = helper.make_graph(nodes, "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def test_marked_tensors_come_out(tmp_path: Path) -> None:
-    model = _model()
-    mark_outputs(model, ["t", "y"])
-    runner = SessionRunner(open_session(model, tmp_path))
-    assert runner.output_names == ("y", "t")
-    found = runner.run(Batch("b", {"x": np.float32([1, -2])}))
-    assert found["t"].tolist() == [-1, 2]
 
 
 def test_a_session_has_a_thread_a_core_or_as_many_as_are_told(tmp_path: Path) -> None:
@@ -94,7 +81,7 @@ def test_what_several_nodes_read_is_dequantized_once(optimize: bool, tmp_path: P
     x, *outputs = (helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xab")
     graph = helper.make_graph(nodes, "g", [x], outputs, held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = _session_options(optimize, by_priority=False, provider="cpu")
+    options = make_options(optimize, by_priority=False, provider="cpu")
     if optimize:  # but for constant folding, which leaves none
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = str(tmp_path / "run.onnx")
@@ -108,10 +95,6 @@ def test_fp16_inputs_take_rounded_fp32_feeds(tmp_path: Path) -> None:
     found = runner.run(Batch("b", {"x": np.float32([1, -65520])}))["y"]
     assert found.dtype == np.float16
     assert found.tolist() == [1, np.inf]
-
-
-def test_onnx_runtime_tells_types(tmp_path: Path) -> None:
-    assert infer_types(_model(TensorProto.DOUBLE), tmp_path, ["t"]) == {"t": TensorProto.DOUBLE}
 
 
 def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
@@ -176,47 +159,6 @@ def test_what_a_gpu_logs_of_a_run_is_not_shown(
     assert seen == levels
 
 
-def test_an_output_and_an_input_left_out_do_not_need_each_other() -> None:
-    nodes = [
-        helper.make_node("MaxPool", ["x"], ["p", ""], kernel_shape=[1]),
-        helper.make_node("Clip", ["x", "", "top"], ["y"]),
-    ]
-    graph = helper.make_graph(nodes, "g", [], [helper.make_empty_tensor_value_info("y")])
-    model = helper.make_model(graph)
-    keep_outputs(model, ["y"])
-    assert [one.op_type for one in model.graph.node] == ["Clip"]
-
-
-def test_outputs_are_kept_with_what_they_need_alone(tmp_path: Path) -> None:
-    model = _model()
-    body = helper.make_graph(
-        [helper.make_node("Neg", ["t"], ["n"])], "b", [], [helper.make_empty_tensor_value_info("n")]
-    )
-    chosen = helper.make_node("If", ["is"], ["z"], then_branch=body, else_branch=body)
-    model.graph.node.append(chosen)
-    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "is"))
-    mark_outputs(model, ["z"])
-    keep_outputs(model, ["z"])
-    assert [one.op_type for one in model.graph.node] == ["Neg", "If"]
-    found = run_session(open_session(model, tmp_path), None, Batch("b", {"x": np.float32([1, -2])}))
-    assert [value.tolist() for value in found] == [[1, -2]]
-
-
-class _Unsearched(list[str]):
-    """Names that are looked for one by one in no list of them: of n outputs that would take n * n steps."""
-
-    def __contains__(self, name: object) -> bool:
-        raise AssertionError(name)
-
-
-def test_outputs_are_kept_in_time_that_grows_with_the_model() -> None:
-    model = _model()
-    mark_outputs(model, ["t"])
-    keep_outputs(model, _Unsearched(["t"]))
-    assert [output.name for output in model.graph.output] == ["t"]
-    assert [node.op_type for node in model.graph.node] == ["Neg"]
-
-
 @pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this onnxruntime has CUDA"
 )
@@ -231,15 +173,6 @@ def test_a_session_never_takes_another_provider_than_it_was_told(
         with pytest.raises(ModelError, match=r"opens without .*--provider cpu"):
             open_session(model, tmp_path, provider=provider)
     assert capfd.readouterr().out == ""
-
-
-@pytest.mark.skipif(find_lack("tensorrt") is None, reason="TensorRT's provider loads here")
-def test_types_of_plug_ins_are_asked_of_tensorrt_alone(tmp_path: Path) -> None:
-    model = _model()
-    model.graph.node[0].op_type, model.graph.node[0].domain = "CustomNeg_TRT", PLUGIN_DOMAIN
-    model.opset_import.append(helper.make_opsetid(PLUGIN_DOMAIN, 1))
-    with pytest.raises(ModelError, match=r"^The model has plug-ins of TensorRT .*, and .*docs/scan-gpu\.md"):
-        infer_types(model, tmp_path, ["t"])
 
 
 def test_a_refused_model_is_not_tried_again_and_nothing_is_printed(

@@ -21,7 +21,8 @@ from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
-from overflow_fixer.sessions.session import SessionRunner, keep_outputs, open_session
+from overflow_fixer.sessions.marking import keep_outputs
+from overflow_fixer.sessions.session import SessionRunner, open_session
 from overflow_fixer.simulation.typed_model import simulate
 
 _SHA256 = "overflow_fixer.model_sha256"

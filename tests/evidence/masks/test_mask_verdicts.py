@@ -23,7 +23,8 @@ from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, PlanPolicy, RangeTable
-from overflow_fixer.sessions.session import mark_outputs, open_session, run_session
+from overflow_fixer.sessions.marking import mark_outputs
+from overflow_fixer.sessions.session import open_session, run_session
 
 MIN = float(np.finfo(np.float32).min)
 BOOL = TensorProto.BOOL

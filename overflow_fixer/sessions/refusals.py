@@ -1,0 +1,61 @@
+"""What is told where ONNX Runtime refuses a model, or memory runs out."""
+
+from __future__ import annotations
+
+import re
+
+import onnxruntime
+
+from overflow_fixer.sessions.providers import EXECUTION_PROVIDERS, Provider
+
+_ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
+_MOST_BYTES = 1 << 44
+"""More than a machine has."""
+_OF_MEMORY = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "out of memory",
+    "cannot allocate memory",  # what mmap says
+    "pthread_create failed",  # of a thread's stack
+)
+
+
+def tell_refusal(provider: Provider, reason: str) -> str:
+    """Of a model that ONNX Runtime does not open, for `reason`, ONNX Runtime's own words."""
+    expected = "on the CPU" if provider == "cpu" else f"with its {EXECUTION_PROVIDERS[provider]}"
+    remedy = "Use --provider cpu if it is the GPU that cannot (docs/scan-gpu.md)"
+    if provider == "cpu":
+        remedy = (
+            "Run the model in ONNX Runtime alone to see the same error. For operators that it does not know, name "
+            "their library with --ort-custom-op, or scan TensorRT's plug-ins with --provider tensorrt where that loads, which fix-fp16 doctor tells (docs/custom-ops.md)"
+        )
+    return (
+        f"ONNX Runtime {onnxruntime.__version__} refuses the model: {reason}. Expected a model that it can run "
+        f"{expected}, since every value is taken from a real run. {remedy}."
+    )
+
+
+def tell_want_of_memory(reason: str) -> str:
+    """Of a model that memory cannot hold."""
+    return (
+        f"Memory ran out when ONNX Runtime {onnxruntime.__version__} opened the model: {reason}. Expected room for the model, one "
+        "batch and what is computed from it. Use a machine with more memory, or raise the limit of what a process may take "
+        "(ulimit -v), and of its threads (ulimit -u)."
+    )
+
+
+def tells_of_memory(error: Exception) -> bool:
+    """Whether it is Python's, C++'s or ONNX Runtime's word for memory that ran out.
+
+    Of a size that no machine has, memory did not run out: something overflowed on the way to it.
+    """
+    asked = _ASKED_BYTES.search(str(error))
+    if asked is not None and int(asked[1]) >= _MOST_BYTES:
+        return False
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OF_MEMORY)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, without its full stop; its type where it says nothing."""
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
