@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from onnx import TensorProto
 
-from overflow_fixer.backends import BACKENDS, choose_backend
-from overflow_fixer.calibration import jitter, open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.fused_models import name_fused
@@ -20,27 +16,17 @@ from overflow_fixer.cli.results import say
 from overflow_fixer.cli.tables import show
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, BackendError, ModelError
-from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import verify_built
 from overflow_fixer.progress import Progress
-from overflow_fixer.records import Artifact, OutputVerdict, Verification
+from overflow_fixer.records import OutputVerdict, Verification
 from overflow_fixer.reports import closing_table, render_json
 from overflow_fixer.reports.caveats import say_left_out
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_batches
-from overflow_fixer.simulation.typed_model import find_unsimulated
-from overflow_fixer.verification.comparison import (
-    CachedRunner,
-    CopyCheck,
-    check_parts,
-    open_reference,
-    verify,
-)
-from overflow_fixer.verification.filled_outputs import find_fills
-
-_HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
-_ENGINES = frozenset({".engine", ".plan", ".trt"})
+from overflow_fixer.trials.bench import make_tolerance
+from overflow_fixer.trials.foreign import verify_foreign
 
 
 @click.command("verify", cls=TellsHelp)
@@ -100,66 +86,13 @@ def _refuse_beside(flags: Mapping[str, Any]) -> None:
 
 
 def _verify_foreign(
-    config: FixConfig, path: Path, progress: Progress
+    config: FixConfig, artifact: Path, progress: Progress
 ) -> tuple[Verification, tuple[str, ...]]:
+    """What was found of it, and what to know of that."""
     graph = load_graph(config.model)
-    reference = CachedRunner(open_reference(graph))
-    calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-    name = "tensorrt" if path.suffix in _ENGINES else "onnx"
-    choose_backend(name)
-    warnings: list[str] = []
-    if name == "onnx":
-        typed = _read(path)
-        warnings += _say_fp32(typed)
-        _check_inputs(graph, typed)
-        _refuse_unsimulated(typed)
-    settings = config.build.settings(config.folder, {})
-    candidate = BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings)
-    tolerance = replace(config.verify.tolerance(), fills=find_fills(graph))
-    jitter_count = config.verify.jitter
-    found = verify(
-        reference,
-        candidate,
-        jitter(calibration, jitter_count, CopyCheck(reference)),
-        tolerance,
-        lambda done: progress("verify", done, len(calibration)),
-    )
-    check_parts(found)
-    return found, (*warnings, *say_left_out(found, jitter_count), *say_unseen(found, graph, tolerance))
-
-
-def _read(path: Path) -> Graph:
-    """The artifact's graph. Raises BackendError where it cannot be read or checked: a ModelError would be about MODEL."""
-    try:
-        return load_graph(path)
-    except ModelError as error:
-        raise BackendError(str(error)) from error
-
-
-def _check_inputs(graph: Graph, typed: Graph) -> None:
-    """Raise BackendError where the data of the one model cannot be fed to the other."""
-    wanted, found = ({spec.name for spec in one.inputs} for one in (graph, typed))
-    if wanted != found:
-        raise BackendError(
-            f"{typed.path} has the inputs {', '.join(sorted(found)) or '(none)'}. Expected those of {graph.path}: "
-            f"{', '.join(sorted(wanted)) or '(none)'}. It was made from another model, or inputs were renamed or dropped."
-        )
-
-
-def _say_fp32(typed: Graph) -> Iterator[str]:
-    """That nothing of the artifact is in 16 bits, so that it could not but pass."""
-    if _HALVES.isdisjoint(typed.dtypes.values()):
-        yield f"Nothing in {typed.path} is FP16: FP32 was compared with FP32, which proves nothing of FP16."
-
-
-def _refuse_unsimulated(typed: Graph) -> None:
-    """Raise BackendError for a model whose FP16 the simulation does not round everywhere."""
-    opaque = next(find_unsimulated(typed), None)
-    if opaque is not None:
-        raise BackendError(
-            f"{typed.path}: node {opaque.label!r} ({opaque.op_type}) computes in FP16 where rounding cannot be simulated. "
-            "Expected FP16 in standard operators of the main graph alone. Keep that node in FP32."
-        )
+    found, remarks = verify_foreign(config, graph, artifact, progress)
+    unseen = say_unseen(found, graph, make_tolerance(config, graph))
+    return found, (*remarks, *say_left_out(found, config.verify.jitter), *unseen)
 
 
 def _print(found: Verification, warnings: Sequence[str], quiet: bool, as_json: bool) -> None:

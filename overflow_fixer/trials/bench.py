@@ -81,7 +81,7 @@ class Bench:
         self._reference = CachedRunner(open_reference(self.graph))
         is_borne = CopyCheck(self._reference)
         self.calibration = jitter(self.calibration, self.config.verify.jitter, is_borne)
-        self.tolerance: Tolerance = replace(self.config.verify.tolerance(), fills=find_fills(self.graph))
+        self.tolerance = make_tolerance(self.config, self.graph)
         self._basis = make_key(
             self.graph.sha256,
             self.calibration.fingerprint,
@@ -311,3 +311,8 @@ def make_settings(
         return config.build.settings(config.folder, {})
     seen = survey_shapes(calibration) if calibration is not None else {}
     return config.build.settings(config.folder, tensorrt.override_shapes(graph, seen, config.build.profile))
+
+
+def make_tolerance(config: FixConfig, graph: Graph) -> Tolerance:
+    """What is asked of the outputs, with the constants that fill them."""
+    return replace(config.verify.tolerance(), fills=find_fills(graph))

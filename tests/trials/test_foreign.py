@@ -1,0 +1,73 @@
+"""What another tool made is held against FP32; tests/cli/test_main_job.py has the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from in_memory_calibration import make_model, node
+from onnx import TensorProto
+
+from overflow_fixer.config import FixConfig
+from overflow_fixer.errors import BackendError
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.progress import silent
+from overflow_fixer.records import Verification
+from overflow_fixer.trials.foreign import verify_foreign
+
+_SQUARE = [node("Mul", "x x", "s"), node("Sqrt", "s", "y")]
+_IN_FP16 = [
+    node("Cast", "x", "h", to=TensorProto.FLOAT16),
+    node("Mul", "h h", "s"),
+    node("Sqrt", "s", "r"),
+    node("Cast", "r", "y", to=TensorProto.FLOAT),
+]
+
+
+def _verify(
+    folder: Path, nodes: list[onnx.NodeProto], largest: float
+) -> tuple[Verification, tuple[str, ...]]:
+    """The nodes instead of |x| as the root of a square, of x up to `largest`."""
+    onnx.save(make_model(_SQUARE, {"x": [4]}, "y", {}), folder / "model.onnx")
+    onnx.save(make_model(nodes, {next(iter(nodes[0].input)): [4]}, "y", {}), folder / "typed.onnx")
+    np.savez(folder / "b.npz", x=np.array([1, 2, 3, largest], np.float32))
+    config = FixConfig(model=folder / "model.onnx", calib=folder / "b.npz")
+    return verify_foreign(config, load_graph(folder / "model.onnx"), folder / "typed.onnx", silent)
+
+
+@pytest.mark.parametrize(("largest", "passes"), [(255.9, True), (256.0, False)])
+def test_fp16_is_right_as_long_as_its_squares_are(largest: float, passes: bool, tmp_path: Path) -> None:
+    found, remarks = _verify(tmp_path, _IN_FP16, largest)
+    assert (found.passed, found.batch_count, remarks) == (passes, 1, ())
+    assert found.outputs[0].error.lost_count == (0 if passes else 1)
+
+
+def test_a_model_without_fp16_proves_nothing(tmp_path: Path) -> None:
+    found, remarks = _verify(tmp_path, _SQUARE, 256.0)
+    assert found.passed
+    assert remarks == (
+        f"Nothing in {tmp_path / 'typed.onnx'} is FP16: FP32 was compared with FP32, which proves nothing of FP16.",
+    )
+
+
+def test_a_model_of_other_inputs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"has the inputs z\. Expected those of .*model\.onnx: x\."):
+        _verify(tmp_path, [node("Abs", "z", "y")], 1.0)
+
+
+def test_fp16_that_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
+    branch = onnx.helper.make_graph(
+        [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Abs", "h", "a"), node("Cast", "a", "b", to=1)],
+        "branch",
+        [],
+        [onnx.helper.make_tensor_value_info("b", TensorProto.FLOAT, [4])],
+    )
+    nodes = [
+        node("ReduceMax", "x", "m", keepdims=0),
+        node("Cast", "m", "c", to=TensorProto.BOOL),
+        node("If", "c", "y", then_branch=branch, else_branch=branch),
+    ]
+    with pytest.raises(BackendError, match="computes in FP16 where rounding cannot be simulated"):
+        _verify(tmp_path, nodes, 1.0)
