@@ -174,7 +174,7 @@ def _clip_bound(node: Node, graph: Graph, name: str, slot: int) -> float | None:
     attribute = node.attribute(name)
     if attribute is not None:
         return float(attribute.f)
-    value = graph.read_constant(node.inputs[slot]) if slot < len(node.inputs) else None
+    value = graph.find_constant(node.inputs[slot]) if slot < len(node.inputs) else None
     return float(value.astype(np.float64).reshape(())) if value is not None and value.size == 1 else None
 
 
@@ -243,7 +243,7 @@ def _walk_up(tensor: str, graph: Graph) -> Iterator[Node | None]:
 
 def _is_endless(tensor: str, graph: Graph) -> bool:
     """Whether it is a constant of numbers that no sum or product of FP32 bears either."""
-    value = graph.read_constant(tensor)
+    value = graph.find_constant(tensor)
     return (
         value is not None and bool(value.size) and float(np.abs(value.astype(np.float64)).min()) >= _ENDLESS
     )

@@ -64,7 +64,7 @@ def _is_one(graph: Graph, tensor: str) -> bool:
     origin = _find_origin(graph, tensor)
     constant = graph.constants.get(origin)
     is_column = constant is not None and math.prod(constant.dims) == math.prod(constant.dims[:-1])
-    value = graph.read_constant(origin) if is_column else read_fill(graph, origin)
+    value = graph.find_constant(origin) if is_column else read_fill(graph, origin)
     return value is not None and bool(value.size) and bool((value == 1).all())
 
 

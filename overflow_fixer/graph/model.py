@@ -188,17 +188,20 @@ class Graph:
                     found[node.outputs[0]] = read
         return found
 
-    def read_constant(self, tensor: str) -> Array | None:
-        """The value of a constant, read from external data if it is there; None for another tensor.
+    def read_constant(self, tensor: str) -> Array:
+        """The value of a constant, read from external data if it is there.
 
-        Float types that numpy does not have (BF16) come as ml_dtypes arrays.
+        Float types that numpy does not have (BF16) come as ml_dtypes arrays. Raises KeyError for another tensor.
         """
-        proto = self.constants.get(tensor)
-        return None if proto is None else read_values(proto, self.folder)
+        return read_values(self.constants[tensor], self.folder)
+
+    def find_constant(self, tensor: str) -> Array | None:
+        """The same; None for another tensor."""
+        return self.read_constant(tensor) if tensor in self.constants else None
 
     def read_fixed(self, tensor: str) -> Array | None:
         """The value of a constant in whose place no batch can feed another; None for another tensor."""
-        return None if tensor in self.defaults else self.read_constant(tensor)
+        return None if tensor in self.defaults else self.find_constant(tensor)
 
     def read_constant_pieces(self, tensor: str, buffer: memoryview) -> Iterator[Array]:
         """The same of a float constant piece by piece, flat; see weights.read_pieces."""

@@ -26,11 +26,11 @@ def sums_squares(graph: Graph, node: Node) -> bool:
 
 def least_exponent(graph: Graph, node: Node) -> float:
     """The least of Pow's exponents, NaN where they are not constant."""
-    value = graph.read_constant(node.inputs[1])
+    value = graph.find_constant(node.inputs[1])
     return math.nan if value is None or not value.size else float(value.min())
 
 
 def read_exponent(graph: Graph, node: Node) -> float:
     """Pow's exponent, where it is one number; NaN elsewhere."""
-    value = graph.read_constant(node.inputs[1]) if node.standard_op == "Pow" else None
+    value = graph.find_constant(node.inputs[1]) if node.standard_op == "Pow" else None
     return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else math.nan

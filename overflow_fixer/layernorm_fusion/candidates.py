@@ -130,7 +130,6 @@ def _read_parameter(graph: Graph, names: tuple[str, ...], dims: tuple[int, ...])
     if not names or tuple(graph.constants[names[0]].dims) == dims:
         return Parameter(names[0]) if names else None
     value = graph.read_constant(names[0])
-    assert value is not None
     extra = max(value.ndim - len(dims), 0)
     if math.prod(value.shape[:extra]) != 1:
         return None

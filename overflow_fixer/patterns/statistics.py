@@ -97,7 +97,7 @@ def read_axes(graph: Graph, node: Node) -> tuple[int, ...] | None:
         return tuple(sorted(attribute.ints))
     if len(node.inputs) < 2 or not node.inputs[1]:
         return ()
-    value = graph.read_constant(node.inputs[1])
+    value = graph.find_constant(node.inputs[1])
     return None if value is None else tuple(sorted(value.reshape(-1).tolist()))
 
 

@@ -74,7 +74,7 @@ def read_number(graph: Graph, tensor: str) -> float | None:
     name = origin(graph, tensor)
     if name not in graph.constants or math.prod(graph.constants[name].dims) != 1:
         return None
-    value = graph.read_constant(name)
+    value = graph.find_constant(name)
     return None if value is None else float(value.reshape(()))
 
 

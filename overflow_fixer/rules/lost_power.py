@@ -73,7 +73,7 @@ def _find_power(graph: Graph, ranges: RangeTable, node: Node) -> _Power | None:
     if graph.dtypes.get(tensor) != TensorProto.FLOAT or seen is None or powers is None:
         return None
     are_finite = seen.is_finite and powers.is_finite and seen.element_count > 0 and powers.max_abs > 0
-    base = graph.read_constant(tensor) if are_finite else None
+    base = graph.find_constant(tensor) if are_finite else None
     if base is None or not 0 < base.size <= _MOST_BASES:
         return None
     exact = np.abs(base.astype(np.float64)).reshape(-1)

@@ -93,7 +93,6 @@ def _lost_share(graph: Graph, ranges: RangeTable, tensor: str) -> float | None:
     if seen.max_abs <= FP16_UNDERFLOW:
         return None
     value = graph.read_constant(tensor)
-    assert value is not None
     noise = float(np.linalg.norm(value - round_to_fp16(value).astype(np.float64)) / np.linalg.norm(value))
     return noise if noise > _MOST_NOISE else None
 

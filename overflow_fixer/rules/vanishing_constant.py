@@ -150,7 +150,7 @@ def _in_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, st
 
 def _in_batch_normalization(graph: Graph, node: Node) -> Iterator[tuple[_Vanishing, str]]:
     """The variance that FP16 changes most, its epsilon added."""
-    variances = graph.read_constant(node.inputs[4]) if node.standard_op == "BatchNormalization" else None
+    variances = graph.find_constant(node.inputs[4]) if node.standard_op == "BatchNormalization" else None
     if variances is None or graph.dtypes.get(node.inputs[4]) != TensorProto.FLOAT or not variances.size:
         return
     epsilon, exact = read_epsilon(node), variances.astype(np.float64).reshape(-1)

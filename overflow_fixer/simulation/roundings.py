@@ -70,7 +70,6 @@ class Roundings:
 
     def _round_constant(self, name: str, view: str) -> TensorProto:
         value = self.graph.read_constant(name)
-        assert value is not None
         return onnx.numpy_helper.from_array(round_to_fp16(value).astype(np.float32), view)
 
 

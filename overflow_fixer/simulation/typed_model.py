@@ -222,7 +222,6 @@ class _Simulation:
 
     def _add_widened(self, name: str, view: str) -> None:
         value = self.graph.read_constant(name)
-        assert value is not None
         self.widened.append(onnx.numpy_helper.from_array(value.astype(np.float32), view))
         if any(reader.op_type not in _ELEMENTWISE for reader in self.graph.consumers[name]):
             self.unpacked.add(view)

@@ -94,7 +94,7 @@ def _read_number(graph: Graph, tensor: str) -> Iterator[float]:
     """What the constant holds, where it is one finite number but 0."""
     constant = graph.constants.get(origin(graph, tensor))
     if constant is not None and math.prod(constant.dims) == 1:
-        value = graph.read_constant(origin(graph, tensor))
+        value = graph.find_constant(origin(graph, tensor))
         number = 0.0 if value is None else float(value.reshape(-1)[0])
         if number and math.isfinite(number):
             yield number

@@ -90,7 +90,6 @@ def _fp16_initializers(typed: TypedModel) -> Iterator[TensorProto]:
 
 def _rounded_bytes(graph: Graph, source: str, clamps: Mapping[str, Clamp]) -> bytes:
     value = graph.read_constant(source)
-    assert value is not None
     if source in clamps:
         value = np.clip(value, -clamps[source].magnitude, clamps[source].magnitude)
     return round_to_fp16(value).tobytes()

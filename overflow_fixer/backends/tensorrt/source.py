@@ -111,6 +111,5 @@ def _clamp(model: onnx.ModelProto, graph: Graph, clamps: Mapping[str, Clamp]) ->
 
 def _clamped(graph: Graph, clamp: Clamp) -> TensorProto:
     value = graph.read_constant(clamp.tensor)
-    assert value is not None
     clipped = np.clip(value, -clamp.magnitude, clamp.magnitude).astype(value.dtype)
     return numpy_helper.from_array(clipped, clamp.tensor)

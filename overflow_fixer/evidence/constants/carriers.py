@@ -103,8 +103,8 @@ def _find_origins(graph: Graph, ranges: RangeTable) -> Iterator[Origin]:
         seen = ranges.get(name)
         if seen is not None and seen.max_abs >= FP16_OVERFLOW:
             yield _origin(name, seen.min, seen.max, seen.over_fp16_count == seen.inf_count)
-        elif proto.data_type in _INTEGERS and (value := graph.read_constant(name)) is not None:
-            yield from _origin_of_array(name, value)
+        elif proto.data_type in _INTEGERS:
+            yield from _origin_of_array(name, graph.read_constant(name))
     for node in graph.nodes:
         if node.standard_op == "ConstantOfShape" and (filled := node.attribute("value")) is not None:
             yield from _origin_of_array(node.outputs[0], onnx.numpy_helper.to_array(filled.t))

@@ -27,7 +27,7 @@ class Folder:
     def value(self, tensor: str) -> Array | None:
         """The tensor's value, or None where it depends on an input, on chance, or on more than 64 nodes."""
         if tensor not in self._known:
-            constant = self.graph.read_constant(tensor)
+            constant = self.graph.find_constant(tensor)
             self._known[tensor] = constant if constant is not None else self._run(tensor)
         return self._known[tensor]
 

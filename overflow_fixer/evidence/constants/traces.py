@@ -114,7 +114,7 @@ def resize(
 
 def reach_of_steps(node: Node, graph: Graph) -> float:
     """How large a DequantizeLinear's numbers can be, of 8 or 16 bits and by a constant scale; infinity of others."""
-    dtype, scale = graph.dtypes.get(node.inputs[0]), graph.read_constant(node.inputs[1])
+    dtype, scale = graph.dtypes.get(node.inputs[0]), graph.find_constant(node.inputs[1])
     if dtype not in STEPS or scale is None:
         return math.inf
     return float(np.abs(scale).max(initial=0.0)) * STEPS[dtype]

@@ -40,7 +40,6 @@ def _read_rows(graph: Graph, node: Node, slot: int) -> Array:
     if weights is None or not weights.dims or not 0 < math.prod(weights.dims) <= _MOST_WEIGHTS:
         return np.empty((0, 0))
     values = graph.read_constant(node.inputs[slot])
-    assert values is not None
     wide = values.astype(np.float64)
     if node.standard_op == "Conv":
         return wide.reshape(len(wide), -1)
@@ -52,7 +51,7 @@ def has_bias(graph: Graph, node: Node) -> bool:
     """Whether a product, or a normalisation, adds anything but zeros in its third slot."""
     if not any(node.inputs[2:]):
         return False
-    bias = graph.read_constant(node.inputs[2]) if node.inputs[2] in graph.constants else None
+    bias = graph.find_constant(node.inputs[2])
     return bias is None or bool(np.any(bias))
 
 

@@ -130,7 +130,7 @@ def _read_batch_norm(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array
 
 
 def _read(graph: Graph, tensor: str) -> Array | None:
-    value = graph.read_constant(tensor) if tensor in graph.constants else None
+    value = graph.find_constant(tensor)
     return None if value is None else np.asarray(value, np.float64)
 
 

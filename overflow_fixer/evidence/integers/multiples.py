@@ -87,7 +87,6 @@ class Multiples:
         """The largest power of two that is known to divide every value; None where there is none."""
         if tensor not in self.steps and tensor in self.graph.constants and self._is_worth_reading(tensor):
             value = self.graph.read_constant(tensor)
-            assert value is not None
             self._note(tensor, step_of(value))
         return self.steps.get(tensor)
 

@@ -140,7 +140,7 @@ class MaskWalk:
 
     def amounts(self, origin: str) -> set[float]:
         """The different values by which a constant masks; of an input, or a ConstantOfShape, the one there is."""
-        value = self.graph.read_constant(origin)
+        value = self.graph.find_constant(origin)
         if value is None:
             return {self._made[origin]} if origin in self._made else set()
         return set(np.unique(value[self.is_masked(value)]).tolist())
@@ -154,7 +154,7 @@ class MaskWalk:
 
     def _start(self, name: str, largest: float) -> Mask:
         is_float = self.graph.dtypes.get(name) == TensorProto.FLOAT
-        value = self.graph.read_constant(name)
+        value = self.graph.find_constant(name)
         is_fed = name not in self.graph.producers
         if value is None and is_float and (is_fed or read_fill(self.graph, name) is not None):
             self._made[name] = largest

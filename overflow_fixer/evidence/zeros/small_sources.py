@@ -215,7 +215,7 @@ def _sum_up(graph: Graph, node: Node, slot: int) -> Array:
     if proto is None or not proto.dims or math.prod(proto.dims) > _MOST_ELEMENTS:
         return np.empty(0)
     axis = -1 if len(proto.dims) == 1 else summed_axis(node, is_right=bool(slot))
-    value = graph.read_constant(node.inputs[slot])
+    value = graph.find_constant(node.inputs[slot])
     return np.empty(0) if value is None else value.astype(np.float64).sum(axis) * node.value_of("alpha", 1.0)
 
 
