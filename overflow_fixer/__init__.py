@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from overflow_fixer.pipeline import fix
     from overflow_fixer.planning.confidence import judge_confidence
     from overflow_fixer.planning.plan import plan_precision
-    from overflow_fixer.ranges import collect_ranges, merge_ranges
+    from overflow_fixer.ranges import collect_ranges, load_ranges, merge_ranges
     from overflow_fixer.records import (
         Batch,
         CalibrationSet,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Tolerance,
         Verification,
     )
+    from overflow_fixer.reports import load_plan, save_plan
     from overflow_fixer.verification.comparison import open_reference, verify
     from overflow_fixer.verification.filled_outputs import find_fills
 
@@ -55,11 +56,14 @@ __all__ = [
     "fix",
     "judge_confidence",
     "load_graph",
+    "load_plan",
+    "load_ranges",
     "merge_ranges",
     "open_calibration",
     "open_reference",
     "open_runner",
     "plan_precision",
+    "save_plan",
     "verify",
 ]
 
@@ -75,7 +79,7 @@ __getattr__ = lazy_names(
         "graph.model": ("load_graph",),
         "pipeline": ("fix",),
         "planning.plan": ("plan_precision",),
-        "ranges": ("collect_ranges", "merge_ranges"),
+        "ranges": ("collect_ranges", "load_ranges", "merge_ranges"),
         "records": (
             "Batch",
             "CalibrationSet",
@@ -86,6 +90,7 @@ __getattr__ = lazy_names(
             "Tolerance",
             "Verification",
         ),
+        "reports": ("load_plan", "save_plan"),
         "verification.comparison": ("open_reference", "verify"),
     },
 )

@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
 
-from overflow_fixer import collect_ranges, emit, merge_ranges, open_reference, plan_precision, verify
+from overflow_fixer import (
+    collect_ranges,
+    emit,
+    load_plan,
+    load_ranges,
+    merge_ranges,
+    open_reference,
+    plan_precision,
+    save_plan,
+    verify,
+)
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import CalibrationError, ConfigError
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.ranges import load_ranges
 from overflow_fixer.records import PlanPolicy, PrecisionPlan, Tolerance
 
 NOTHING = math.nan, math.inf, -math.inf, "1", None
@@ -81,8 +90,10 @@ def test_a_stage_takes_text_for_a_path(graph: Graph, tmp_path: Path) -> None:
         batches = InMemoryCalibration(({"x": floats(1, ord(name))},), name, fingerprint=name)
         ranges = collect_ranges(graph, batches, store=str(store))
     merged = merge_ranges([str(store) for store in stores], str(tmp_path / "merged.h5"))
-    assert load_ranges(tmp_path / "merged.h5").batch_names == merged.batch_names
+    assert load_ranges(str(tmp_path / "merged.h5")).batch_names == merged.batch_names
     plan = plan_precision(graph, ranges, PlanPolicy())
+    save_plan(plan, str(tmp_path / "plan.json"))
+    assert load_plan(str(tmp_path / "plan.json")) == plan
     artifact = emit(graph, plan, str(tmp_path / "m.fp16.onnx"))
     assert artifact.files == (tmp_path / "m.fp16.onnx",)
 

@@ -71,13 +71,13 @@ def save_recording(recording: Recording, path: Path) -> None:
     remove_abandoned(path.parent)
 
 
-def load_ranges(path: Path) -> RangeTable:
+def load_ranges(path: Path | str) -> RangeTable:
     """Read the table of a finished scan or of a merge.
 
     Raises PlanError for a file that is not there, not HDF5, of another layout, or unfinished.
     """
-    recording = load_recording(path)
-    check_finished(recording, path)
+    recording = load_recording(Path(path))
+    check_finished(recording, Path(path))
     return recording.table()
 
 

@@ -22,7 +22,7 @@ PLAN_SCHEMA = "plan.schema.json"
 PLAN_SCHEMA_VERSION = "1.1"
 
 
-def save_plan(plan: PrecisionPlan, path: Path) -> None:
+def save_plan(plan: PrecisionPlan, path: Path | str) -> None:
     """Write `plan`, whole or not at all. Raises OutputError where `path` cannot be written."""
     document = {
         "schema_version": PLAN_SCHEMA_VERSION,
@@ -33,10 +33,10 @@ def save_plan(plan: PrecisionPlan, path: Path) -> None:
         "clamps": [encode_record(clamp) for clamp in plan.clamps],
         "considered": [encode_record(finding) for finding in plan.considered],
     }
-    write_text(path, dump_json(document))
+    write_text(Path(path), dump_json(document))
 
 
-def load_plan(path: Path) -> PrecisionPlan:
+def load_plan(path: Path | str) -> PrecisionPlan:
     """The plan that `save_plan` wrote, every float exact, NaN and infinities included.
 
     Raises PlanError, which names the entry, for a file that is not such a plan. Whether the plan
@@ -50,7 +50,7 @@ def load_plan(path: Path) -> PrecisionPlan:
         "Expected the plan that fix-fp16 plan writes to plan.json in the folder of --out. Run that first, or name a plan that "
         "lies elsewhere with --plan, to fix-fp16 build and to fix-fp16 verify alike."
     )
-    return _read_plan(read_checked(path, PLAN_SCHEMA, advice, absent, PlanError))
+    return _read_plan(read_checked(Path(path), PLAN_SCHEMA, advice, absent, PlanError))
 
 
 def find_earlier_plan(path: Path, model_sha256: str) -> PrecisionPlan | None:
