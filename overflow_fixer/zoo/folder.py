@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -26,9 +27,8 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
     DIR/calib/NAME (or calibration, data) and, where NAME is the one model in DIR, DIR/calib itself. Raises ConfigError
     that names every model without data, and for a folder that cannot be read.
     """
-    _check_readable(root)
     out = folder or Path(f"{root.resolve().name}.zoo")
-    models = [path for path in sorted(root.rglob("*.onnx")) if _is_wanted(path, root)]
+    models = [path for path in sorted(_walk(root)) if path.suffix == ".onnx" and _is_wanted(path, root)]
     counts = Counter(model.parent for model in models)
     found = {model: find_data(model, is_alone=counts[model.parent] == 1) for model in models}
     lacking = [str(model) for model, data in found.items() if data is None]
@@ -42,15 +42,19 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
     return Zoo(root, out, tuple(_make_entries(root, out, found)))
 
 
-def _check_readable(root: Path) -> None:
-    """rglob finds nothing in a folder that it may not read, and says nothing of it."""
-    try:
-        os.listdir(root)
-    except OSError as error:
-        raise ConfigError(
-            f"The folder {root} cannot be read: {error.strerror or error}. Expected a folder of models that this user may read. "
-            "Change its permissions (chmod), or name another one. Nothing was run."
-        ) from error
+def _walk(root: Path) -> Iterator[Path]:
+    """Every file and folder below; a folder that may not be read, for there may be models in it, is an error."""
+    for folder, names, files in os.walk(root, onerror=_refuse_unreadable):
+        names[:] = [name for name in names if not name.startswith(".")]
+        yield from (Path(folder, name) for name in (*names, *files))
+
+
+def _refuse_unreadable(error: OSError) -> NoReturn:
+    raise ConfigError(
+        f"The folder {error.filename} cannot be read: {error.strerror or error}. Expected a folder of models that this user may "
+        "read, and all below it. Change its permissions (chmod), name another one or write a zoo file (configs/zoo.toml). "
+        "Nothing was run."
+    ) from error
 
 
 def find_data(model: Path, *, is_alone: bool) -> Path | None:

@@ -75,10 +75,23 @@ def test_settings_plans_and_libraries_are_refused_by_those_who_read_them(
     assert "p.json cannot be read: Permission" in refuse(5, "build", "m.onnx", "--plan", "p.json")
 
 
-def test_a_folder_of_models_is_not_taken_for_an_empty_one(refuse: Refuse, tmp_path: Path) -> None:
-    write_model(tmp_path / "zoo", "m")
-    (tmp_path / "zoo").chmod(0)
+@pytest.mark.parametrize("closed", ["zoo", "zoo/detectors", "zoo/detectors/large"])
+def test_a_folder_of_models_is_not_taken_for_an_empty_one(
+    closed: str, refuse: Refuse, tmp_path: Path
+) -> None:
+    for folder in ("zoo", "zoo/detectors/large"):
+        write_model(tmp_path / folder, "m")
+    (tmp_path / closed).chmod(0)
     try:
-        assert "The folder zoo cannot be read: Permission" in refuse(2, "zoo", "zoo")
+        assert f"The folder {closed} cannot be read: Permission" in refuse(2, "zoo", "zoo")
     finally:
-        (tmp_path / "zoo").chmod(0o700)
+        (tmp_path / closed).chmod(0o700)
+
+
+def test_a_hidden_folder_is_not_looked_into(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "zoo" / ".trash").mkdir(parents=True)
+    (tmp_path / "zoo" / ".trash").chmod(0)
+    try:
+        assert "it has no .onnx file" in refuse(2, "zoo", "zoo")
+    finally:
+        (tmp_path / "zoo" / ".trash").chmod(0o700)
