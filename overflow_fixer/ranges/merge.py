@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import get_args
@@ -21,6 +21,18 @@ from overflow_fixer.records import RangeTable
 
 _OF_THE_DATA = ("calibration_fingerprint", "batches_total")
 """What the parts of a merge need not have in common."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """A part, and the file of those named that it came in: its own, or a merge."""
+
+    file: Path
+    part: Part
+
+    def __str__(self) -> str:
+        is_own = str(self.file) == self.part.file
+        return self.part.file if is_own else f"{self.file} (with {self.part.file} in it)"
 
 
 def merge_ranges(
@@ -46,7 +58,9 @@ def merge_ranges(
     recordings = [_load_part(path) for path in paths]
     _check_same_scan(paths, recordings)
     merged = join(recordings)
-    _check_no_batch_twice(merged)
+    _check_no_batch_twice(
+        merged, [path for path, one in zip(paths, recordings, strict=True) for _ in one.parts]
+    )
     if store is not None:
         find_begun(Path(store), merged.key, existing)
         save_recording(merged, Path(store))
@@ -107,21 +121,22 @@ def _check_same_scan(files: Sequence[Path], recordings: Sequence[Recording]) -> 
             )
 
 
-def _check_no_batch_twice(merged: Recording) -> None:
-    """Raise PlanError where two parts are of the same data, or have a batch in common.
+def _check_no_batch_twice(merged: Recording, files: Sequence[Path]) -> None:
+    """Raise PlanError where two parts, which came in `files`, are of the same data, or have a batch in common.
 
     A batch is the same where it has the same name and the same max |x| in every tensor.
     """
-    scans: dict[str, Part] = {}
-    batches: dict[tuple[str, bytes], Part] = {}
-    for part, identities in _identify_batches(merged):
-        other = scans.setdefault(part.fingerprint, part)
-        if part.fingerprint and other is not part:
-            raise _found_twice(other, part, "are scans of the same data")
+    scans: dict[str, _Given] = {}
+    batches: dict[tuple[str, bytes], _Given] = {}
+    for path, (part, identities) in zip(files, _identify_batches(merged), strict=True):
+        given = _Given(path, part)
+        other = scans.setdefault(part.fingerprint, given)
+        if part.fingerprint and other is not given:
+            raise _found_twice(other, given, "are scans of the same data")
         for identity in identities:
             if identity in batches:
-                raise _found_twice(batches[identity], part, f"both hold batch {identity[0]}")
-        batches |= dict.fromkeys(identities, part)
+                raise _found_twice(batches[identity], given, f"both hold batch {identity[0]}")
+        batches |= dict.fromkeys(identities, given)
 
 
 def _identify_batches(merged: Recording) -> Iterator[tuple[Part, list[tuple[str, bytes]]]]:
@@ -132,9 +147,9 @@ def _identify_batches(merged: Recording) -> Iterator[tuple[Part, list[tuple[str,
         yield part, own if merged.tensors else []
 
 
-def _found_twice(first: Part, second: Part, what: str) -> PlanError:
+def _found_twice(first: _Given, second: _Given, what: str) -> PlanError:
     return PlanError(
-        f"{first.file} and {second.file} {what} (of {first.calibration} and {second.calibration}). Expected every batch "
+        f"{first} and {second} {what} (of {first.part.calibration} and {second.part.calibration}). Expected every batch "
         "in one file only, or it would be counted twice. Leave one of the files out, or scan its data without what is "
         "in the other."
     )

@@ -185,7 +185,11 @@ def test_the_same_data_twice_are_refused(files: list[Path], tmp_path: Path) -> N
         merge_ranges(pair, tmp_path / f"{i}.h5")
     with pytest.raises(PlanError, match="are scans of the same data") as refused:
         merge_ranges([tmp_path / "0.h5", tmp_path / "1.h5"])
-    assert str(refused.value).startswith(f"{files[1]} and {files[1]} ")
+    merges = [f"{tmp_path / name} (with {files[1]} in it)" for name in ("0.h5", "1.h5")]
+    assert str(refused.value).startswith(f"{merges[0]} and {merges[1]} are scans")
+    with pytest.raises(PlanError) as refused:
+        merge_ranges([tmp_path / "0.h5", files[1]])
+    assert str(refused.value).startswith(f"{merges[0]} and {files[1]} are scans")
 
 
 def test_parts_that_overlap_are_refused(
