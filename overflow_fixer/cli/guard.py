@@ -27,6 +27,8 @@ from overflow_fixer.host.processes import die_with
 STOPPED = "stopped. Files already written are whole; run the command again to go on."
 _REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else ())
 """Signals by which somebody asks a process to end."""
+OF_A_ZOO = "zoo"
+"""The stage of a command that only deals out models, each to a process of its own."""
 SAME_SECONDS = 0.5
 """Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
 _PAGE_BYTES = 256
@@ -37,7 +39,7 @@ def run_guarded(command: Callable[[], int]) -> int:
     """Run `command` and return its exit code, on Linux in a child that does not outlive this process.
 
     Forks before CUDA is touched, which does not survive a fork. A child that a signal killed gives one
-    paragraph on stderr, and an exit code: the model's for a scan that was killed, 130 where it was
+    paragraph on stderr, and an exit code: the model's for a scan that was killed, 130 for a zoo and where it was
     asked to end, else the backend's.
     """
     global _page
@@ -141,15 +143,22 @@ def _tell_end(status: int) -> int:
     stage = bytes(_page).split(b"\0")[0].decode(errors="replace") or "start"
     number = signal.Signals(os.WTERMSIG(status))
     click.echo(f"fix-fp16: {_explain(number, stage)}", err=True)
-    if number in _REQUESTS:
+    is_killed = number == signal.SIGKILL
+    if number in _REQUESTS or (is_killed and stage == OF_A_ZOO):
         return EXIT_STOPPED
-    is_scan_killed = number == signal.SIGKILL and stage.startswith("scan")
+    is_scan_killed = is_killed and stage.startswith("scan")
     return ModelError.exit_code if is_scan_killed else BackendError.exit_code
 
 
 def _explain(number: signal.Signals, stage: str) -> str:
     if number in _REQUESTS:
         return STOPPED
+    if number == signal.SIGKILL and stage == OF_A_ZOO:
+        return (
+            "The zoo was killed (SIGKILL), most likely by the kernel, for want of memory, and the models at work with it. Expected "
+            "room for all that run at once. Run the command again to go on, with fewer --workers, or memory_gib for what takes "
+            "most; what had finished is kept."
+        )
     if number == signal.SIGKILL:
         return (
             f"It was killed (SIGKILL) during: {stage}; most likely by the kernel, for want of memory. Expected room for "

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from overflow_fixer.cli.guard import OF_A_ZOO, note_stage
 from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
@@ -86,6 +87,7 @@ def zoo_command(
     What is finished is not run again, unless its model, data, settings or the tool's version changed. Exit code: 0 all
     fixed, 1 some not, 2 usage or zoo file, 130 stopped.
     """
+    note_stage(OF_A_ZOO)
     found = _read(zoo, out)
     earlier = None if compare is None else load_summary(compare)
     chosen = _choose(found, only, shard, failed)

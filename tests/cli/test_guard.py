@@ -84,6 +84,14 @@ def test_a_kill_is_told_as_want_of_memory(stage: str, code: int) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_zoo_that_is_killed_says_how_to_go_on() -> None:
+    done = _run("guard.note_stage(guard.OF_A_ZOO); os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == 130
+    assert done.stderr.startswith("fix-fp16: The zoo was killed (SIGKILL), most likely by the kernel")
+    assert "with fewer --workers" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_crash_before_any_stage_is_at_the_start() -> None:
     assert "(SIGSEGV) during: start. Expected" in _run("os.kill(os.getpid(), signal.SIGSEGV)").stderr
 
