@@ -20,6 +20,7 @@ from overflow_fixer.evidence.differences.exponents import find_exponents
 from overflow_fixer.evidence.differences.given_differences import find_given_differences
 from overflow_fixer.evidence.differences.given_distances import find_given_distances
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
+from overflow_fixer.evidence.differences.poles import find_poles
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
 from overflow_fixer.evidence.differences.shown_differences import find_shown_differences
 from overflow_fixer.evidence.differences.small_differences import (
@@ -53,6 +54,7 @@ _FORMS = (
     _Form(find_normalised, True),
     _Form(find_row_differences, False),
     _Form(find_exponents, False),
+    _Form(find_poles, False),
 )
 
 
@@ -80,6 +82,9 @@ def find_lost_differences(
 
     Of a row of features less its mean or its least `tensor` is what is left, `value` how many times that the row is, and
     `limit` 64.
+
+    Of a divisor near a pole `tensor` is the difference, `value` what it is at most where the quotient is largest, and `limit` 16
+    steps at terms that cancel.
 
     Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8.
     """

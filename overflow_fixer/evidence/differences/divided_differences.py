@@ -32,7 +32,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
-_STEPS_OF_A_DIVISOR = 16.0
+STEPS_OF_A_DIVISOR = 16.0
 """Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""
 MOST_ROUNDED = 32.0
 """FP16 rounds what is so many times the difference by up to a 64th of it."""
@@ -82,7 +82,7 @@ def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDiff
     for node in graph.nodes:
         if _may_be_divided_by(graph).isdisjoint(node.outputs[:1]):
             continue
-        for small in islice(find_small(graph, ranges, node, _STEPS_OF_A_DIVISOR), _MOST_BATCHES):
+        for small in islice(find_small(graph, ranges, node, STEPS_OF_A_DIVISOR), _MOST_BATCHES):
             goes_on = partial(_is_lost_behind, graph, ranges, small)
             way = find_ways(graph, node.outputs[0], goes_on, partial(divides, graph))
             if way:
