@@ -25,8 +25,8 @@ class Emit(Protocol):
 class Backend:
     """What a backend does.
 
-    `suffix` ends the artifact's file name; `name_files` names all that may stand beside it, and `is_foreign` tells of
-    what is there whether something else made it. `describe` tells of an artifact that was built before.
+    `suffix` ends the artifact's file name; `name_files` names all that may stand beside it, and `find_foreign` what of
+    that is there and was made by something else. `describe` tells of an artifact that was built before.
     `warn` tells, given the libraries of custom operators, what its users are to know of an artifact.
     `is_engine`: it runs on a GPU, is built for the shapes of the data, and is compared with engines of
     its own kind (see `backends.tensorrt`).
@@ -37,7 +37,7 @@ class Backend:
     describe: Callable[[Graph, PrecisionPlan, Path, BuildSettings], Artifact]
     open_runner: Callable[[Artifact, BuildSettings], Runner]
     name_files: Callable[[Path], Sequence[Path]]
-    is_foreign: Callable[[Path], bool]
+    find_foreign: Callable[[Path, BuildSettings], Path | None]
     warn: Callable[[Artifact, Sequence[Path]], Iterable[str]] = lambda artifact, custom_ops: ()
     is_engine: bool = False
 
@@ -53,7 +53,7 @@ BACKENDS: dict[str, Backend] = {
         ),
         lambda artifact, settings: mixed_onnx.open_runner(artifact),
         mixed_onnx.name_files,
-        mixed_onnx.is_foreign,
+        lambda path, settings: mixed_onnx.find_foreign(path),
         lambda artifact, custom_ops: mixed_onnx.warn_of_default_loading(artifact, custom_ops),
     ),
     "tensorrt": Backend(
@@ -62,7 +62,7 @@ BACKENDS: dict[str, Backend] = {
         tensorrt.describe,
         tensorrt.open_runner,
         tensorrt.name_files,
-        tensorrt.is_foreign,
+        tensorrt.find_foreign,
         is_engine=True,
     ),
 }

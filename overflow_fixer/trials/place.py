@@ -7,7 +7,7 @@ from pathlib import Path
 from overflow_fixer.backends import BACKENDS
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import is_there, refuse_to_replace
+from overflow_fixer.files import refuse_to_replace
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.trials.results import check_results, list_read
 
@@ -18,9 +18,10 @@ def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
     path = name_artifact(config, backend)
     refuse_to_replace(list_read(config, graph), chosen.name_files(path))
     check_results(config, graph)
-    if is_there(path) and chosen.is_foreign(path):
+    foreign = chosen.find_foreign(path, config.build.settings(config.folder, {}))
+    if foreign is not None:
         raise OutputError(
-            f"{path} is there, and fix-fp16 did not make it. Expected room for what is built from {graph.path.name}, or an earlier one "
+            f"{foreign} is there, and fix-fp16 did not make it. Expected room for what is built from {graph.path.name}, or an earlier one "
             "of fix-fp16's. Name another folder with --out, or move the file. Nothing was written."
         )
 

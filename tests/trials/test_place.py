@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import h5py
 import numpy as np
 import onnx
 import pytest
+from fake_tensorrt import Script, Variant, fake_tensorrt
 from in_memory_calibration import make_model, node
 
 from overflow_fixer import FixConfig, PrecisionPlan, fix, load_graph
@@ -109,6 +112,26 @@ def test_an_engine_without_a_sidecar_is_anothers(has_sidecar: bool, tmp_path: Pa
         return
     with pytest.raises(OutputError, match=r"m\.engine is there, and fix-fp16 did not make it"):
         check_place(config, graph, "tensorrt")
+
+
+@pytest.mark.parametrize(("variant", "typing"), [("8.6", "auto"), ("11", "auto"), ("10.0", "strong")])
+def test_the_typed_model_of_an_engine_is_not_anothers(
+    variant: Variant, typing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strong typing writes one, and weak typing leaves it alone."""
+    trt = fake_tensorrt(variant, Script())
+    trt.__spec__ = ModuleSpec("tensorrt", None, origin="a fake")
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    graph = load_graph(_save(tmp_path))
+    (tmp_path / "m.fp16.onnx").write_bytes((tmp_path / "m.onnx").read_bytes())
+    config = _configure(tmp_path, build={"typing": typing})
+    if variant == "8.6":
+        check_place(config, graph, "tensorrt")
+        return
+    with pytest.raises(OutputError, match=r"m\.fp16\.onnx is there, and fix-fp16 did not make it"):
+        check_place(config, graph, "tensorrt")
+    mixed_onnx.emit(graph, PrecisionPlan(graph.sha256, 10000.0, ()), tmp_path / "m.fp16.onnx")
+    check_place(config, graph, "tensorrt")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

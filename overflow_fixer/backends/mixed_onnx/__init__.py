@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from overflow_fixer.backends.mixed_onnx.emission import (
         describe,
         emit,
-        is_foreign,
+        find_foreign,
         name_files,
         open_runner,
         open_tracer,
@@ -20,7 +20,7 @@ __all__ = [
     "IoTypes",
     "describe",
     "emit",
-    "is_foreign",
+    "find_foreign",
     "name_files",
     "open_runner",
     "open_tracer",
@@ -32,6 +32,6 @@ __getattr__ = lazy_names(
     {
         "assignment": ("IoTypes",),
         "default_loading": ("warn_of_default_loading",),
-        "emission": ("describe", "emit", "is_foreign", "name_files", "open_runner", "open_tracer"),
+        "emission": ("describe", "emit", "find_foreign", "name_files", "open_runner", "open_tracer"),
     },
 )

@@ -16,7 +16,7 @@ from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
-from overflow_fixer.files import name_data, refuse_to_replace, replace_files
+from overflow_fixer.files import is_there, name_data, refuse_to_replace, replace_files
 from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.model_file.reading import read_model
@@ -83,12 +83,12 @@ def name_files(path: Path) -> tuple[Path, Path]:
     return path, name_data(path)
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether the file is a model that `emit` did not write; one that is torn may have been its own."""
+def find_foreign(path: Path) -> Path | None:
+    """The file at `path`, where it is a model that `emit` did not write; one that is torn may have been its own."""
     try:
-        return read_stamps(path)[0] == ""
+        return path if is_there(path) and read_stamps(path)[0] == "" else None
     except ModelError:
-        return False
+        return None
 
 
 def read_stamps(path: Path) -> tuple[str, str]:

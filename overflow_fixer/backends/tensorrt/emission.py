@@ -81,9 +81,16 @@ def name_files(path: Path) -> tuple[Path, ...]:
     return (path, sidecar_of(path), *mixed_onnx.name_files(_name_typed(path)))
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether the engine at `path` has no sidecar, as `emit` leaves one beside it."""
-    return not is_there(sidecar_of(path))
+def find_foreign(path: Path, settings: BuildSettings) -> Path | None:
+    """What something else made, of what `emit` would replace: an engine without a sidecar, or a typed model without a stamp.
+
+    Raises BackendError where such a model is there, and TensorRT is missing or has no such typing.
+    """
+    if is_there(path) and not is_there(sidecar_of(path)):
+        return path
+    typed = mixed_onnx.find_foreign(_name_typed(path))
+    is_built_from = typed is not None and choose_typing(probe(import_tensorrt()), settings.typing) == "strong"
+    return typed if is_built_from else None
 
 
 def _name_typed(path: Path) -> Path:
