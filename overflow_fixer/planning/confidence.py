@@ -50,7 +50,7 @@ def judge_confidence(
     following from a tensor, within the threshold (a bound: 65504). What is made of constants alone is left out: no data
     can move it. `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
     go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
-    batches to all: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
+    batches that show it to all of them: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
     to be alike, and few of them tell little.
     """
     policy = policy or PlanPolicy()
@@ -67,21 +67,21 @@ def judge_confidence(
 
 
 def grow(batch_max_abs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-    """For maxima [tensor, batch], the mean growth of log2 max by a doubling of the batches, in bits; 0 for one batch.
+    """For maxima [tensor, batch], the mean growth of log2 max by a doubling of the batches, in bits.
 
-    It is that from half of the batches to all; of an odd number, of which the smaller half is taken, so much less as that is
-    more than a doubling. A NaN (no element in that batch) and a zero count as far smaller than the maximum. The mean over
-    all halves is exact: the i-th largest of N is the maximum of comb(N - i, h - 1) of the comb(N, h) halves.
+    It is that from half of the batches that show something to all of them: where a maximum is NaN (no element in that batch,
+    a branch that did not run) or zero, nothing tells of its growth. NaN where fewer than two do. Of an odd number, of which
+    the smaller half is taken, it is so much less as that is more than a doubling. The mean over all halves is exact: the i-th
+    largest of N is the maximum of comb(N - i, h - 1) of the comb(N, h) halves.
     """
-    tensors, batches = batch_max_abs.shape
-    if batches < 2:
-        return np.zeros(tensors)
-    ordered = -np.sort(-np.nan_to_num(batch_max_abs.astype(np.float64)), axis=1)
-    most = ordered[:, :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        below = np.where(most > 0, np.log2(most) - np.log2(ordered), 0)
-    doublings = math.log2(batches / (batches // 2))
-    return np.asarray(np.minimum(below, _FLOOR_BITS) @ np.array(list(_weigh(batches)))) / doublings
+    maxima = np.nan_to_num(batch_max_abs.astype(np.float64))
+    ordered, counts = -np.sort(-maxima, axis=1), (maxima > 0).sum(axis=1)
+    growths = np.full(len(maxima), math.nan)
+    for count in np.unique(counts[counts > 1]).tolist():
+        logs = np.log2(ordered[counts == count, :count])
+        below = np.minimum(logs[:, :1] - logs, _FLOOR_BITS)
+        growths[counts == count] = below @ np.array(list(_weigh(count))) / math.log2(count / (count // 2))
+    return growths
 
 
 def _weigh(batches: int) -> Iterator[float]:

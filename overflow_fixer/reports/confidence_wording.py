@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,26 +21,29 @@ def say_confidence(confidence: Confidence) -> str:
     count = confidence.batch_count
     if not confidence.nearest:
         return "No value is left that more data could bring over its limit and pin another node."
-    nearest = _say_growths(confidence.nearest[:1])
+    nearest = _say_growths(confidence.nearest[:1], count)
     if count < 2:
         return (
             f"One batch cannot tell whether more data would change the plan. Nearest to its limit: {nearest}."
         )
     if confidence.at_risk:
-        named = _say_growths(confidence.at_risk[:_MOST_NAMED])
-        more = (
-            f" and {len(confidence.at_risk) - _MOST_NAMED} more"
-            if len(confidence.at_risk) > _MOST_NAMED
-            else ""
-        )
         return (
             f"More data may change the plan: at the rate at which maxima grew over {count} batches, four times as many "
-            f"would bring over the limit {named}{more}."
+            f"would bring over the limit {_say_first(confidence.at_risk, count)}.{_say_single(confidence)}"
         )
     return (
         f"More data of this kind would hardly change the plan: at the rate at which maxima grew over {count} batches, "
-        f"four times as many bring no other value over its limit. Nearest: {nearest}."
+        f"four times as many bring no other value over its limit. Nearest: {nearest}.{_say_single(confidence)}"
     )
+
+
+def _say_single(confidence: Confidence) -> str:
+    """Of what rates say nothing: values that a single one of several batches shows."""
+    single = [growth for growth in confidence.nearest if math.isnan(growth.growth_bits)]
+    if not single:
+        return ""
+    named = _say_first(single, confidence.batch_count)
+    return f" How what a single batch shows would grow, nobody can tell: {named}."
 
 
 def bound_failures(batch_count: int) -> float:
@@ -71,8 +75,19 @@ def _passes_everywhere(document: dict[str, Any], fixed: dict[str, Any]) -> bool:
     return bool(fixed["passed"]) and not any(agreement < least for agreement in agreements)
 
 
-def _say_growths(growths: Sequence[Growth]) -> str:
+def _say_first(growths: Sequence[Growth], batch_count: int) -> str:
+    rest = len(growths) - _MOST_NAMED
+    return _say_growths(growths[:_MOST_NAMED], batch_count) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _say_growths(growths: Sequence[Growth], batch_count: int) -> str:
     return ", ".join(
-        f"{g.tensor} (max |x| {g.max_abs:.6g}, {g.margin_bits:.2f} bits left, growing {g.growth_bits:.2f} a doubling)"
-        for g in growths
+        f"{one.tensor} (max |x| {one.max_abs:.6g}, {one.margin_bits:.2f} bits left{_say_rate(one, batch_count)})"
+        for one in growths
     )
+
+
+def _say_rate(growth: Growth, batch_count: int) -> str:
+    if not math.isnan(growth.growth_bits):
+        return f", growing {growth.growth_bits:.2f} a doubling"
+    return f", in one of {batch_count} batches" if batch_count > 1 else ""

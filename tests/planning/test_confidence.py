@@ -47,18 +47,29 @@ def test_growth_is_the_mean_over_all_halves_by_a_doubling(maxima: list[float]) -
 @pytest.mark.parametrize(
     ("maxima", "expected"),
     [
-        ([5.0], 0.0),
+        ([5.0], math.nan),
         ([5.0, 5.0, 5.0], 0.0),
-        ([0.0, 0.0], 0.0),
-        ([math.nan, math.nan], 0.0),
-        ([8.0, math.nan], 20.0),
-        ([8.0, 0.0], 20.0),
+        ([0.0, 0.0], math.nan),
+        ([math.nan, math.nan], math.nan),
+        ([8.0, math.nan], math.nan),
+        ([8.0, 0.0], math.nan),
         ([8.0, 2.0], 1.0),
+        ([math.nan, 225.0, 0.0, 225.0, math.nan, math.nan], 0.0),
+        ([math.nan, 8.0, math.nan, 0.0, 2.0], 1.0),
+        ([8.0, 2.0**-60], 20.0),
     ],
 )
 def test_growth_of_odd_maxima(maxima: list[float], expected: float) -> None:
-    """A batch without a value counts as 40 bits below; half of the halves have it alone."""
-    assert grow(np.array([maxima], np.float32)) == pytest.approx([expected])
+    """Batches that show nothing count for nothing; what is further below counts as 40 bits."""
+    assert grow(np.array([maxima], np.float32)) == pytest.approx([expected], nan_ok=True)
+
+
+def test_rows_that_different_batches_show_are_told_each_by_its_own() -> None:
+    maxima = [[1, 2, 4, 8], [0, 2, 0, 8], [math.nan, math.nan, 4, math.nan], [8, 4, 2, 1]]
+    each = [float(grow(np.array([row]))[0]) for row in maxima]
+    assert grow(np.array(maxima)) == pytest.approx(each, nan_ok=True)
+    assert each[0] == each[3]
+    assert math.isnan(each[2])
 
 
 def test_a_thousand_batches() -> None:
@@ -97,7 +108,22 @@ def test_what_stands_still_is_not(tmp_path: Path) -> None:
 
 def test_one_batch_tells_nothing(tmp_path: Path) -> None:
     _, found = _judge(tmp_path, [80], 100)
-    assert "One batch cannot tell" in say_confidence(found)
+    assert say_confidence(found) == (
+        "One batch cannot tell whether more data would change the plan. Nearest to its limit: x (max |x| 80, 0.32 bits left)."
+    )
+
+
+def test_nor_does_what_a_single_batch_shows(tmp_path: Path) -> None:
+    """As of a branch that ran once: it is not taken to have grown from nothing."""
+    _, found = _judge(tmp_path, [0, 80, 0, 0], 100)
+    assert not found.at_risk
+    assert say_confidence(found).endswith(
+        " How what a single batch shows would grow, nobody can tell: x (max |x| 80, 0.32 bits left, in one of 4 batches), "
+        "a (max |x| 80, 0.32 bits left, in one of 4 batches)."
+    )
+    _, found = _judge(tmp_path, [0, 80, 80, 0], 100)
+    assert "nobody can tell" not in say_confidence(found)
+    assert [growth.growth_bits for growth in found.nearest] == [0, 0]
 
 
 def test_a_tensor_whose_nodes_are_pinned_cannot_change_the_plan(tmp_path: Path) -> None:
