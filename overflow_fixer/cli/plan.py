@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
+from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.foreign_operators import count_foreign
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.locks import claim_folder
@@ -22,6 +24,7 @@ from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.planning.plan_changes import compare_plans, say_change
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges import load_ranges
+from overflow_fixer.ranges.store import load_header
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
 from overflow_fixer.reports.caveats import say_unclamped
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
@@ -30,7 +33,7 @@ from overflow_fixer.trials.results import check_results
 
 @click.command("plan", cls=TellsHelp)
 @options.model_argument
-@click.option("--ranges", type=NamedPath(), help="Ranges of a scan [OUT/ranges.h5].")
+@click.option("--ranges", type=NamedPath(), metavar="RANGES", help="Ranges of a scan [OUT/ranges.h5].")
 @options.plan_options
 @options.common_options
 @options.verbose_option
@@ -39,20 +42,27 @@ def plan_command(
 ) -> None:
     """Decide from MODEL's recorded ranges which nodes stay in FP32, and write OUT/plan.json.
 
-    Nothing is run: another --threshold is tried in no time. Says what changed against the plan that is there, and
-    whether more calibration data would change it.
+    Nothing is run: another --threshold is tried in no time. Says what changed against the plan that is there (or beside
+    RANGES), and whether more calibration data would change it. With RANGES, MODEL may be left out: it is then the one that was
+    scanned, and OUT the folder of RANGES.
     """
+    if ranges is not None and flags["model"] is None and flags["config"] is None:
+        flags.update(_read_places(ranges, flags["out"]))
     config = options.settings(calib="random", **flags)
     graph = load_graph(config.model)
     check_results(config, graph)
     backend, _ = choose_backend(config.build.backend)
     policy = config.plan.policy(find_protected(backend, config.build.typing))
     path = config.folder / "plan.json"
+    ranges = ranges or config.folder / "ranges.h5"
     with claim_folder(config.folder):
-        table = load_ranges(ranges or config.folder / "ranges.h5")
+        table = load_ranges(ranges)
         with name_fused(config, quiet), refuse_malformed(config.model):
             plan = plan_precision(graph, table, policy)
-        before = find_earlier_plan(path, plan.model_sha256)
+        earlier = (
+            find_earlier_plan(place, plan.model_sha256) for place in (path, ranges.with_name("plan.json"))
+        )
+        before = next(filter(None, earlier), None)
         save_plan(plan, path)
     if as_json:
         say(path.read_text(encoding="utf-8"))
@@ -73,3 +83,15 @@ def plan_command(
         for line in say_unobserved(table.not_observed):
             say(line)
         say(say_confidence(judge_confidence(graph, table, plan, policy)))
+
+
+def _read_places(ranges: Path, out: Path | None) -> dict[str, Path]:
+    """The model that the ranges are of, and where its plan goes. Raises PlanError where it is not there any more."""
+    model = Path(load_header(ranges).model_path)
+    if not os.path.isfile(model):
+        found = f"are of {model}, which is not there" if model.name else "do not say of which file they are"
+        raise PlanError(
+            f"No model was named, and the ranges in {ranges} {found}. Expected the model that was scanned. Name it: fix-fp16 plan "
+            f"MODEL --ranges {ranges}."
+        )
+    return {"model": model, "out": out or ranges.parent}

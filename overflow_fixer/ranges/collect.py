@@ -135,13 +135,17 @@ def _begin(level: Level, calibration: CalibrationSet, key: ScanKey, begun: Recor
     """What there is to go on from; the data are told by the path that they have now."""
     done = 0 if begun is None else len(begun.batch_names)
     part = Part(calibration.source, calibration.synthetic, key.calibration_fingerprint, done)
-    if begun is not None:
-        return replace(begun, parts=(part,), model_stamp=level.graph.stamp)
+    if begun is None:
+        begun = _begin_anew(level, key, part)
+    path = os.path.abspath(level.graph.path)
+    return replace(begun, parts=(part,), model_stamp=level.graph.stamp, model_path=path)
+
+
+def _begin_anew(level: Level, key: ScanKey, part: Part) -> Recording:
     rows = [row.about for row in level.rows]
     tensors = tuple(about for about in rows if isinstance(about, str))
     inner = tuple(about for about in rows if not isinstance(about, str))
-    begun = no_batches(key, part, tensors, inner, not_observed(level.graph))
-    return replace(begun, model_stamp=level.graph.stamp)
+    return no_batches(key, part, tensors, inner, not_observed(level.graph))
 
 
 def _run(

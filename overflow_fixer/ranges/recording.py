@@ -128,6 +128,8 @@ class Recording:
     batch_max_abs: npt.NDArray[np.float32]
     model_stamp: str = ""
     """Graph.stamp, as it was when the model was hashed."""
+    model_path: str = ""
+    """Where the model lay, absolute."""
     fractional: frozenset[str] = frozenset()
     """See records.RangeTable."""
 

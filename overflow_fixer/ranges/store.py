@@ -48,6 +48,8 @@ class Header:
     key: ScanKey
     batches_done: int
     part_count: int
+    model_path: str
+    """Where the model lay, absolute; "" where nothing was noted of it."""
 
     @property
     def is_finished(self) -> bool:
@@ -123,7 +125,7 @@ def _write(file: Any, recording: Recording) -> None:
     for field in fields(recording.key):
         file.attrs[field.name] = getattr(recording.key, field.name)
     file.attrs["calibration"], file.attrs["synthetic"] = recording.calibration, recording.synthetic
-    file.attrs["model_stamp"] = recording.model_stamp
+    file.attrs["model_stamp"], file.attrs["model_path"] = recording.model_stamp, recording.model_path
     file.attrs["batches_done"] = len(recording.batch_names)
     file.attrs["part_count"] = len(recording.parts)
     count = len(recording.tensors)
@@ -160,7 +162,8 @@ def _write_strings(group: Any, name: str, values: Sequence[str]) -> None:
 def _read_header(file: Any) -> Header:
     given = [field for field in fields(ScanKey) if field.name not in _NEWER or field.name in file.attrs]
     key = ScanKey(**{field.name: _attribute(file, field.name) for field in given})
-    return Header(key, _attribute(file, "batches_done"), int(file.attrs.get("part_count", 1)))
+    part_count, model_path = int(file.attrs.get("part_count", 1)), str(file.attrs.get("model_path", ""))
+    return Header(key, _attribute(file, "batches_done"), part_count, model_path)
 
 
 def _read(file: Any) -> Recording:
@@ -186,6 +189,7 @@ def _read(file: Any) -> Recording:
         batch_max_abs=batch_max_abs,
         fractional=frozenset(_strings(file, "fractional")),
         model_stamp=str(file.attrs.get("model_stamp", "")),
+        model_path=header.model_path,
     )
     _check_counts(recording, header)
     check_values(recording)

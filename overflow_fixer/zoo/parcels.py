@@ -81,7 +81,7 @@ def list_results(entry: ZooEntry) -> list[Path]:
 def pack_results(entry: ZooEntry, root: Path) -> Parcel:
     """What came of an entry that was moved below `root`, as if it lay where it belongs."""
     for ranges in entry.folder.glob(_RANGES):
-        _name_calibration(ranges, root)
+        _name_files(ranges, root)
     return {name.removeprefix(str(root)): content for name, content in _read_texts(entry, root)}
 
 
@@ -113,8 +113,8 @@ def _read_texts(entry: ZooEntry, root: Path) -> Iterator[tuple[str, Array | None
             yield name, content
 
 
-def _name_calibration(path: Path, root: Path) -> None:
-    """Take the root out of the names of the data in a ranges file; one that cannot be read stays as it is."""
+def _name_files(path: Path, root: Path) -> None:
+    """Take the root out of the names of the model and the data in a ranges file; one that cannot be read stays as it is."""
     try:
         recording = load_recording(path)
     except PlanError:
@@ -125,7 +125,8 @@ def _name_calibration(path: Path, root: Path) -> None:
         )
         for part in recording.parts
     )
-    save_recording(replace(recording, parts=tuple(parts)), path)
+    model = recording.model_path.replace(str(root), "")
+    save_recording(replace(recording, parts=tuple(parts), model_path=model), path)
 
 
 def _is_passing(path: Path) -> bool:

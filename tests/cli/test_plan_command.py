@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from edited_ranges import edit_ranges
 
 from overflow_fixer.cli import main
 from overflow_fixer.reports import load_plan
@@ -43,6 +45,36 @@ def test_a_branch_that_was_never_taken_is_named(tmp_path: Path, capsys: pytest.C
     _run("plan", *common)
     told = "branch/else_branch was not observed: If branch never took its else_branch on this data."
     assert told in capsys.readouterr().out.splitlines()
+
+
+def test_ranges_alone_name_the_model_and_where_its_plan_is(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ranges.h5", "plan.json"):
+        if (out / name).exists():
+            shutil.copy(out / name, tmp_path)
+    _run("plan", "--ranges", tmp_path / "ranges.h5")
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'plan.json'}: ")
+    _run("plan", "--ranges", tmp_path / "ranges.h5", "--threshold", 1000, "--out", tmp_path / "other")
+    said = capsys.readouterr().out
+    assert "(threshold 10000, now 1000): " in said
+    assert load_plan(tmp_path / "other" / "plan.json").threshold == 1000
+    assert load_plan(tmp_path / "plan.json").threshold == 10000
+
+
+def test_ranges_of_a_model_that_is_gone_ask_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(SAMPLE / "model.onnx", tmp_path)
+    _run("scan", tmp_path / "model.onnx", "--calib", SAMPLE / "data", "--out", tmp_path, "-q")
+    (tmp_path / "model.onnx").rename(tmp_path / "moved.onnx")
+    _run("plan", "--ranges", tmp_path / "ranges.h5", code=5)
+    assert f"are of {tmp_path / 'model.onnx'}, which is not there. Expected" in capsys.readouterr().err
+    _run("plan", tmp_path / "moved.onnx", "--ranges", tmp_path / "ranges.h5", "--out", tmp_path)
+    with edit_ranges(tmp_path / "ranges.h5") as file:
+        del file.attrs["model_path"]
+    _run("plan", "--ranges", tmp_path / "ranges.h5", code=5)
+    assert "do not say of which file they are. Expected" in capsys.readouterr().err
 
 
 def test_another_threshold_tells_what_changed(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

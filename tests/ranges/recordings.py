@@ -37,7 +37,8 @@ def recordings(draw: st.DrawFn, tensors: tuple[str, ...], number: int = 0) -> Re
     key = ScanKey("ab" * 32, f"data {number}", "reductions", total)
     part = Part(draw(NAMES), draw(st.booleans()), key.calibration_fingerprint, 0)
     begun = no_batches(key, part, tensors, INNER, {"s": "it holds strings"})
-    scan = Scan(replace(begun, model_stamp=draw(st.sampled_from(["", "1:2:3"]))))
+    model = draw(st.sampled_from([("", ""), ("1:2:3", "/models/m.onnx")]))
+    scan = Scan(replace(begun, model_stamp=model[0], model_path=model[1]))
     for name in names:
         fractional = draw(st.frozensets(st.sampled_from(["x", "z"])))
         scan.add(name, draw(summaries(len(tensors) + len(INNER))), fractional)
@@ -48,6 +49,7 @@ def assert_same_recording(first: Recording, second: Recording) -> None:
     """Bit for bit; NaN is like NaN."""
     assert (first.key, first.parts, first.names) == (second.key, second.parts, second.names)
     assert (first.inner, first.model_stamp) == (second.inner, second.model_stamp)
+    assert first.model_path == second.model_path
     assert first.fractional == second.fractional
     assert dict(first.not_observed) == dict(second.not_observed)
     assert first.batch_names == second.batch_names
