@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -35,12 +36,22 @@ class InputSpec:
 class Batch:
     """One set of inputs, with the name of the file (and the sample in it) that it came from.
 
-    `is_changed` where its values are not quite those of the file: see calibration.jittered.
+    `is_changed` where its values are not quite those of the file: see calibration.jittered. Arrays of any byte order may be
+    given; `feeds` has them in the machine's, for ONNX Runtime reads bytes as if they were in that.
     """
 
     name: str
     feeds: Feeds
     is_changed: bool = False
+
+    def __post_init__(self) -> None:
+        swapped = {
+            name: array.astype(array.dtype.newbyteorder("="))
+            for name, array in self.feeds.items()
+            if isinstance(array, np.ndarray) and not array.dtype.isnative
+        }
+        if swapped:
+            object.__setattr__(self, "feeds", {**self.feeds, **swapped})
 
 
 class CalibrationSet(Protocol):
