@@ -20,7 +20,7 @@ _FOLDERS = ("calib", "calibration", "data")
 
 
 def read_folder(root: Path, folder: Path | None = None) -> Zoo:
-    """Every .onnx file below `root`, hidden folders and what this tool makes left out: NAME.fp16.onnx, and models that it fused.
+    """Every .onnx file below `root`, however it is spelled, hidden folders and what this tool makes left out: NAME.fp16.onnx, and models that it fused.
     A folder with such a name is none, and models in it are.
 
     The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .hdf5, .json),
@@ -28,7 +28,9 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
     that names every model without data, and for a folder that cannot be read.
     """
     out = folder or Path(f"{root.resolve().name}.zoo")
-    models = [path for path in sorted(_walk(root)) if path.suffix == ".onnx" and _is_wanted(path, root)]
+    models = [
+        path for path in sorted(_walk(root)) if path.suffix.lower() == ".onnx" and _is_wanted(path, root)
+    ]
     counts = Counter(model.parent for model in models)
     found = {model: find_data(model, is_alone=counts[model.parent] == 1) for model in models}
     lacking = [str(model) for model, data in found.items() if data is None]
@@ -43,9 +45,16 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Every file and folder below; a folder that may not be read, for there may be models in it, is an error."""
-    for folder, names, files in os.walk(root, onerror=_refuse_unreadable):
-        names[:] = [name for name in names if not name.startswith(".")]
+    """Every file and folder below, links followed; a folder that may not be read, for there may be models in it, is an error.
+
+    Of several ways to one folder the first is taken: a link may lead back to where it stands.
+    """
+    seen = {os.path.realpath(root)}
+    for folder, names, files in os.walk(root, onerror=_refuse_unreadable, followlinks=True):
+        shown = sorted(name for name in names if not name.startswith("."))
+        new = {os.path.realpath(os.path.join(folder, name)): name for name in reversed(shown)}
+        names[:] = [new[place] for place in sorted(new.keys() - seen)]
+        seen |= new.keys()
         yield from (Path(folder, name) for name in (*names, *files))
 
 
@@ -81,7 +90,7 @@ def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iter
 
 def _is_wanted(path: Path, root: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    is_result = path.name.endswith(".fp16.onnx") or _is_fused(path)
+    is_result = path.name.lower().endswith(".fp16.onnx") or _is_fused(path)
     return not is_hidden and not is_result and not os.path.isdir(path)
 
 

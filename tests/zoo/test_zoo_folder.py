@@ -43,6 +43,17 @@ def test_models_lie_at_any_depth_and_results_and_hidden_folders_are_none(tmp_pat
     assert zoo.entries[1].folder == tmp_path / "out" / "b/c/y"
 
 
+def test_links_are_followed_and_spellings_do_not_matter(tmp_path: Path) -> None:
+    _touch(tmp_path, "elsewhere/two/m.onnx", "elsewhere/two/m.npz", "zoo/one/M.ONNX", "zoo/one/M.npz")
+    _touch(tmp_path, "zoo/one/X.FP16.ONNX")
+    (tmp_path / "zoo" / "two").symlink_to("../elsewhere/two")
+    (tmp_path / "zoo" / "again").symlink_to("../elsewhere/two")
+    (tmp_path / "zoo" / "one" / "round").symlink_to("..")
+    (tmp_path / "elsewhere" / "two" / "self").symlink_to(".")
+    (tmp_path / "zoo" / "nowhere").symlink_to("gone")
+    assert [entry.name for entry in read_folder(tmp_path / "zoo").entries] == ["again/m", "one/M"]
+
+
 def test_a_folder_named_as_a_model_is_none_and_models_in_it_are(tmp_path: Path) -> None:
     _touch(tmp_path, "a.onnx", "a.npz", "repository.onnx/m.onnx", "repository.onnx/calib/0.npz")
     (tmp_path / "empty.onnx").mkdir()
