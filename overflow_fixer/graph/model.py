@@ -282,7 +282,8 @@ def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
         return opset
     raise ModelError(
         f"{path} {f'uses ONNX opset {opset}' if opset else 'names no opset of the ONNX operators that it uses'}. "
-        f"Expected {MIN_OPSET} to {newest}, which this machine's onnx {onnx.__version__} knows. {_opset_advice(opset)}"
+        f"Expected {MIN_OPSET} to {newest}: older ones have no Where and no IsNaN, by which values are looked at, and this machine's onnx "
+        f"{onnx.__version__} knows no newer one. {_opset_advice(opset)}"
     )
 
 
