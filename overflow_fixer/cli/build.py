@@ -23,6 +23,7 @@ from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Artifact
 from overflow_fixer.reports import load_plan
+from overflow_fixer.reports.caveats import say_without_effect
 from overflow_fixer.trials.bench import make_settings
 from overflow_fixer.trials.place import check_place, name_artifact
 
@@ -55,25 +56,27 @@ def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: boo
         settings = make_settings(config, graph, calibration, BACKENDS[name])
         artifact = BACKENDS[name].emit(graph, plan, name_artifact(config, name), settings, silent)
         exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
+    warnings = list(say_without_effect(config.build, BACKENDS[name].is_engine))
     if as_json:
-        say(_to_json(artifact, reason, exported))
+        say(_to_json(artifact, reason, exported, warnings))
     elif not quiet:
-        _print(artifact, reason, exported)
+        _print(artifact, reason, exported, warnings)
 
 
-def _to_json(artifact: Artifact, reason: str, exported: Sequence[Path]) -> str:
+def _to_json(artifact: Artifact, reason: str, exported: Sequence[Path], warnings: list[str]) -> str:
     return options.to_json(
         path=artifact.path,
         backend=artifact.backend,
         reason=reason,
         casts=artifact.cast_count,
         exports=list(exported),
+        warnings=warnings,
         fp16_nodes=len(artifact.fp16_nodes),
         fp32_nodes=len(artifact.fp32_nodes),
     )
 
 
-def _print(artifact: Artifact, reason: str, exported: Sequence[Path]) -> None:
+def _print(artifact: Artifact, reason: str, exported: Sequence[Path], warnings: Sequence[str]) -> None:
     is_weak = artifact.engine is not None and artifact.engine.typing == "weak"
     converts = (
         ("layer that only converts", "layers that only convert")
@@ -87,3 +90,5 @@ def _print(artifact: Artifact, reason: str, exported: Sequence[Path]) -> None:
     )
     for file in exported:
         say(f"{file}: exported.")
+    for warning in warnings:
+        say(f"Warning: {warning}")
