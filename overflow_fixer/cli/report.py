@@ -13,7 +13,7 @@ from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import EXIT_FIXED, EXIT_NOT_VERIFIED, OutputError
 from overflow_fixer.files import write_text
 from overflow_fixer.reports import fill_template, lay_out, load_document
-from overflow_fixer.reports.staleness import find_stale
+from overflow_fixer.reports.staleness import find_stale, is_at_home
 
 
 @click.command("report", cls=TellsHelp)
@@ -22,7 +22,7 @@ from overflow_fixer.reports.staleness import find_stale
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def report_command(path: Path, quiet: bool, debug: bool) -> int:
     """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew, where
-    that can be written.
+    that can be written. A report.json that was copied elsewhere alone, or has another name, is told as it stands.
 
     Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, other
     ranges, or other than what was built from it; 5 too for a report that contradicts itself.
@@ -30,7 +30,7 @@ def report_command(path: Path, quiet: bool, debug: bool) -> int:
     is_file = path.suffix == ".json" and os.path.isfile(path)
     file = path if is_file else path / "report.json"
     document = load_document(file)
-    stale = None if is_file else find_stale(document, path)
+    stale = find_stale(document, file.parent) if not is_file or is_at_home(document, file) else None
     if stale is not None:
         document["warnings"] = [str(stale), *document["warnings"]]
     _write_page(file.with_suffix(".html"), fill_template(document))

@@ -17,6 +17,7 @@ from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
 from overflow_fixer.reports.plan_file import find_earlier_plan, read_reported
 
 _IO_TYPES = ("keep", "fp16")
+_NAME = "report.json"
 
 
 def find_stale(document: Document, folder: Path) -> FixError | None:
@@ -36,6 +37,13 @@ def find_stale(document: Document, folder: Path) -> FixError | None:
         "fix-fp16 MODEL."
     )
     return BackendError(text) if built else PlanError(text)
+
+
+def is_at_home(document: Document, file: Path) -> bool:
+    """Whether the file of a report lies in the folder that it tells of, wherever that was moved to, and not alone elsewhere."""
+    artifact = Path(document["backend"]["artifact"])
+    is_beside = any((file.parent / name).is_file() for name in (artifact.name, "plan.json"))
+    return file.name == _NAME and (is_beside or artifact.parent.resolve() == file.parent.resolve())
 
 
 def _check_artifact(document: Document, folder: Path, plan: PrecisionPlan) -> Iterator[str]:

@@ -273,7 +273,29 @@ def test_a_report_of_what_is_no_longer_there_says_so(
     (out / "model.fp16.onnx").unlink()
     assert _run("report", out, "-q") == 6
     assert "model.fp16.onnx is not there; plan.json" in capsys.readouterr().err
-    assert _run("report", out / "report.json", "-q") == 0
+    assert _run("report", out / "report.json", "-q") == 6
+    assert "model.fp16.onnx is not there; plan.json" in capsys.readouterr().err
+
+
+def test_a_report_is_told_by_its_file_as_by_its_folder_unless_it_lies_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, out = SAMPLES / "conv_chain", tmp_path / "out"
+    assert _run(sample / "model.onnx", "--calib", sample / "data", "--out", out, "-q") == 0
+    shutil.copytree(out, tmp_path / "moved")
+    (tmp_path / "sent").mkdir()
+    for copy in (tmp_path / "sent" / "report.json", out / "other.json"):
+        shutil.copy(out / "report.json", copy)
+    (out / "model.fp16.onnx").unlink()
+    (tmp_path / "moved" / "model.fp16.onnx").unlink()
+    capsys.readouterr()
+    assert [_run("report", folder / "report.json", "-q") for folder in (out, tmp_path / "moved")] == [6, 6]
+    assert capsys.readouterr().err.count("model.fp16.onnx is not there") == 2
+    (out / "plan.json").unlink()
+    assert _run("report", out / "report.json", "-q") == 6
+    capsys.readouterr()
+    told_as_they_stand = (tmp_path / "sent" / "report.json", out / "other.json")
+    assert [_run("report", file, "-q") for file in told_as_they_stand] == [0, 0]
     assert capsys.readouterr().err == ""
 
 
