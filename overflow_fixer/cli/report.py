@@ -25,7 +25,8 @@ def report_command(path: Path, quiet: bool, debug: bool) -> int:
     that can be written. A report.json that was copied elsewhere alone, or has another name, is told as it stands.
 
     Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, other
-    ranges, or other than what was built from it; 5 too for a report that contradicts itself.
+    ranges, or other than what was built from it; 5 too for a report that contradicts itself. What was built is known by its
+    size and the plan that it is stamped with: its weights are not read, which verify alone does.
     """
     is_file = path.suffix == ".json" and os.path.isfile(path)
     file = path if is_file else path / "report.json"
