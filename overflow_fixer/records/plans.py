@@ -94,7 +94,7 @@ class Clamp:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """All pins and clamps, and what was considered and left in FP16."""
+    """All pins and clamps, and what was considered and pins nothing."""
 
     model_sha256: str
     threshold: float

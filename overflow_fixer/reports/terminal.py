@@ -155,8 +155,8 @@ def _considered(findings: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
         count = say_plural(protected, "finding")
         yield note(f"{count} inside nodes that the backend computes in FP32 by itself: see plan.json", "dim")
     if len(findings) > protected:
-        count = say_plural(len(findings) - protected, "finding")
-        yield note(f"{count} considered and left in FP16: see plan.json", "dim")
+        nouns = "finding for the record, which pins nothing", "findings for the record, which pin nothing"
+        yield note(f"{say_plural(len(findings) - protected, *nouns)}: see plan.json", "dim")
 
 
 def _say_causes(groups: Sequence[PinGroup]) -> str:

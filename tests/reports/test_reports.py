@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_factories import make_error, make_report
+from report_factories import make_error, make_finding, make_report
 
 from overflow_fixer.errors import OutputError
 from overflow_fixer.records import OutputVerdict, Verification
@@ -31,6 +31,16 @@ def test_an_output_without_an_element_is_not_called_ok(tmp_path: Path, kind: str
         assert told.count("nothing compared") >= 2
         assert len(re.findall(r"\bok\b", told)) == 2 * count
     assert "failed" not in told
+
+
+@pytest.mark.parametrize("kind", ["html", "text"])
+def test_a_finding_that_pins_nothing_is_not_said_to_leave_its_node_in_fp16(tmp_path: Path, kind: str) -> None:
+    """The node may be pinned for another finding, as /conv3 is."""
+    report = make_report(tmp_path)
+    aside = (make_finding("/conv3", "mask", action="none"),)
+    told = RENDERERS[kind](replace(report, plan=replace(report.plan, considered=aside)))
+    assert re.search("1 finding (for the record, which|that) pins nothing", told)
+    assert not re.search("left in FP16|not pinned", told)
 
 
 def test_there_is_no_other_format() -> None:
