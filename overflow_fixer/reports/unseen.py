@@ -9,6 +9,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.metrics.variations import find_limit
 from overflow_fixer.plurals import name_few, say_plural
 from overflow_fixer.records import HiddenVariation, OutputVerdict, TensorError, Tolerance, Verification
+from overflow_fixer.rules.digits import tell_beside
 
 _MANY = 0.25
 """A smaller share of values that are far off is what an SNR of 30 dB allows."""
@@ -59,10 +60,11 @@ def _warn_of_disagreement(verdict: OutputVerdict, tolerance: Tolerance) -> Itera
     error = verdict.error
     if verdict.passed and error.worst_batch_agreement < tolerance.min_agreement:
         share = 1 - error.mismatched / error.element_count
+        enough = 100 * tolerance.min_agreement
         shape = f", and it has another shape than in FP32: {error.other_shape}" if error.other_shape else ""
         yield (
             f"Output {error.name} passes with {share:.2%} of its values equal over all batches, but in {error.worst_batch} only "
-            f"{error.worst_batch_agreement:.2%} are, under {tolerance.min_agreement:.2%}{shape}. One value may flip where two choices are as "
+            f"{tell_beside(100 * error.worst_batch_agreement, enough, 2)}% are, under {enough:.12g}%{shape}. One value may flip where two choices are as "
             "good; a whole batch that is wrong is another matter: look at it."
         )
 
@@ -140,6 +142,7 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
         part, is_of_shares = found.tensor + found.part, _is_of_shares(graph, found.tensor)
         if found.tensor not in by_snr or is_of_shares or part.replace(" ", "") in judged:
             continue
+        limit = tolerance.min_snr_of(found.tensor)
         others = f", and {found.count - 1} more" if found.count > 1 else ""
         why = (
             f"What is there, {found.rms:.3g} (root mean square), is hidden beside the {found.output_rms:.3g} of the whole"
@@ -148,7 +151,7 @@ def say_hidden(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
         )
         yield (
             f"Output {found.tensor} passes as a whole, but at index {found.index} of axis {found.axis} (counted from 0{others}) its SNR is "
-            f"{found.snr_db:.1f} dB, under {tolerance.min_snr_of(found.tensor):g} dB. {why}. Where it matters, have it judged by itself: --part '{part}'."
+            f"{tell_beside(found.snr_db, limit)} dB, under {limit:.12g} dB. {why}. Where it matters, have it judged by itself: --part '{part}'."
         )
 
 
@@ -161,7 +164,7 @@ def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iter
             where, remedy = _place(found, needed)
             yield (
                 f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) beside values of "
-                f"{found.output_rms:.6g}, and of that the SNR is {found.snr_db:.1f} dB, under {limit:g} dB. Where it matters, ask for "
+                f"{found.output_rms:.6g}, and of that the SNR is {tell_beside(found.snr_db, limit)} dB, under {limit:.12g} dB. Where it matters, ask for "
                 f"{needed} dB of {remedy}."
             )
 

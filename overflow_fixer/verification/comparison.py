@@ -35,6 +35,7 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
+from overflow_fixer.rules.digits import tell_beside
 from overflow_fixer.sessions.marking import mark_outputs
 from overflow_fixer.sessions.session import SessionRunner, open_session
 
@@ -210,7 +211,7 @@ def check_parts(found: Verification) -> None:
 def judge(error: TensorError, tolerance: Tolerance) -> OutputVerdict:
     """Pass or fail one tensor, with the reason in words."""
     problem = _problem(error, tolerance)
-    return OutputVerdict(error, problem is None, problem or _praise(error))
+    return OutputVerdict(error, problem is None, problem or _praise(error, tolerance))
 
 
 def worst_snr_db(error: TensorError) -> float:
@@ -226,7 +227,7 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
         return None
     shape = f"it has another shape than in FP32: {error.other_shape}" if error.other_shape else ""
     if not error.is_float:
-        return f"{shape}{'; ' if shape else ''}{share:.2%} of the values are equal, under {enough:.2%}"
+        return f"{shape}{'; ' if shape else ''}{tell_beside(100 * share, 100 * enough, 2)}% of the values are equal, under {100 * enough:.12g}%"
     if error.mismatched and error.mismatched == error.reference_nan == error.candidate_nan:
         return (
             f"{error.mismatched} of {error.element_count} values are NaN in the original model too, at the same places: there is "
@@ -243,15 +244,16 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
     if error.compared == 0 or snr_db >= limit or error.max_abs_error <= tolerance.max_abs_error:
         return None
     where = "" if error.snr_db < limit else f" in {error.worst_batch}"
-    return f"SNR {snr_db:.1f} dB{where} is under {limit:g} dB"
+    return f"SNR {tell_beside(snr_db, limit)} dB{where} is under {limit:.12g} dB"
 
 
-def _praise(error: TensorError) -> str:
+def _praise(error: TensorError, tolerance: Tolerance) -> str:
     if error.element_count == 0:
         return "it had no element in any batch, so there was nothing to compare"
     if not error.is_float or error.compared == 0:
         return f"{error.element_count - error.mismatched} of {error.element_count} values are equal"
-    return "equal" if error.snr_db == math.inf else f"SNR {worst_snr_db(error):.1f} dB"
+    limit = tolerance.min_snr_of(error.tensor, error.part)
+    return "equal" if error.snr_db == math.inf else f"SNR {tell_beside(worst_snr_db(error), limit)} dB"
 
 
 def find_worst_batch(verification: Verification, batches: Iterable[Batch]) -> Batch:

@@ -204,6 +204,15 @@ def test_one_wrong_batch_among_louder_ones_fails() -> None:
     assert "dB in batch_1 is under 30 dB" in found.outputs[0].reason
 
 
+def test_a_reason_does_not_round_what_fails_up_to_its_limit() -> None:
+    tolerance = Tolerance(min_snr_db=19.96, min_agreement=0.99999)
+    reason = compare([np.asarray([1.0])], [np.asarray([0.8995])], tolerance).outputs[0].reason
+    assert reason == "SNR 19.957 dB is under 19.96 dB"
+    many = np.arange(50_000)
+    reason = compare([many], [np.where(many == 7, 0, many)], tolerance).outputs[0].reason
+    assert reason == "99.998% of the values are equal, under 99.999%"
+
+
 def test_the_tolerance_is_inclusive_and_per_output() -> None:
     reference, candidate = [floats(1)], [np.asarray([0.9])]
     snr_db = compare(reference, candidate).outputs[0].error.snr_db
@@ -232,7 +241,7 @@ def test_what_is_no_float_passes_by_agreement() -> None:
     assert compare([reference], [candidate]).passed
     candidate[8] = 0
     found = compare([reference], [candidate])
-    assert (found.passed, found.outputs[0].reason) == (False, "98.00% of the values are equal, under 99.00%")
+    assert (found.passed, found.outputs[0].reason) == (False, "98.00% of the values are equal, under 99%")
     assert compare([reference > 3], [reference > 3]).passed
     assert not compare([np.asarray(["a"], object)], [np.asarray(["b"], object)]).passed
 
@@ -249,7 +258,7 @@ def test_integers_of_another_shape_are_that_many_that_do_not_agree(size: int, pa
     many, few = np.arange(size), np.arange(2)
     (found,) = compare([many, few], [many, few[:1]]).outputs
     assert found.passed == passed
-    told = "it has another shape than in FP32: [1] instead of [2] on batch_1; 98.68% of the values are equal, under 99.00%"
+    told = "it has another shape than in FP32: [1] instead of [2] on batch_1; 98.68% of the values are equal, under 99%"
     assert passed or found.reason == told
     assert found.error.other_shape == "[1] instead of [2] on batch_1"
 
