@@ -98,7 +98,7 @@ def say_far_off(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iter
             yield (
                 f"Output {error.name} passes, but {error.far_off_count} of its {error.sizable_count} values of 2^-14 and more are off by more than a tenth "
                 f"of themselves, though the SNR is {error.snr_db:.1f} dB: that is a matter of the large ones. Where the others matter, ask for more of "
-                "it: --min-snr-db, or per_output in the table [verify]."
+                f"it: {_ask(error.name, fixed, tolerance)}."
             )
 
 
@@ -123,8 +123,8 @@ def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) ->
             yield (
                 f"Output {found.name} passes, but {found.count} of its {found.elements} elements {so}, as none is in FP32: the worst is "
                 f"{found.candidate:.4g} in place of {found.reference:.4g}, in {found.batch}. The SNR of {passing[found.name].snr_db:.1f} dB is a matter of the "
-                f"large ones. Where {what} of it is taken, or small ones matter, ask for more of it: --min-snr-db, or per_output in the table "
-                "[verify]."
+                f"large ones. Where {what} of it is taken, or small ones matter, ask for more of it: "
+                f"{_ask(found.name, fixed, tolerance)}."
             )
 
 
@@ -161,23 +161,32 @@ def say_varying(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iter
         if found.tensor in _pass_by_snr(fixed, tolerance) and not _is_of_shares(graph, found.tensor):
             limit = find_limit(tolerance, found.tensor)
             needed = math.ceil(limit + 20 * math.log10(found.output_rms / found.rms))
-            where, remedy = _place(found, needed)
+            where, what = _place(found)
+            name = found.tensor + found.part
             yield (
                 f"Output {found.tensor} passes as a whole, but {where} it varies by {found.rms:.3g} (root mean square) beside values of "
                 f"{found.output_rms:.6g}, and of that the SNR is {tell_beside(found.snr_db, limit)} dB, under {limit:.12g} dB. Where it matters, ask for "
-                f"{needed} dB of {remedy}."
+                f"{needed} dB of {what}: {_ask(name, fixed, tolerance, needed)}."
             )
 
 
-def _place(found: HiddenVariation, needed: int) -> tuple[str, str]:
-    """Where an output varies, and how to ask for this many dB of it."""
+def _place(found: HiddenVariation) -> tuple[str, str]:
+    """Where an output varies, and what that is."""
     within = "within each sample" if found.within_samples else "over all batches"
     if not found.part:
-        return within, f"this output: --min-snr-db {needed}, or per_output in the table [verify]"
+        return within, "this output"
     part = found.tensor + found.part
     others = f" (and {found.count - 1} more like it)" if found.count > 1 else ""
-    where = f"in the channel {part}{others} {within}"
-    return where, f'this channel: "{part}" = {needed} in the table [verify.per_output]'
+    return f"in the channel {part}{others} {within}", "this channel"
+
+
+def _ask(name: str, fixed: Verification, tolerance: Tolerance, needed: int | None = None) -> str:
+    """The setting that asks for more, or so many dB, of this output or part; the flag only where it counts for no other."""
+    value = "" if needed is None else f" {needed}"
+    alone = sum(verdict.error.is_float for verdict in fixed.outputs) == 1 and not tolerance.per_output
+    is_whole = any(verdict.error.name == name for verdict in fixed.outputs)
+    flag = f"--min-snr-db{value}, or " if alone and is_whole else ""
+    return f'{flag}"{name}"{" =" if value else ""}{value} in the table [verify.per_output] of a config file'
 
 
 def say_lost_classes(fixed: Verification) -> Iterator[str]:

@@ -278,6 +278,28 @@ def test_what_varies_beside_a_mean_is_told_and_can_be_asked_for(tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize("kind", ["varying", "far off", "zero"])
+def test_the_flag_that_counts_for_all_outputs_is_named_where_there_is_one_alone(
+    kind: str, tmp_path: Path
+) -> None:
+    made = {
+        "varying": lambda folder: _fix_warming(folder, scalar(288)),
+        "far off": _fix_distances,
+        "zero": lambda folder: _fix_variances(folder, "Sqrt"),
+    }
+    say = {"varying": say_varying, "far off": say_far_off, "zero": say_sign_changes}[kind]
+    fixed = made[kind](tmp_path / "m").fixed
+    graph = load_graph(tmp_path / "m" / "model.onnx")
+    (alone,) = say(fixed, graph, Tolerance())
+    assert "--min-snr-db" in alone
+    assert 'or "y"' in alone
+    beside = replace(fixed, outputs=(*fixed.outputs, OutputVerdict(make_error("z"), True, "")))
+    for told in (*say(beside, graph, Tolerance()), *say(fixed, graph, Tolerance(per_output={"y": 30.0}))):
+        assert "--min-snr-db" not in told
+        assert "in the table [verify.per_output]" in told
+    assert len([*say(beside, graph, Tolerance())]) == 1
+
+
 def test_of_probabilities_small_ones_are_not_told(tmp_path: Path) -> None:
     report = fix(_two_scales(tmp_path, "Softmax"))
     assert report.passed
