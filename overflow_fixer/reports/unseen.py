@@ -119,9 +119,9 @@ def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) ->
     passing = {error.name: error for error in errors if error.max_abs_error > tolerance.max_abs_error}
     for found in fixed.sign_changes:
         if found.name in passing and not _is_of_shares(graph, found.tensor):
-            so, what = _CHANGES[found.becomes]
+            so, uncounted, what = _CHANGES[found.becomes]
             yield (
-                f"Output {found.name} passes, but {found.count} of its {found.elements} elements {so}, as none is in FP32: the worst is "
+                f"Output {found.name} passes, but {found.count} of its {found.elements} elements {so}, as none is in FP32 ({uncounted}): the worst is "
                 f"{found.candidate:.4g} in place of {found.reference:.4g}, in {found.batch}. The SNR of {passing[found.name].snr_db:.1f} dB is a matter of the "
                 f"large ones. Where {what} of it is taken, or small ones matter, ask for more of it: "
                 f"{_ask(found.name, fixed, tolerance)}."
@@ -129,8 +129,16 @@ def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) ->
 
 
 _CHANGES = {
-    "negative": ("are negative", "a root or a logarithm"),
-    "zero": ("are zero", "a logarithm or a reciprocal"),
+    "negative": (
+        "are negative",
+        "of what FP32 has under 2^-14, or 2^-20 of its batch's largest value, counting only those beyond 2^-8 of that",
+        "a root or a logarithm",
+    ),
+    "zero": (
+        "are zero",
+        "not counting those that FP32 has under 2^-14, or 2^-11 of their batch's largest value, which rounding alone may make zero",
+        "a logarithm or a reciprocal",
+    ),
 }
 
 

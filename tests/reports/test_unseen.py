@@ -470,20 +470,21 @@ def _fix_variances(folder: Path, last: str, excluded: tuple[str, ...] = (".*",),
 
 
 @pytest.mark.parametrize(
-    ("last", "becomes", "told"),
+    ("last", "becomes", "uncounted", "worst"),
     [
-        ("Sub", "negative", "of its 100 elements are negative, as none is in FP32: the worst is -0.0"),
-        ("Sqrt", "zero", "of its 100 elements are zero, as none is in FP32: the worst is 0 in place of 0.1"),
+        ("Sub", "negative", "of what FP32 has under 2^-14, or 2^-20 of", "-0.0"),
+        ("Sqrt", "zero", "not counting those that FP32 has under 2^-14, or 2^-11 of", "0 in place of 0.1"),
     ],
 )
 def test_variances_that_become_negative_or_zero_are_told(
-    last: str, becomes: str, told: str, tmp_path: Path
+    last: str, becomes: str, uncounted: str, worst: str, tmp_path: Path
 ) -> None:
     report = _fix_variances(tmp_path / "told", last)
     assert report.passed
     (found,) = (found for found in report.fixed.sign_changes if found.becomes == becomes)
-    start = f"Output y passes, but {found.count} {told}"
+    start = f"Output y passes, but {found.count} of its 100 elements are {becomes}, as none is in FP32 ({uncounted}"
     (warning,) = (text for text in report.warnings if text.startswith(start))
+    assert f"): the worst is {worst}" in warning
     assert f"in {found.batch}. The SNR of {report.fixed.outputs[0].error.snr_db:.1f} dB is" in warning
     assert "ask for more of it: --min-snr-db" in render_text(report)
     document = json.loads((tmp_path / "told" / "out" / "report.json").read_text())["verification"]
