@@ -39,7 +39,7 @@ def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: Plan
     for tensor, end in _evidence(graph, ranges).get(node.label, {}).items():
         seen = ranges.by_tensor[tensor]
         held = (
-            "nothing" if seen.max_abs <= FP16_UNDERFLOW else f"{seen.max_abs / FP16_MIN_SUBNORMAL:.1f} steps"
+            "no step" if seen.max_abs <= FP16_UNDERFLOW else f"{seen.max_abs / FP16_MIN_SUBNORMAL:.1f} steps"
         )
         reason = f"{tensor} reaches {seen.max_abs:.3g}, of which FP16 holds {held} of 2^-24, and {end}"
         batch = find_worst_batch(graph, ranges, tensor)

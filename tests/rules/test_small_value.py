@@ -40,6 +40,16 @@ def test_where_rounding_nears_30_db(largest: float, is_under_35_db: bool) -> Non
     assert bool(30 < snr_db < 35) == is_under_35_db
 
 
+def test_of_less_than_half_a_step_none_is_held(tmp_path: Path) -> None:
+    graph, ranges = scan(
+        make_model([node("Neg", "x", "y")], {"x": [1]}, "y"), tmp_path, {"x": floats(2.35e-8)}
+    )
+    _, given = ask(find_small_values, graph, ranges)
+    assert (
+        given.reason == "y reaches 2.35e-08, of which FP16 holds no step of 2^-24, and the model gives it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "is_found"),
     [
