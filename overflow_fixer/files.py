@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from overflow_fixer.errors import FixError, OutputError
+from overflow_fixer.host.shortages import tells_of_memory
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def open_hdf5(source: Path | BinaryIO, mode: Literal["r", "w"], **options: int) 
     try:
         import h5py
     except ImportError as error:  # which is how the loader tells it
-        if any(word in str(error) for word in ("failed to map segment", "annot allocate memory")):
+        if tells_of_memory(error):
             raise MemoryError(str(error)) from error
         raise
 

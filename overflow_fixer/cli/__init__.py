@@ -18,16 +18,10 @@ from overflow_fixer.cli.lenient_stderr import drop_unwritable
 from overflow_fixer.cli.results import open_closed
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import EXIT_FAULT, EXIT_STOPPED, ConfigError, FixError, ModelError
+from overflow_fixer.host.shortages import tell_shortage
 
 VERBS = ("fix", "scan", "plan", "build", "verify", "report", "zoo", "doctor")
 """Each is a module here, imported when it is called for: a plan does without what a build needs."""
-_OUT_OF_MEMORY = (
-    "memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer "
-    "samples a file, or --batch-size), or a machine with more memory. Files already written are whole; run the command "
-    "again to go on."
-)
-
-
 _NO_WORKING_FOLDER = (
     "the working folder is not there any more. Expected one, from which relative paths are told. Change to a folder that is "
     "there (cd), and run the command again."
@@ -113,9 +107,6 @@ def run(args: list[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(f"fix-fp16: {str(error.__cause__ or error) or STOPPED}", err=True)
         code = EXIT_STOPPED
-    except MemoryError:
-        click.echo(f"fix-fp16: {_OUT_OF_MEMORY}", err=True)
-        code = ModelError.exit_code
     except Exception as error:
         if shows_traceback:
             traceback.print_exc()
@@ -128,6 +119,9 @@ def _explain(error: Exception) -> tuple[str, int]:
     """A sentence and the exit code for an error that is none of this tool's own."""
     if isinstance(error, FileNotFoundError) and not _has_working_folder():
         return _NO_WORKING_FOLDER, ConfigError.exit_code
+    shortage = tell_shortage(error)
+    if shortage is not None:
+        return shortage, ModelError.exit_code
     fault = f"a fault of fix-fp16 itself: {type(error).__name__}: {error}"
     advice = (
         "Expected no such error on any input. Run the command again with --debug and report what it prints."

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.host.shortages import tells_of_memory
 from overflow_fixer.model_file.subgraphs import CONTROL_FLOW, STANDARD_DOMAINS
 from overflow_fixer.model_file.unreadable import refuse_unreadable
 
@@ -52,7 +53,8 @@ def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
     """The model in the file, its large weights as external data that lies in the file itself, unless not `in_place`.
 
     Those of Constant nodes and of bodies too, but not of local functions. They bear the name of the file itself where
-    `path` is a symbolic link. Raises ModelError for a file that cannot be read or is no ONNX model.
+    `path` is a symbolic link. Raises ModelError for a file that cannot be read or is no ONNX model, and
+    MemoryError where it does not fit.
     """
     _refuse_special(path)
     try:
@@ -62,6 +64,8 @@ def read_model(path: Path, *, in_place: bool = True) -> onnx.ModelProto:
     except OSError as error:
         raise refuse_unreadable(path, error) from error
     except DecodeError as error:
+        if tells_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise ModelError(
             f"{path} ({path.stat().st_size} bytes) is not a whole ONNX model: {error}. Expected an .onnx file as an "
             "exporter writes it. It is another kind of file, or a download or copy that was cut short."

@@ -7,10 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from overflow_fixer.errors import ModelError
+from overflow_fixer.host.shortages import tell_shortage
 
 
 def refuse_unreadable(path: Path, error: OSError) -> ModelError:
     """What is to be raised where reading the model file failed with `error`."""
+    shortage = tell_shortage(error)
+    if shortage is not None:
+        return ModelError(f"{path} cannot be read: {shortage}")
     is_denied = isinstance(error, PermissionError)
     expected = "an ONNX model file that this user may read" if is_denied else "an ONNX model file"
     remedy = "Change its permissions or those of its folder (chmod)" if is_denied else "Check the path"

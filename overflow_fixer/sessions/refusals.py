@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import onnxruntime
 
 from overflow_fixer.sessions.providers import EXECUTION_PROVIDERS, Provider
-
-_ASKED_BYTES = re.compile(r"requested buffer of size (\d+)")
-_MOST_BYTES = 1 << 44
-"""More than a machine has."""
-_OF_MEMORY = (
-    "bad_alloc",
-    "bad allocation",
-    "failed to allocate",
-    "out of memory",
-    "cannot allocate memory",  # what mmap says
-    "pthread_create failed",  # of a thread's stack
-)
 
 
 def tell_refusal(provider: Provider, reason: str) -> str:
@@ -43,17 +29,6 @@ def tell_want_of_memory(reason: str) -> str:
         "batch and what is computed from it. Use a machine with more memory, or raise the limit of what a process may take "
         "(ulimit -v), and of its threads (ulimit -u)."
     )
-
-
-def tells_of_memory(error: Exception) -> bool:
-    """Whether it is Python's, C++'s or ONNX Runtime's word for memory that ran out.
-
-    Of a size that no machine has, memory did not run out: something overflowed on the way to it.
-    """
-    asked = _ASKED_BYTES.search(str(error))
-    if asked is not None and int(asked[1]) >= _MOST_BYTES:
-        return False
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _OF_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ import onnxruntime
 from overflow_fixer.errors import ModelError, RunError
 from overflow_fixer.files import refuse_temporary
 from overflow_fixer.formats import round_to_fp16
+from overflow_fixer.host.shortages import tells_of_memory
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions.bf16_values import run_with_bf16
 from overflow_fixer.sessions.providers import (
@@ -27,7 +28,7 @@ from overflow_fixer.sessions.providers import (
     preload_libraries,
     quiet_onnxruntime,
 )
-from overflow_fixer.sessions.refusals import first_line, tell_refusal, tell_want_of_memory, tells_of_memory
+from overflow_fixer.sessions.refusals import first_line, tell_refusal, tell_want_of_memory
 from overflow_fixer.sessions.settings import add_native, make_options
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"

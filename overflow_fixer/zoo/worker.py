@@ -37,6 +37,7 @@ from overflow_fixer.files import make_folder
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.host.consumption import measure_self
 from overflow_fixer.host.processes import die_with
+from overflow_fixer.host.shortages import tells_of_memory
 from overflow_fixer.locks import hold_lock
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
@@ -149,9 +150,9 @@ def run_job(job: Job) -> ZooOutcome:
         report = fix(config, _Progress(config.folder / PROGRESS_FILE), existing="replace")
     except FixError as error:
         return make_outcome(entry, basis, "failed", str(error), error.exit_code)
-    except MemoryError:
-        return make_outcome(entry, basis, "out_of_memory", _OUT_OF_MEMORY)
     except Exception as error:
+        if tells_of_memory(error):
+            return make_outcome(entry, basis, "out_of_memory", _OUT_OF_MEMORY)
         traceback.print_exc()
         message = (
             f"a fault of fix-fp16 itself: {type(error).__name__}: {error}. See the log; please report it."

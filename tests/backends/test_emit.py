@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,24 @@ def test_inner_tensors_are_asked_for_by_their_original_names(tmp_path: Path) -> 
         **dict.fromkeys("abc", "float16"),
         **dict.fromkeys("yz", "float32"),
     }
+
+
+@pytest.mark.parametrize("place", ["onnx.checker.check_model", "open_session"])
+def test_a_want_of_memory_while_checking_is_no_fault(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = load_graph(write_model(tmp_path, TEXT))
+
+    def fail(*_: object, **__: object) -> None:
+        try:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        except OSError as error:
+            raise ModelError("It cannot be read: Cannot allocate memory.") from error
+
+    module = "backends.mixed_onnx.loading." if place == "open_session" else "backends.mixed_onnx.emission."
+    monkeypatch.setattr(f"overflow_fixer.{module}{place}", fail)
+    with pytest.raises(ModelError, match="Cannot allocate memory"):
+        check_artifact(graph, graph.path)
 
 
 def test_a_model_that_fails_the_checker_is_refused(tmp_path: Path) -> None:

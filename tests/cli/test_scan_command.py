@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -204,14 +205,25 @@ def test_memory_that_ends_in_python_is_told(
     assert "Use a smaller batch" in error
 
 
-def test_memory_that_ends_anywhere_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "begin"),
+    [
+        (MemoryError(), "memory ran out. Expected"),
+        (RuntimeError("can't start new thread"), "memory ran out. Expected"),
+        (OSError(errno.EMFILE, "Too many open files"), "no more files can be opened"),
+    ],
+)
+def test_what_runs_out_anywhere_is_told_and_no_fault(
+    error: Exception, begin: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("overflow_fixer.cli.scan.load_graph", fail)
-    code, _, error = run("scan", SAMPLE / "model.onnx", "--calib", "random", "--out", tmp_path / "out")
+    code, _, told = run("scan", SAMPLE / "model.onnx", "--calib", "random", "--out", tmp_path / "out")
     assert code == 3
-    assert error.startswith("fix-fp16: memory ran out. Expected")
+    assert told.startswith(f"fix-fp16: {begin}")
+    assert told.count("\n") == 1
 
 
 GROWING = """<ir_version: 8, opset_import: ["" : 17]>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> Non
         check_there(tmp_path / "file" / "m.onnx")
     check_there(tmp_path / "file")
     check_there(Path("no\0path"))  # whoever opens it says so
+
+
+def test_of_too_many_open_files_the_path_is_not_blamed() -> None:
+    told = str(refuse_unreadable(Path("m.onnx"), OSError(errno.EMFILE, "Too many open files", "m.onnx")))
+    assert told.startswith("m.onnx cannot be read: no more files can be opened")
+    assert "Check the path" not in told
 
 
 def test_one_without_permission_is_told_with_what_to_do() -> None:

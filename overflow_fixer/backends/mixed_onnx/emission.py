@@ -19,6 +19,7 @@ from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import is_there, name_data, refuse_to_replace, replace_files
 from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.host.shortages import tell_shortage
 from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
 from overflow_fixer.sessions.marking import keep_outputs
@@ -114,7 +115,7 @@ def check_artifact(graph: Graph, path: Path) -> None:
     """Raise BackendError unless the model at `path` passes the checker and loads.
 
     Where the original fails the checker too, that is let pass; where it does not load either, its
-    ModelError is raised.
+    ModelError is raised. Where memory or open files run out, what tells of that is raised.
     """
     error = _checker_error(path)
     if error is not None and _checker_error(graph.path) is None:
@@ -123,6 +124,8 @@ def check_artifact(graph: Graph, path: Path) -> None:
             "is. This is a fault of overflow_fixer: please report it with the model's operators."
         )
     refusal = find_refusal(path)
+    if refusal is not None and tell_shortage(refusal) is not None:
+        raise refusal
     if refusal is not None:
         open_session(graph.model, graph.folder)
         raise BackendError(
@@ -156,5 +159,7 @@ def _checker_error(path: Path) -> str | None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # the checker raises its own types and bare RuntimeErrors
+        if tell_shortage(error) is not None:
+            raise
         return " ".join(str(error).split())
     return None
