@@ -40,7 +40,7 @@ class Proposals:
     others those whose FP16 the outputs are foreseen not to bear. Where nothing is foreseen, the first half of the rounds
     pins more of the former, and the neighbourhoods of nodes behind which tensors get worse; the other half plans again with a
     tenth of the threshold each. The last but one pins all that the first wrong tensor depends on, the last all that the failing
-    outputs do. Nodes that the user excludes are not pinned.
+    outputs do, unless it is the first, too. Nodes that the user excludes are not pinned.
     """
 
     foreseer: Foreseer
@@ -68,6 +68,11 @@ class Proposals:
         if proposal is not None:
             self.tried.add(frozenset(finding.node for finding in proposal[1]))
         return proposal
+
+    def has_wider(self, best: Attempt) -> bool:
+        """Whether all that leads to the outputs that fail was not pinned yet: more rounds may help then."""
+        self.best = best
+        return self._all_before_outputs() is not None
 
     def _narrowest(self) -> Proposal | None:
         """The first that is new of what would pin few nodes."""

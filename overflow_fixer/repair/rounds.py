@@ -72,7 +72,7 @@ def repair(
 
 
 class Repaired(NamedTuple):
-    """What came of a repair. `spent` is the key of the budget that ended it before its rounds were through; "" for none."""
+    """What came of a repair. `spent` is the key of the budget that ended it with more left to try; "" for none."""
 
     best: Attempt
     rounds: tuple[RepairRound, ...]
@@ -115,6 +115,8 @@ class _Search:
                 return
             action, added = proposal
             self._try((*self.findings, *added), action)
+        if self.rounds and not self.spent and not self._is_over() and self.proposals.has_wider(self.best):
+            self.spent = "max_rounds"
 
     def narrow(self) -> None:
         """Take back pins that the repair added: what is foreseen not to be needed, else by trying."""

@@ -75,21 +75,21 @@ def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:
 def say_spent(
     fixed: Verification, rounds: Sequence[RepairRound], budget: Budget, spent: str
 ) -> Iterator[str]:
-    """Of a repair that was ended before its rounds were through, by what and what that leaves open; `spent` as rounds.Repaired has it."""
+    """Of a repair that was ended with more left to try, by what and what that leaves open; `spent` as rounds.Repaired has it."""
     if spent:
-        limit = (
-            f"{budget.max_minutes:g} minute{'' if budget.max_minutes == 1 else 's'}"
-            if spent == "max_minutes"
-            else say_plural(budget.max_builds, "build")
-        )
-        tried = f"after {say_plural(len(rounds), 'round')}"
+        limit = {
+            "max_minutes": f"{budget.max_minutes:g} minute{'' if budget.max_minutes == 1 else 's'}",
+            "max_builds": say_plural(budget.max_builds, "build"),
+            "max_rounds": say_plural(budget.max_rounds, "round"),
+        }[spent]
+        tried = "" if spent == "max_rounds" else f", after {say_plural(len(rounds), 'round')}"
         left = (
             "pins may be left that are not needed"
             if fixed.passed
             else "pins that would help may not have been tried"
         )
         yield (
-            f"The repair was ended by its limit of {limit} ({spent}), {tried}: {left}. A higher --{spent.replace('_', '-')} lets it "
+            f"The repair was ended by its limit of {limit} ({spent}){tried}: {left}. A higher --{spent.replace('_', '-')} lets it "
             "go on."
         )
 

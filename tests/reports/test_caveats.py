@@ -291,13 +291,14 @@ def test_what_agrees_by_little_is_told(mismatched: int, min_agreement: float, to
             "max_builds",
             "its limit of 7 builds (max_builds), after 1 round: pins may be left that are not needed",
         ),
+        (False, "max_rounds", "its limit of 1 round (max_rounds): pins that would help may not"),
         (False, "", ""),
     ],
 )
 def test_a_repair_that_its_budget_ended_says_so(passes: bool, spent: str, told: str) -> None:
     fixed = Verification((OutputVerdict(make_error("y"), passes, ""),), 1)
     rounds = [RepairRound(1, "pinned", (), 1.0, False, 1.0, 0, False)]
-    said = list(say_spent(fixed, rounds, Budget(max_builds=7, max_minutes=3), spent))
+    said = list(say_spent(fixed, rounds, Budget(max_rounds=1, max_builds=7, max_minutes=3), spent))
     assert [told in text for text in said] == ([True] if told else [])
 
 
