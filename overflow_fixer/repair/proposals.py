@@ -146,6 +146,8 @@ class Proposals:
         times = excess([error], self.tolerance)
         share = f"{times:.3g} times" if times >= 1 else f"{100 * times:.3g} % of"
         tells = f"takes {share} the error that {error.name} may have"
+        if times < 1:
+            tells += ", but with what else stays in FP16 too much"
         if math.isinf(times):
             tells = f"leaves no match in {error.name}"
         reason = f"in FP16 while all else is in FP32 {label} {tells}"

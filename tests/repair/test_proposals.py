@@ -23,6 +23,7 @@ from repair_trials import (
     vanishing,
     worst_of,
 )
+from report_factories import make_error
 
 from overflow_fixer.records import Clamp, PlanPolicy, Tolerance
 from overflow_fixer.repair.attempts import Attempt
@@ -117,6 +118,21 @@ def test_each_finding_tells_the_snr_of_the_output_that_bears_its_node_worst(tmp_
             tolerance.per_output[output],
         )
         assert found[label].reason.endswith(f"times the error that {output} may have")
+
+
+@pytest.mark.parametrize(
+    ("snr_db", "end"),
+    [
+        (33.0, "takes 50.1 % of the error that y may have, but with what else stays in FP16 too much"),
+        (27.0, "takes 2 times the error that y may have"),
+    ],
+)
+def test_of_a_node_that_alone_would_pass_it_is_said_that_it_is_not(
+    snr_db: float, end: str, tmp_path: Path
+) -> None:
+    proposals = _proposals(Trial(tmp_path, [*cancelling(), node("Neg", "h0", "y")]))
+    error = make_error("y", snr_db, worst_batch_snr_db=snr_db)
+    assert proposals._accuse("Add_b0", error).reason.endswith(f"Add_b0 {end}")
 
 
 def test_of_integers_the_share_that_is_equal_is_told(tmp_path: Path) -> None:
