@@ -15,6 +15,7 @@ from onnx import TensorProto
 from overflow_fixer.evidence.integers.coordinates import find_coordinates
 from overflow_fixer.evidence.integers.multiples import find_multiples
 from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.weighted_means import find_weighted_means
 from overflow_fixer.evidence.zeros.small_sources import count_terms
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -130,7 +131,8 @@ def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str
         return _SLOPES[op](read, written)
     if op in _SUMS:
         return max(1 / _count_averaged(ranges, node, output), written / read) if read else None
-    is_scaled = op in _SCALED or (op in _PRODUCTS and output in find_coordinates(graph))
+    is_mean = slot == 0 and node.label in find_weighted_means(graph)
+    is_scaled = op in _SCALED or is_mean or (op in _PRODUCTS and output in find_coordinates(graph))
     return written / read if is_scaled and read else None
 
 

@@ -16,7 +16,7 @@ from overflow_fixer.records import Array
 PRODUCTS = frozenset("MatMul Gemm Conv".split())
 _HALF_STEP = 2.0**-11
 """By which share of itself FP16 may round a number."""
-_MOST_WEIGHTS = 1 << 12
+MOST_WEIGHTS = 1 << 12
 """A larger kernel is not read."""
 
 
@@ -37,7 +37,7 @@ def read_kernels(graph: Graph, node: Node) -> Iterator[tuple[str, Array]]:
 def _read_rows(graph: Graph, node: Node, slot: int) -> Array:
     """The constant factor, what is added up of it along the last of two axes; nothing of another, of a large one or an empty one."""
     weights = graph.constants.get(node.inputs[slot])
-    if weights is None or not weights.dims or not 0 < math.prod(weights.dims) <= _MOST_WEIGHTS:
+    if weights is None or not weights.dims or not 0 < math.prod(weights.dims) <= MOST_WEIGHTS:
         return np.empty((0, 0))
     values = graph.read_constant(node.inputs[slot])
     wide = values.astype(np.float64)

@@ -24,6 +24,7 @@ from overflow_fixer.evidence.differences.small_differences import (
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.weighted_means import find_weighted_means
 from overflow_fixer.evidence.zeros.divisors import divides
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.distances import find_joining
@@ -153,7 +154,8 @@ def may_keep(graph: Graph, node: Node, slot: int) -> bool:
         return True
     is_power = read_exponent(graph, node) > 0
     is_quotient = op == "Div" and slot == 0
-    return is_power or is_quotient or op in _ZERO_AT_ZERO or moves(node, slot)
+    is_mean = slot == 0 and node.label in find_weighted_means(graph)
+    return is_power or is_quotient or is_mean or op in _ZERO_AT_ZERO or moves(node, slot)
 
 
 def _is_largest(ranges: RangeTable, batch: int, node: Node, slot: int, least: float = 0.0) -> bool:
