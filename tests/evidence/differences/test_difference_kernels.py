@@ -21,7 +21,8 @@ CONSTANTS = {
     "average": np.full((1, 1, 3), 1 / 3, np.float32),
     "nothing": np.zeros((1, 1, 3), np.float32),
     "endless": floats(-math.inf, math.inf, 0).reshape(1, 1, 3),
-    "large": np.tile(floats(1, -1), 2049).reshape(1, 1, -1),
+    "most": np.tile(floats(1, -1), 1 << 15).reshape(1, 1, -1),
+    "large": np.tile(floats(1, -1), (1 << 15) + 1).reshape(1, 1, -1),
     "columns": np.stack([floats(1, -1, 0, 0), floats(0, 3, -3, 0)], axis=1),
     "rows": np.stack([floats(1, -1, 0, 0), floats(0, 3, -3, 0)]),
     "tiny": floats(1e-3, -1e-3, 0, 0).reshape(4, 1),
@@ -41,6 +42,7 @@ SIGNAL = np.random.default_rng(3).normal(size=(2, 1, 64)).astype(np.float32)
         ("Conv", "s average", {}, None),
         ("Conv", "s nothing", {}, None),
         ("Conv", "s endless", {}, None),
+        ("Conv", "s most", {}, math.sqrt(1 << 15)),
         ("Conv", "s large", {}, None),
         ("MatMul", "m columns", {}, 3),
         ("MatMul", "rows m", {}, 3),
@@ -55,7 +57,7 @@ def test_which_kernels_there_are(
     """Of [-1, 1] the norm is 1: an error of what it makes is as of a difference of two terms."""
     read = inputs.split()
     constants = {name: CONSTANTS[name] for name in read if name in CONSTANTS}
-    shapes: dict[str, Any] = {name: {"s": [1, 1, 5000], "m": [4, 4]}[name] for name in read if name in "sm"}
+    shapes: dict[str, Any] = {name: {"s": [1, 1, 70000], "m": [4, 4]}[name] for name in read if name in "sm"}
     feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     if "two" in read or "zero" in read:
         constants[read[2]] = floats(2 if "two" in read else 0)
@@ -97,6 +99,19 @@ def test_what_is_small_beside_what_it_is_made_of_is_told(form: str, tmp_path: Pa
     fp32 = {name for one in graph.nodes if one.label in pinned for name in one.writes}
     assert _snr_db(tmp_path, near, set()) < 25
     assert _snr_db(tmp_path, near, fp32) > 60
+
+
+def test_a_trend_that_a_layer_takes_off_is_told(tmp_path: Path) -> None:
+    """By a matrix of 100 by 100 that leaves what a straight line does not explain of pressures."""
+    line = np.stack([np.ones(100), np.linspace(-1, 1, 100)], axis=1)
+    residual = (np.eye(100) - line @ np.linalg.inv(line.T @ line) @ line.T).astype(np.float32)
+    noise = np.random.default_rng(9).normal(0, 0.05, (4, 100))
+    pressures = (1013 + 2 * np.linspace(0, 1, 100) + noise).astype(np.float32)
+    model = make_model([node("MatMul", "s residual", "y")], {"s": [4, 100]}, "y", {"residual": residual})
+    graph, ranges = scan(model, tmp_path, {"s": pressures})
+    assert pinned_by(find_lost_differences, graph, ranges) == ["MatMul_y"]
+    assert _snr_db(tmp_path, pressures, set()) < 5
+    assert _snr_db(tmp_path, pressures, {"y"}) > 60
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -133,12 +133,12 @@ def test_what_is_no_difference_has_none(nodes: list[onnx.NodeProto], tmp_path: P
         "minus": scalar(-2),
         "bias": floats(1),
         "weights": floats(1, -1, 0.5, 0).reshape(4, 1),
-        "large": np.tile(floats(1, -1), 4096).reshape(-1, 1),
+        "large": np.tile(floats(1, -1), 1 << 16).reshape(-1, 1),
     }
     read = {one for each in nodes for one in each.input}
     feeds = {key: value[:8] for key, value in _draw(np.random.default_rng(6)).items() if key in read}
     if "many" in read:
-        feeds = {"many": np.ones((2, 8192), np.float32)}
+        feeds = {"many": np.ones((2, 1 << 17), np.float32)}
     constants = {key: value for key, value in constants.items() if key in read}
     model = make_model(
         nodes, {key: [None, value.shape[1]] for key, value in feeds.items()}, "y", constants, 13
