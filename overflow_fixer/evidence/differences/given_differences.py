@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources, keeps_small
+from overflow_fixer.evidence.differences.rectified import name_what_is_left
 from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     SmallDifference,
@@ -25,6 +26,8 @@ from overflow_fixer.records import RangeTable
 
 _FEWEST_STEPS = 32.0
 """Of less than so many of FP16's steps, what is given out has under 30 dB: see docs/numerics.md."""
+_FEWEST_RECTIFIED = 16.0
+"""The same of what a Relu lets through, most of which is zero, and right."""
 
 
 class _Given(NamedTuple):
@@ -38,7 +41,7 @@ def find_given_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> 
     """Each difference that is given out and small in every batch, in the batch in which it is largest; else as find_divided."""
     for node in graph.nodes:
         small = find_largest(graph, ranges, node)
-        given = _find_given(graph, ranges, small.batch).get(node.outputs[0]) if small is not None else None
+        given = _find_given(graph, ranges, small.batch).get(small.shown) if small is not None else None
         if small is not None and given is not None and _is_seen_beside(small, given.beside):
             nodes = find_sources(graph, ranges, node, small.value, walked)
             yield Divided(small, nodes, f"the output {given.output} tells it")
@@ -52,9 +55,13 @@ def _is_seen_beside(small: SmallDifference, beside: float) -> bool:
 def find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifference | None:
     """A difference of less than 32 of FP16's steps in every batch, in that in which it is largest.
 
+    Of one that is rectified it is what is let through, of less than 16.
+
     None where it is as small as FP32 itself rounds.
     """
-    small = find_small(graph, ranges, node, _FEWEST_STEPS)
+    left = name_what_is_left(graph, node)
+    steps = _FEWEST_STEPS if left == node.outputs[0] else _FEWEST_RECTIFIED
+    small = find_small(graph, ranges, node, steps, left)
     largest = max(small, key=lambda one: one.value, default=None)
     if largest is None or largest.value < ranges.by_tensor[largest.shown].max_abs:
         return None

@@ -32,6 +32,5 @@ def find_shown_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> 
 def _find_end(graph: Graph, ranges: RangeTable, small: SmallDifference) -> str | None:
     """Where it shows, in words, that a step at the largest term is lost, as 3 % of what is made of it."""
     lost, shown = step_at(small.largest) * _HIDDEN, find_shown(graph, ranges)
-    name = small.node.outputs[0]
-    ways = (shown.get((reader.label, name)) for reader, _ in readers(graph, name))
+    ways = (shown.get((reader.label, small.shown)) for reader, _ in readers(graph, small.shown))
     return next((way.end for way in ways if way is not None and way.least <= lost), None)
