@@ -75,6 +75,41 @@ def test_what_is_small_before_it_is_squared_stays_too(tmp_path: Path) -> None:
         assert least <= float(np.max(np.abs(found / right - 1))) <= most
 
 
+def test_what_is_small_between_differences_stays_too(tmp_path: Path) -> None:
+    """Sums of 5 by 5 by a table of sums up to 3700: the first difference, of two rows, is 250 at most, of terms as large."""
+    nodes = [
+        node("CumSum", "x down", "c"),
+        node("CumSum", "c along", "t"),
+        node("Slice", "t low low2 axes", "a"),
+        node("Slice", "t high low3 axes", "b"),
+        node("Slice", "t low4 high2 axes", "f"),
+        node("Slice", "t zero high3 axes", "g"),
+        node("Sub", "a b", "d"),
+        node("Sub", "d f", "e"),
+        node("Add", "e g", "y"),
+    ]
+    ends = {
+        "low": (5, 5),
+        "low2": (90, 90),
+        "high": (0, 5),
+        "low3": (85, 90),
+        "low4": (5, 0),
+        "high2": (90, 85),
+    }
+    ends |= {"zero": (0, 0), "high3": (85, 85), "axes": (0, 1)}
+    constants = {name: ints(*values) for name, values in ends.items()} | {"down": ints(0), "along": ints(1)}
+    x = np.random.default_rng(7).uniform(0, 1, (90, 90)).astype(np.float32)
+    graph, ranges = scan(make_model(nodes, {"x": [90, 90]}, "y", constants), tmp_path, {"x": x})
+    pinned = pinned_by(find_lost_differences, graph, ranges)
+    assert pinned == [one.label for one in graph.nodes[1:]]
+    assert ranges.by_tensor["d"].max_abs < 300
+    fp32 = {name for one in graph.nodes[1:] for name in one.writes}
+    right = run_fp32(tmp_path / "model.onnx", {"x": x})["y"]
+    for names, least, most in ((fp32 - {"a", "b", "d"}, 0.5, math.inf), (fp32, 0, 0.2)):
+        found = run_fp16(tmp_path / "model.onnx", {"x": x}, names)["y"]
+        assert least <= float(np.max(np.abs(found - right))) <= most
+
+
 POINTS = np.random.default_rng(2).uniform(-4, 4, (2, 16, 3)).astype(np.float32)
 SQUARED = [
     node("Mul", "x x", "xx"),

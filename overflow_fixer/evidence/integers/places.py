@@ -6,7 +6,8 @@ Over 1024, FP16's steps are 1; over 8192 they are 8.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from onnx import TensorProto
 
@@ -28,6 +29,8 @@ _ADDED = {
 """Operators that keep an absolute error, and of what is at which slots (None: at any)."""
 _SCALED = {"Mul": frozenset({0, 1}), "Div": frozenset({0})}
 _PRODUCTS = frozenset("MatMul Gemm".split())
+_CANCELS = frozenset("Add Sub Sum".split())
+"""Operators that may write less than each of their terms."""
 _CONVERSION_ELEMENTS = 16
 """A constant matrix of as many turns centres and sides into corners; larger ones make features of features."""
 
@@ -42,15 +45,23 @@ def is_far(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
 
 def _is_coarse(graph: Graph, ranges: RangeTable, tensor: str, scale: float) -> bool:
     """Whether it is of FP32 and finite, and reaches, times `scale`, over 1024."""
+    return LARGEST_COORDINATE < _read_largest(graph, ranges, tensor) * scale < math.inf
+
+
+def _read_largest(graph: Graph, ranges: RangeTable, tensor: str) -> float:
+    """Its max |x|; 0 where it was not measured, is not of FP32, or has NaN or infinities."""
     seen = ranges.get(tensor)
-    if seen is None or seen.nan_count or graph.dtypes.get(tensor) != TensorProto.FLOAT:
-        return False
-    return LARGEST_COORDINATE < seen.max_abs * scale < math.inf
+    if seen is None or not seen.is_finite or graph.dtypes.get(tensor) != TensorProto.FLOAT:
+        return 0.0
+    return seen.max_abs
 
 
 def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
-    """The node that writes the coordinates, and those behind it whose rounding would move them by as much."""
-    multiples = find_multiples(graph, ranges)
+    """The node that writes the coordinates, and those behind it whose rounding would move them by as much.
+
+    Through what is smaller, too, where it is a difference of terms that are as large.
+    """
+    multiples, largest_terms = find_multiples(graph, ranges), _find_largest_terms(graph, ranges)
     pending, seen = [(tensor, 1.0)], {tensor}
     while pending:
         name, scale = pending.pop()
@@ -60,9 +71,27 @@ def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
         yield node
         for part in _parts(graph, node):
             grown = scale * _growth(ranges, node, part, name)
-            if part not in seen and _is_coarse(graph, ranges, part, grown) and not multiples.is_held(part):
+            is_far_term = largest_terms.get(part, 0.0) * grown > LARGEST_COORDINATE
+            is_coarse = is_far_term or _is_coarse(graph, ranges, part, grown)
+            if part not in seen and is_coarse and not multiples.is_held(part):
                 seen.add(part)
                 pending.append((part, grown))
+
+
+@lru_cache(maxsize=1)
+def _find_largest_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, float]:
+    """For each sum that is smaller than a term that FP16 rounds, and what is moved of it, how large that is; through sums of sums."""
+    multiples = find_multiples(graph, ranges)
+    found: dict[str, float] = {}
+    for node in graph.nodes:
+        is_sum = node.standard_op in _CANCELS
+        parts = node.inputs if is_sum else node.inputs[:1] if moves(node, 0) else ()
+        rounded = [name for name in parts if name not in graph.constants and not multiples.is_held(name)]
+        own = (_read_largest(graph, ranges, name) for name in (rounded if is_sum else ()))
+        term = max((*own, *(found.get(name, 0.0) for name in rounded)), default=0.0)
+        written = (_read_largest(graph, ranges, name) for name in node.writes)
+        found.update((name, term) for name, left in zip(node.writes, written, strict=True) if 0 < left < term)
+    return found
 
 
 def _parts(graph: Graph, node: Node) -> Iterator[str]:

@@ -86,6 +86,59 @@ def test_the_way_back(nodes: Any, expected: list[str], tmp_path: Path) -> None:
     assert [node.label for node in found] == expected
 
 
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("Sub", "a c", "d"), node("Add", "d a", "y")], ["Mul_a", "Mul_c", "Sub_d", "Add_y"]),
+        (
+            [node("Sub", "a c", "d"), node("Identity", "d", "e"), node("Add", "b e", "y")],
+            ["Mul_a", "Mul_c", "Sub_d", "Identity_e", "Add_y"],
+        ),
+        (
+            [node("Sub", "a c", "d"), node("Add", "d b", "e"), node("Sub", "e b", "y")],
+            ["Mul_a", "Mul_c", "Sub_d", "Add_e", "Sub_y"],
+        ),
+        (
+            [node("Sub", "a c", "d"), node("Mul", "d share", "e"), node("Add", "e b", "y")],
+            ["Add_y"],
+        ),
+        ([node("Sub", "b x", "d"), node("Add", "d a", "y")], ["Mul_a", "Add_y"]),
+        ([node("Min", "a x", "d"), node("Add", "d b", "y")], ["Add_y"]),
+        ([node("Sub", "a a", "d"), node("Add", "d b", "y")], ["Add_y"]),
+        ([node("Sub", "held held2", "d"), node("Add", "d b", "y")], ["Add_y"]),
+    ],
+)
+def test_the_way_goes_on_through_a_small_difference(nodes: Any, expected: list[str], tmp_path: Path) -> None:
+    """`a` and `c` are far and near each other; of what FP16 holds, and of zeros, nothing is lost."""
+    start = [
+        node("Mul", "x far", "a"),
+        node("Mul", "x nearly", "c"),
+        node("Mul", "x near", "b"),
+        node("Cast", "zero", "i", to=TensorProto.FLOAT),
+        node("Add", "i pixels", "held"),
+        node("Add", "i fewer", "held2"),
+    ]
+    constants = {"far": scalar(1500.3), "nearly": scalar(1490.7), "near": scalar(2.3), "share": scalar(0.3)}
+    constants |= {"zero": ints(0), "pixels": scalar(1500), "fewer": scalar(1490)}
+    model = make_model([*start, *nodes], {"x": [2]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.7, 1)})
+    found = sorted(trace_back(graph, ranges, "y"), key=lambda node: node.index)
+    assert [node.label for node in found] == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_of_terms_that_are_not_finite_none_is_known(value: float, tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x far", "a"),
+        node("Mul", "x nearly", "c"),
+        node("Sub", "a c", "d"),
+        node("Add", "d x", "y"),
+    ]
+    constants = {"far": scalar(1500.3), "nearly": scalar(1490.7)}
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", constants), tmp_path, {"x": floats(1, value)})
+    assert [node.label for node in trace_back(graph, ranges, "y")] == ["Add_y"]
+
+
 def test_a_long_way_is_followed_without_recursion(tmp_path: Path) -> None:
     chain = [node("Identity", f"a{i}", f"a{i + 1}") for i in range(1500)]
     model = make_model([node("Mul", "x far", "a0"), *chain], {"x": [2]}, "a1500", {"far": scalar(1500.3)})
