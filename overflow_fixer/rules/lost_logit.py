@@ -8,7 +8,7 @@ logits near its largest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,10 +21,12 @@ from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Array, Finding, PlanPolicy, RangeTable
 
 _MOST_NOISE = 10.0**-1.5
 """30 dB below a probability, as verification tolerates."""
+_SHARE_OF_A_LOGARITHM = 0.5
+"""Of the largest |log p| what they are on average, root mean square: 0.4 to 0.6 of normal logits."""
 _STEP_NOISE = math.sqrt(12)
 """What rounding errs by, spread evenly over a step: the step over this, root mean square."""
 
@@ -32,7 +34,7 @@ _STEP_NOISE = math.sqrt(12)
 class _Lost(NamedTuple):
     """`nearest` is the least magnitude of a row's largest logit, `limit` where FP16's steps become too large.
 
-    `most` is the largest probability of the batch of that index, where it is smallest.
+    `most` is the largest probability of the batch of that index, where it is smallest, or the largest |log p|.
     """
 
     softmax: Node
@@ -43,16 +45,18 @@ class _Lost(NamedTuple):
 
 
 def find_lost_logits(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
-    """A finding for each Softmax of such logits that the node is, or whose logits it computes.
+    """A finding for each Softmax or LogSoftmax of such logits that the node is, or whose logits it computes.
 
     `value` is the least |x| of all rows' largest logits, which are of one sign, `limit` from where on rounding leaves less than
-    30 dB of the largest probability of `batch`. None of logits with NaN or infinities, or that FP16 is known to hold.
+    30 dB of the largest probability of `batch`, or of its logarithms. None of logits with NaN or infinities, or that FP16 is known to hold.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
         at, tensor = lost.softmax, lost.softmax.inputs[0]
+        is_logarithm = at.standard_op == "LogSoftmax"
+        given = f"no less than {-lost.most:.3g}" if is_logarithm else f"no more than {lost.most:.3g}"
         reason = (
             f"the largest of each row of {tensor} is {lost.nearest:.6g} or more in magnitude, where FP16's steps are "
-            f"{step_at(lost.nearest):g}, and {at.op_type} {at.label} gives no more than {lost.most:.3g} to any in that batch"
+            f"{step_at(lost.nearest):g}, and {at.op_type} {at.label} gives {given} to any in that batch"
         )
         batch = ranges.batch_names[lost.batch]
         yield Finding("lost_logit", node.label, tensor, lost.nearest, lost.limit, reason, batch)
@@ -60,9 +64,9 @@ def find_lost_logits(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, list[_Lost]]:
-    """For each node concerned, the Softmax nodes of such logits."""
+    """For each node concerned, the Softmax and LogSoftmax nodes of such logits."""
     found: dict[str, list[_Lost]] = {}
-    for node in (one for one in graph.nodes if one.standard_op == "Softmax"):
+    for node in (one for one in graph.nodes if one.standard_op in _LARGEST_ERRORS):
         lost = _judge(graph, ranges, node)
         origins = () if lost is None else find_origins(graph, ranges, node.inputs[0], lost.limit)
         for label in dict.fromkeys(one.label for one in (node, *origins)):
@@ -71,15 +75,17 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, list[_Lost]]:
 
 
 def _judge(graph: Graph, ranges: RangeTable, node: Node) -> _Lost | None:
-    """By the batch whose largest probability is the smallest."""
+    """By the batch whose output bears the least error."""
     logits, output = node.inputs[0], node.outputs[0]
     nearest = _read_nearest(ranges, node)
     is_fp32 = graph.dtypes.get(logits) == TensorProto.FLOAT and is_finite(graph, ranges, output)
     most = read_maxima(ranges, output)
-    if not is_fp32 or not nearest or not (most < 1).any() or find_multiples(graph, ranges).is_held(logits):
+    errors = _LARGEST_ERRORS[node.standard_op](most)
+    is_borne = np.isfinite(errors) & (errors > 0)
+    if not is_fp32 or not nearest or not is_borne.any() or find_multiples(graph, ranges).is_held(logits):
         return None
-    batch = int(np.nanargmin(most))
-    limit = _find_limit(float(most[batch]))
+    batch = int(np.argmin(np.where(is_borne, errors, math.inf)))
+    limit = _find_limit(float(errors[batch]))
     return _Lost(node, nearest, limit, float(most[batch]), batch) if nearest >= limit else None
 
 
@@ -91,10 +97,27 @@ def _read_nearest(ranges: RangeTable, node: Node) -> float:
     return max(rows.seen.min, -rows.seen.max, 0.0)
 
 
-def _find_limit(most: float) -> float:
-    """From where on FP16's steps are so large that rounding errs by more than 3 % of a probability of `most`, below 1.
+def _bear_in_probabilities(most: Array) -> Array:
+    """The largest error of a logit that moves a probability of `most`, below 1, by no more than 3 %; infinite of others.
 
     An error d of a logit is one of p (1 - p) d of its probability p, since the derivative of softmax is p (1 - p).
     """
-    step = _MOST_NOISE * _STEP_NOISE / (1 - most)
-    return math.ldexp(1.0, math.ceil(math.log2(step)) + 10)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(most < 1, _MOST_NOISE / (1 - most), math.inf)
+
+
+def _bear_in_logarithms(most: Array) -> Array:
+    """The same of log p, which is moved by as much as the logit is."""
+    return _MOST_NOISE * _SHARE_OF_A_LOGARITHM * most
+
+
+_LARGEST_ERRORS: Mapping[str, Callable[[Array], Array]] = {
+    "Softmax": _bear_in_probabilities,
+    "LogSoftmax": _bear_in_logarithms,
+}
+"""By operator, the largest root mean square error of a logit that its output bears in each batch, by its largest |output|."""
+
+
+def _find_limit(error: float) -> float:
+    """From where on FP16's steps are so large that rounding errs by more than that."""
+    return math.ldexp(1.0, math.ceil(math.log2(error * _STEP_NOISE)) + 10)

@@ -1,4 +1,4 @@
-"""Softmax of logits so large, all of them, that FP16 rounds their differences away."""
+"""Softmax and LogSoftmax of logits so large, all of them, that FP16 rounds their differences away."""
 
 from __future__ import annotations
 
@@ -112,3 +112,61 @@ def test_the_evidence(tmp_path: Path) -> None:
     ]
     assert found[0].value == 1500.25
     assert "no more than 0.731 to any in that batch" in found[0].reason
+
+
+LOGARITHM = [node("Mul", "x half", "a"), node("LogSoftmax", "a", "y")]
+
+
+@pytest.mark.parametrize(
+    ("offset", "is_found"),
+    [(0, False), (100, False), (300, False), (1500, True), (-4500, True), (30000, True)],
+)
+def test_where_rounding_leaves_less_than_30_db_of_logarithms(
+    offset: float, is_found: bool, tmp_path: Path
+) -> None:
+    logits = SPREAD.astype(np.float64) + offset
+    right, found = (np.log(_softmax(one.astype(np.float64))) for one in (logits, logits.astype(np.float16)))
+    snr_db = 10 * np.log10(np.square(right).sum() / np.square(right - found).sum())
+    assert bool(snr_db < 30) == is_found
+    pins = _pins(tmp_path, logits, nodes=LOGARITHM)
+    assert pins == (["Mul_a", "LogSoftmax_y"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_found"),
+    [
+        ([[[1024.1, 1024.1 - 18]]], True),
+        ([[[1024.1, 1024.1 - 18.5]]], False),
+        ([[[1023.9, 1023.9 - 18]]], False),
+        ([[[-1024.1, -1024.1 - 18]]], True),
+        ([[[1024.1, 1024.1 - 18]], [[0.1, 18]]], False),
+        ([[[1600.1, 1600.3]], [[2000.3, 0]]], True),
+        ([[[2000, 0]]], False),
+        ([[[1600.1, 1600.3]], np.zeros((0, 2))], True),
+        ([[[1600.1, math.nan]]], False),
+        ([[[1600.1, math.inf]]], False),
+        ([[[1600.1, -math.inf, 1600.2]]], False),
+        ([PAIR + 70000], False),
+        ([[[1600.1]]], False),
+        ([np.zeros((2, 0))], False),
+    ],
+)
+def test_boundary_of_logarithms(batches: list[Any], is_found: bool, tmp_path: Path) -> None:
+    """FP16's steps of 1 over the root of 12 are 3 % of one half of 18.26."""
+    pins = _pins(tmp_path, *batches, nodes=LOGARITHM)
+    assert pins == (["Mul_a", "LogSoftmax_y"] if is_found else [])
+
+
+def test_the_evidence_of_logarithms(tmp_path: Path) -> None:
+    near = np.array([[1500, 1500.25], [2500, 2501]], np.float32)
+    graph, ranges = scan(
+        make_model(LOGARITHM, {"x": [2, 2]}, "y", {"half": scalar(0.5)}),
+        tmp_path,
+        {"x": 2 * near + floats(0, 9)},
+        {"x": 2 * near},
+    )
+    found = ask(find_lost_logits, graph, ranges)
+    assert [(one.node, one.tensor, one.value, one.batch, one.limit) for one in found] == [
+        (label, "a", 1500.25, "batch_1", 128) for label in ("Mul_a", "LogSoftmax_y")
+    ]
+    assert "LogSoftmax LogSoftmax_y gives no less than -1.31 to any in that batch" in found[0].reason
