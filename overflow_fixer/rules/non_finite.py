@@ -6,13 +6,18 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from overflow_fixer.evidence.constants.infinite_constants import find_infinities_handed_on, is_same_in_fp16
+from overflow_fixer.evidence.constants.infinite_constants import (
+    find_infinities_handed_on,
+    find_masked_rows,
+    hands_nan_on,
+    is_same_in_fp16,
+)
 from overflow_fixer.evidence.own_fp16 import find_lost_in_own_fp16
 from overflow_fixer.evidence.semantics import only_bounds, touched
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Action, Finding, PlanPolicy, Range, RangeTable
 
 
 def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
@@ -22,9 +27,8 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
     `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
     batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none. What comes from an overflow in
     the model's own FP16 is for the record, unless there are finite values beside it that FP16 cannot hold. So are
-    infinities of constants of which the node makes in FP16 what it makes in FP32.
+    infinities of constants of which the node makes in FP16 what it makes in FP32, and the NaN of a Softmax of rows of these alone.
     """
-    lost = find_lost_in_own_fp16(graph, ranges)
     for tensor, verb in touched(node).items():
         seen = ranges.get(tensor)
         if seen is None or seen.is_finite:
@@ -35,14 +39,24 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
         times = len(ranges.batch_names) if tensor in graph.constants else 1  # it is counted in each batch
         nans, infinities = (count // max(times, 1) for count in (seen.nan_count, seen.inf_count))
         reason = f"{verb} {tensor}, which holds {nans} NaN and {infinities} infinite values {where}"
-        action: Action = "pin"
-        if tensor in lost and seen.over_fp16_count == seen.inf_count:
-            action, reason = "none", f"{reason}; {_say_source(tensor, lost[tensor])}"
-        elif tensor in find_infinities_handed_on(graph, ranges) and is_same_in_fp16(node, graph, ranges):
-            action, reason = "none", f"{reason}; a constant brings them, and FP16 makes the same of them"
+        excuse = _find_excuse(node, graph, ranges, seen)
+        action: Action = "none" if excuse else "pin"
         is_seen = seen.inf_count and tensor not in graph.constants
         batch = ranges.worst_batch_of(seen) if is_seen else None
-        yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, reason, batch, action)
+        told = "; ".join(filter(None, (reason, excuse)))
+        yield Finding("non_finite", node.label, tensor, seen.max_abs, FP16_MAX, told, batch, action)
+
+
+def _find_excuse(node: Node, graph: Graph, ranges: RangeTable, seen: Range) -> str:
+    """Why no pin changes what the node makes of such a tensor; nothing where one may."""
+    tensor, lost = seen.tensor, find_lost_in_own_fp16(graph, ranges)
+    if tensor in lost and seen.over_fp16_count == seen.inf_count:
+        return _say_source(tensor, lost[tensor])
+    if tensor in find_infinities_handed_on(graph, ranges) and is_same_in_fp16(node, graph, ranges):
+        return "a constant brings them, and FP16 makes the same of them"
+    if tensor in find_masked_rows(graph, ranges) and hands_nan_on(node):
+        return "rows that a constant masks as a whole are NaN in FP16 as well"
+    return ""
 
 
 def _say_source(tensor: str, source: str) -> str:

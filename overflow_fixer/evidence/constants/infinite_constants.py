@@ -48,6 +48,26 @@ def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str
     return frozenset(found)
 
 
+@lru_cache(maxsize=2)
+def find_masked_rows(graph: Graph, ranges: RangeTable) -> frozenset[str]:
+    """Tensors whose NaN are those of a Softmax over rows of nothing but such infinities, moved or chosen, without infinities.
+
+    FP16 has the same infinities and other logits that it holds, so that the same rows are NaN.
+    """
+    handed, found = find_infinities_handed_on(graph, ranges), set[str]()
+    for node in graph.nodes if handed else ():
+        is_source = node.standard_op == "Softmax" and node.inputs[0] in handed
+        is_handed = bool(found.intersection(node.inputs)) and hands_nan_on(node)
+        if is_source or (is_handed and _are_plain(node, graph, ranges, found)):
+            found |= {name for name in node.writes if _has_only_nan(ranges.get(name))}
+    return frozenset(found)
+
+
+def hands_nan_on(node: Node) -> bool:
+    """Whether it makes of a NaN in FP16 what it makes in FP32: moves it, chooses it or asks for it, or is the Softmax that makes it."""
+    return node.standard_op in ("Where", "IsNaN", "Softmax") or moves(node, 0)
+
+
 def _are_plain(node: Node, graph: Graph, ranges: RangeTable, found: set[str]) -> bool:
     """Whether no other float that it reads has a NaN or an infinity of its own."""
     others = (ranges.get(name) for name in filter(graph.is_float, node.inputs) if name not in found)
@@ -56,6 +76,10 @@ def _are_plain(node: Node, graph: Graph, ranges: RangeTable, found: set[str]) ->
 
 def _is_finite(seen: Range | None) -> bool:
     return seen is not None and seen.is_finite
+
+
+def _has_only_nan(seen: Range | None) -> bool:
+    return seen is not None and bool(seen.nan_count) and not seen.over_fp16_count
 
 
 def _has_only_infinities(seen: Range | None) -> bool:

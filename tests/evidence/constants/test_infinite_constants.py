@@ -12,7 +12,7 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
 
-from overflow_fixer.evidence.constants.infinite_constants import find_infinities_handed_on
+from overflow_fixer.evidence.constants.infinite_constants import find_infinities_handed_on, find_masked_rows
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.rules.non_finite import find_non_finite
 
@@ -138,3 +138,71 @@ def test_what_overflows_beside_them_is_none(tmp_path: Path) -> None:
     constants = {**LOW, "c": MASKS["c"]}
     graph, ranges = _scan(tmp_path, nodes, constants, floats([1, 2, 3e38], [4, 5, 6]))
     assert find_infinities_handed_on(graph, ranges) == {"low"}
+
+
+SOFTMAX = [node("Greater", "x zero", "c"), node("Where", "c x low", "b"), node("Softmax", "b", "p", axis=-1)]
+ROWS = floats([1, -2, 3], [-1, -2, -3])
+"""The second is masked as a whole."""
+HANDED_ON = {
+    "asked for and replaced": ([node("IsNaN", "p", "n"), node("Where", "n zero p", "y")], {"p"}),
+    "moved": ([node("Transpose", "p", "y", perm=[1, 0])], {"p", "y"}),
+    "chosen": ([node("Where", "c p zero", "q"), node("Where", "c zero p", "y")], {"p", "y"}),
+    "the weights of another": ([node("Softmax", "p", "y", axis=-1)], {"p", "y"}),
+}
+NOT_EXCUSED: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
+    "multiplied": ([node("MatMul", "p values", "y")], ["MatMul_y"]),
+    "beside NaN of the data": (
+        [node("Log", "x", "l"), node("Where", "c p l", "y")],
+        ["Log_l", "Where_y"],
+    ),
+    "the logarithm": ([node("Log", "p", "l"), node("Identity", "l", "y")], ["Log_l", "Identity_y"]),
+}
+
+
+def _scan_masked(folder: Path, nodes: list[onnx.NodeProto], x: Any = ROWS) -> tuple[Any, Any]:
+    constants = {**LOW, "zero": scalar(0), "values": np.ones((3, 2), np.float32)}
+    used = {name for one in (*SOFTMAX, *nodes) for name in one.input}
+    constants = {name: value for name, value in constants.items() if name in used}
+    return _scan(folder, [*SOFTMAX, *nodes], constants, x)
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_rows_that_are_masked_as_a_whole_are_nan_in_fp16_as_well(name: str, tmp_path: Path) -> None:
+    nodes, masked = HANDED_ON[name]
+    graph, ranges = _scan_masked(tmp_path, nodes)
+    assert ranges.by_tensor["p"].nan_count == 3
+    assert find_masked_rows(graph, ranges) == masked
+    assert pinned_by(find_non_finite, graph, ranges) == []
+    told = [one for one in ask(find_non_finite, graph, ranges) if one.tensor == "p"]
+    assert told
+    assert all(one.reason.endswith("masks as a whole are NaN in FP16 as well") for one in told)
+    feeds = {"x": ROWS}
+    right, found = (run(tmp_path / "model.onnx", feeds)["y"] for run in (run_fp32, run_fp16))
+    np.testing.assert_allclose(found, right, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NOT_EXCUSED)
+def test_what_computes_with_them_is_pinned(name: str, tmp_path: Path) -> None:
+    nodes, pinned = NOT_EXCUSED[name]
+    assert pinned_by(find_non_finite, *_scan_masked(tmp_path, nodes)) == pinned
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 70000])
+def test_beside_what_fp16_does_not_hold_no_row_is_known(value: float, tmp_path: Path) -> None:
+    x = ROWS.copy()
+    x[0, 0] = value
+    graph, ranges = _scan_masked(tmp_path, [node("Identity", "p", "y")], x)
+    assert find_masked_rows(graph, ranges) == set()
+    assert "Softmax_p" in pinned_by(find_non_finite, graph, ranges)
+
+
+def test_without_a_row_that_is_masked_as_a_whole_there_is_none(tmp_path: Path) -> None:
+    graph, ranges = _scan_masked(tmp_path, [node("Identity", "p", "y")], np.abs(ROWS) - floats(0, 0, 3))
+    assert find_masked_rows(graph, ranges) == set()
+
+
+def test_rows_that_the_data_mask_are_not_known(tmp_path: Path) -> None:
+    nodes = [node("Softmax", "x", "p", axis=-1), node("Identity", "p", "y")]
+    graph, ranges = _scan(tmp_path, nodes, {}, floats([1, 2, 3], [-math.inf] * 3))
+    assert find_masked_rows(graph, ranges) == set()
+    assert pinned_by(find_non_finite, graph, ranges) == ["Softmax_p", "Identity_y"]
