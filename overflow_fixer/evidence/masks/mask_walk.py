@@ -32,6 +32,8 @@ from overflow_fixer.records import Array, RangeTable
 SCORE_LIMIT = 10000.0
 MOST_STACKED = 2
 
+_MASK_SLOT = 3
+"""Where Attention reads its mask."""
 _WIDE = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 _KEEPS_LAYOUT = frozenset({"Identity", "Cast", "Dropout"})
 _KEEPS_ORDER = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
@@ -213,6 +215,20 @@ class MaskWalk:
             bound = scores.bound + self._bound_of_plain(bias)
             self._put(node, Scores(bound, _computed_with(scores.uses), scores.stacked))
 
+    def _attend(self, node: Node) -> None:
+        """Attention: a mask added to the products of queries and keys, under the Softmax inside."""
+        held = [slot for slot, name in enumerate(node.inputs) if self._is_held(name)]
+        mask = self.masks.get(node.inputs[_MASK_SLOT]) if held == [_MASK_SLOT] else None
+        is_more = any(node.value_of(name, 0) for name in ("is_causal", "softcap")) or any(node.outputs[3:])
+        if mask is None or not mask.origins or is_more:
+            raise NotProvedError(f"Attention {node.label} does not only add it to its scores")
+        inner = self.ranges.inner_of.get(node.label, {})
+        seen = next((inner[name].seen for name in ("scores", "scaled scores") if name in inner), None)
+        if seen is None or seen.nan_count or not seen.max_abs + mask.bound <= SCORE_LIMIT:
+            raise NotProvedError(f"the scores in Attention {node.label} may reach more than {SCORE_LIMIT:g}")
+        use = _lay(mask, False, self._pattern(node.inputs[_MASK_SLOT]))
+        self.groups.append((node, Scores(seen.max_abs + mask.bound, (use,), mask.stacked)))
+
     def _scale(self, node: Node) -> None:
         """Mul: a mask switched on and off by a factor of 0 and 1, or multiplied by 1."""
         name, switch = sorted(node.inputs[:2], key=lambda name: name not in self.masks)
@@ -328,6 +344,7 @@ _STEPS = {
     "Mul": MaskWalk._scale,
     "Concat": MaskWalk._join,
     "Trilu": MaskWalk._cut_triangle,
+    "Attention": MaskWalk._attend,
 }
 
 
