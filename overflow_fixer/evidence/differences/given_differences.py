@@ -55,17 +55,22 @@ def _is_seen_beside(small: SmallDifference, beside: float) -> bool:
 def find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifference | None:
     """A difference of less than 32 of FP16's steps in every batch, in that in which it is largest.
 
-    Of one that is rectified it is what is let through, of less than 16.
-
-    None where it is as small as FP32 itself rounds.
+    Of one that is larger and rectified it is what is let through, of less than 16. None where it is as small as FP32 itself rounds.
     """
-    left = name_what_is_left(graph, node)
-    steps = _FEWEST_STEPS if left == node.outputs[0] else _FEWEST_RECTIFIED
+    whole, left = node.outputs[0], name_what_is_left(graph, node)
+    largest = _find_largest_of(graph, ranges, node, whole, _FEWEST_STEPS)
+    if largest is None and left != whole:
+        largest = _find_largest_of(graph, ranges, node, left, _FEWEST_RECTIFIED)
+    return largest if largest is not None and largest.value > FP32_NOISE * largest.largest else None
+
+
+def _find_largest_of(
+    graph: Graph, ranges: RangeTable, node: Node, left: str, steps: float
+) -> SmallDifference | None:
+    """The batch in which most is left of the difference, as `left` tells it; None where that is so many steps or more."""
     small = find_small(graph, ranges, node, steps, left)
     largest = max(small, key=lambda one: one.value, default=None)
-    if largest is None or largest.value < ranges.by_tensor[largest.shown].max_abs:
-        return None
-    return largest if largest.value > FP32_NOISE * largest.largest else None
+    return largest if largest is not None and largest.value >= ranges.by_tensor[left].max_abs else None
 
 
 @lru_cache(maxsize=8)

@@ -148,6 +148,18 @@ def test_less_than_16_steps_are_lost(steps: float, is_lost: bool, tmp_path: Path
     assert bool(ask(find_lost_differences, graph, ranges)) == is_lost
 
 
+@pytest.mark.parametrize(("steps", "is_lost"), [(31.9, True), (32, False)])
+def test_what_is_small_before_a_relu_counts_up_to_32_steps(
+    steps: float, is_lost: bool, tmp_path: Path
+) -> None:
+    """A variance that is bounded by zero: as good as all of it is let through."""
+    scores = _draw(steps)
+    scores["s"] = np.maximum(scores["s"], scores["t"] - 1)
+    graph, ranges = _scan(tmp_path, [DIFFERENCE, node("Relu", "d", "y")], scores)
+    found = ask(find_lost_differences, graph, ranges)
+    assert [(one.tensor, one.limit) for one in found] == ([("d", 8)] if is_lost else [])
+
+
 def test_a_batch_that_lets_more_through_makes_up_for_the_others(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, [DIFFERENCE, node("Relu", "d", "y")], _draw(8), _draw(40, 2))
     assert not ask(find_lost_differences, graph, ranges)
