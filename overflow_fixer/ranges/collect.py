@@ -17,6 +17,7 @@ import numpy as np
 from overflow_fixer.arguments import need_word
 from overflow_fixer.calibration.given import check_batch, check_set
 from overflow_fixer.errors import FixError, ModelError
+from overflow_fixer.files import is_utf8
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.host.garbage import no_search_for_garbage
 from overflow_fixer.model_file.malformed import refuse_malformed
@@ -138,7 +139,8 @@ def _begin(level: Level, calibration: CalibrationSet, key: ScanKey, begun: Recor
     if begun is None:
         begun = _begin_anew(level, key, part)
     path = os.path.abspath(level.graph.path)
-    return replace(begun, parts=(part,), model_stamp=level.graph.stamp, model_path=path)
+    model_path = path if is_utf8(path) else ""  # HDF5 takes no other text
+    return replace(begun, parts=(part,), model_stamp=level.graph.stamp, model_path=model_path)
 
 
 def _begin_anew(level: Level, key: ScanKey, part: Part) -> Recording:

@@ -80,6 +80,7 @@ def join(recordings: Sequence[Recording]) -> Recording:
         first,
         key=_join_keys(first.key, parts),
         parts=parts,
+        model_path=next(filter(None, (recording.model_path for recording in recordings)), ""),
         totals=totals,
         worst_batch=worst_batch,
         batch_names=names,

@@ -129,7 +129,7 @@ class Recording:
     model_stamp: str = ""
     """Graph.stamp, as it was when the model was hashed."""
     model_path: str = ""
-    """Where the model lay, absolute."""
+    """Where the model lay, absolute; "" where that is not UTF-8."""
     fractional: frozenset[str] = frozenset()
     """See records.RangeTable."""
 

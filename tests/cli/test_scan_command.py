@@ -86,6 +86,23 @@ def test_a_stopped_scan_goes_on_or_says_why_not(run: Run, data: Path, tmp_path: 
     assert len(load_ranges(out / "ranges.h5").batch_names) == 4
 
 
+def test_a_working_folder_that_is_not_utf8_is_no_matter(
+    run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges do not say then where the model lies, and a plan asks for it."""
+    try:
+        (tmp_path / os.fsdecode(b"w\xff")).mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    monkeypatch.chdir(tmp_path / os.fsdecode(b"w\xff"))
+    shutil.copy(SAMPLE / "model.onnx", "m.onnx")
+    shutil.copytree(data, "data")
+    assert run("scan", "m.onnx", "--calib", "data", "--out", "out", "-q")[0] == 0
+    assert run("plan", "m.onnx", "--out", "out", "-q")[0] == 0
+    code, _, error = run("plan", "--ranges", "out/ranges.h5")
+    assert (code, "do not say of which file they are" in error) == (5, True)
+
+
 def test_the_main_job_renews_a_finished_scan_and_no_unfinished_one(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = FixConfig(model=SAMPLE / "model.onnx", calib=data, out=out, repair={"max_rounds": 0})

@@ -56,6 +56,7 @@ def test_any_grouping_gives_the_same(parts: tuple[Recording, ...], chance: rando
     joined = join(finished)
     assert_same_recording(join_by_chance(finished, chance), joined)
     assert joined.fractional == frozenset().union(*(part.fractional for part in parts))
+    assert joined.model_path == max(part.model_path for part in parts)  # of those that tell it, which agree
 
 
 class Single(MemoryBatches):
