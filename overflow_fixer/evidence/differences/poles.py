@@ -15,6 +15,7 @@ import numpy.typing as npt
 from overflow_fixer.evidence.differences.divided_differences import STEPS_OF_A_DIVISOR, find_sources
 from overflow_fixer.evidence.differences.small_differences import (
     DIFFERENCES,
+    FP32_NOISE,
     LostDifference,
     find_lost_terms,
     is_finite,
@@ -29,6 +30,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 
 _DIVISOR_SLOTS = {"Div": 1, "Reciprocal": 0}
+_LEVELS = frozenset("Log Sigmoid HardSigmoid Tanh Softsign Erf Atan Asinh".split())
+"""Functions of which the largest elements are no larger than others, so that most of what is made is not theirs."""
 
 
 class _Quotient(NamedTuple):
@@ -43,11 +46,12 @@ class _Quotient(NamedTuple):
 def find_poles(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each difference that a node divides by, as it is or moved, in the batch in which least is left of the largest quotient's.
 
-    None of a quotient, a dividend or a difference with NaN or infinities in any batch, nor of terms that FP16 holds.
+    None of a quotient, a dividend or a difference with NaN or infinities in any batch, nor of terms that FP16 holds; none
+    where a function alone that levels large values reads the quotient.
     """
     for node in graph.nodes:
         quotient = _read_quotient(graph, ranges, node)
-        if quotient is None:
+        if quotient is None or _is_levelled(graph, node):
             continue
         divisor = node.inputs[_DIVISOR_SLOTS[node.standard_op]]
         for source in walk_back(graph, divisor, lambda one, name: moves(one, one.inputs.index(name))):
@@ -66,6 +70,13 @@ def _read_quotient(graph: Graph, ranges: RangeTable, node: Node) -> _Quotient | 
     largest = read_maxima(ranges, node.outputs[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         return _Quotient(node, dividends, largest, dividends / largest)
+
+
+def _is_levelled(graph: Graph, node: Node) -> bool:
+    """Whether nothing but such functions reads what the node writes."""
+    name = node.outputs[0]
+    behind = graph.consumers.get(name, ())
+    return bool(behind) and name not in graph.outputs and all(one.standard_op in _LEVELS for one in behind)
 
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
@@ -88,13 +99,14 @@ def _read_cancelling(ranges: RangeTable, node: Node) -> npt.NDArray[np.float64]:
 
 
 def _judge(graph: Graph, ranges: RangeTable, node: Node, quotient: _Quotient) -> Iterator[LostDifference]:
-    terms = _read_cancelling(ranges, node)
+    """Nothing where no two terms cancel in the batch, and of a part of the divisor that is never as small as it."""
+    terms, least = _read_cancelling(ranges, node), ranges.by_tensor[node.outputs[0]].min_nonzero_abs
     limits = STEPS_OF_A_DIVISOR * step_at(terms)
-    with np.errstate(invalid="ignore"):
-        shares = np.where(quotient.divisors > 0, quotient.divisors / limits, np.inf)
-    batch = int(np.argmin(np.nan_to_num(shares, nan=np.inf)))
-    if not shares[batch] < 1:
+    reaches = quotient.divisors * (1 + FP32_NOISE) >= least  # FP32 rounds quotients
+    is_near = (terms > 0) & (quotient.divisors > 0) & reaches & (quotient.divisors < limits)
+    if not is_near.any():
         return
+    batch = int(np.argmin(np.where(is_near, quotient.divisors / limits, np.inf)))
     left, most, limit = (float(row[batch]) for row in (quotient.divisors, terms, limits))
     name, end = node.outputs[0], quotient.node
     reason = (

@@ -84,6 +84,42 @@ def test_what_is_divided_may_be_as_small(tmp_path: Path) -> None:
     assert list(find_poles(graph, ranges)) == []
 
 
+def test_a_batch_in_which_a_term_is_zero_loses_nothing(tmp_path: Path) -> None:
+    model = make_model([node("Sub", "x b", "d"), node("Div", "n d", "y")], {key: ["k"] for key in "xbn"}, "y")
+    batches = [{**_batch(1e-3, 2e-3), "b": floats(0, 0)}, {**_batch(4, 5), "b": floats(-3, 1)}]
+    graph, ranges = scan(model, tmp_path, *batches)
+    assert list(find_poles(graph, ranges)) == []
+
+
+def test_a_sum_of_one_term_is_no_difference(tmp_path: Path) -> None:
+    graph, ranges = _scan(
+        tmp_path, [node("Sum", "x", "d"), node("Div", "n d", "y")], _batch(1e-3, -2e-3, 1, 1)
+    )
+    assert list(find_poles(graph, ranges)) == []
+
+
+@pytest.mark.parametrize(("beside", "is_found"), [(0.01, False), (5.0, True)])
+def test_a_part_of_the_divisor_answers_for_itself_alone(
+    beside: float, is_found: bool, tmp_path: Path
+) -> None:
+    """1 over x - 2.9, of 0.02 and more, and what stands beside it."""
+    nodes = [node("Sub", "x three", "d"), node("Concat", "d s", "c", axis=0), node("Reciprocal", "c", "y")]
+    model = make_model(nodes, {"x": ["k"], "s": ["m"]}, "y", _CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"x": floats(NEAR, 4, 5), "s": floats(beside)})
+    assert [found.nodes[0].label for found in find_poles(graph, ranges)] == ["Sub_d"] * is_found
+
+
+@pytest.mark.parametrize(("op", "is_found"), [("Log", False), ("Atan", False), ("Abs", True)])
+def test_where_a_function_levels_large_quotients_they_are_not_most_of_it(
+    op: str, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [node("Sub", "x three", "d"), node("Div", "n d", "q"), node(op, "q", "y")]
+    graph, ranges = _scan(tmp_path, nodes, _batch(NEAR, 4, 5, 6))
+    assert len(list(find_poles(graph, ranges))) == is_found
+    graph, ranges = _scan(tmp_path, [*nodes, node("Neg", "q", "z")], _batch(NEAR, 4, 5, 6))
+    assert len(list(find_poles(graph, ranges))) == 1
+
+
 def test_of_a_sum_of_one_sign_nothing_cancels(tmp_path: Path) -> None:
     nodes = [node("Mul", "x x", "s"), node("Add", "s epsilon", "d"), node("Div", "n d", "y")]
     graph, ranges = _scan(tmp_path, nodes, _batch(0.01, 4, 5, 6))
@@ -105,7 +141,7 @@ def test_terms_that_fp16_holds_lose_nothing(tmp_path: Path) -> None:
 def test_nothing_is_said_beside_nan_and_infinities(bad: float, where: str, tmp_path: Path) -> None:
     batch = _batch(NEAR, 4, 5, 6)
     batch[where][1] = bad
-    graph, ranges = _scan(tmp_path, _DIFFERENCE, batch)
+    graph, ranges = _scan(tmp_path, _DIFFERENCE, batch, _batch(NEAR, 4))
     assert list(find_poles(graph, ranges)) == []
 
 
