@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from overflow_fixer.cli.fused_models import name_fused
 from overflow_fixer.cli.named_path import NamedPath
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
+from overflow_fixer.config import read_config_file
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.foreign_operators import count_foreign
-from overflow_fixer.graph.model import load_graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.locks import claim_folder
 from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.planning.confidence import judge_confidence
@@ -25,6 +27,7 @@ from overflow_fixer.planning.plan_changes import compare_plans, say_change
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.ranges.store import load_header
+from overflow_fixer.records import PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.reports import find_earlier_plan, save_plan, say_confidence
 from overflow_fixer.reports.caveats import say_unclamped
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
@@ -46,7 +49,7 @@ def plan_command(
     RANGES), and whether more calibration data would change it. With RANGES, MODEL may be left out: it is then the one that was
     scanned, and OUT the folder of RANGES.
     """
-    if ranges is not None and flags["model"] is None and flags["config"] is None:
+    if ranges is not None and not _names_model(flags):
         flags.update(_read_places(ranges, flags["out"]))
     config = options.settings(calib="random", **flags)
     graph = load_graph(config.model)
@@ -59,30 +62,43 @@ def plan_command(
         table = load_ranges(ranges)
         with name_fused(config, quiet), refuse_malformed(config.model):
             plan = plan_precision(graph, table, policy)
-        earlier = (
-            find_earlier_plan(place, plan.model_sha256) for place in (path, ranges.with_name("plan.json"))
-        )
-        before = next(filter(None, earlier), None)
+        places = (path, ranges.with_name("plan.json"))
+        before = next(filter(None, (find_earlier_plan(one, plan.model_sha256) for one in places)), None)
         save_plan(plan, path)
     if as_json:
         say(path.read_text(encoding="utf-8"))
     elif not quiet:
-        say(
-            f"{path}: {len(plan.pins)} of {say_plural(len(graph.nodes), 'node')} pinned, "
-            f"{say_plural(len(plan.clamps), 'constant')} clamped"
-        )
-        for pin in plan.pins if verbose else ():
-            say(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")
-        for line in say_change(compare_plans(before, plan)) if before is not None else ():
+        _print(plan, before, path, len(graph.nodes), verbose)
+        for line in _say_more(graph, table, plan, policy):
             say(line)
-        foreign = count_foreign(graph)
-        if foreign:
-            say(say_foreign(foreign))
-        for line in say_unclamped(graph, table, plan, policy):
-            say(line)
-        for line in say_unobserved(table.not_observed):
-            say(line)
-        say(say_confidence(judge_confidence(graph, table, plan, policy)))
+
+
+def _print(plan: PrecisionPlan, before: PrecisionPlan | None, path: Path, count: int, verbose: bool) -> None:
+    """The plan of a graph of so many nodes, and what changed against the one before."""
+    say(
+        f"{path}: {len(plan.pins)} of {say_plural(count, 'node')} pinned, "
+        f"{say_plural(len(plan.clamps), 'constant')} clamped"
+    )
+    for pin in plan.pins if verbose else ():
+        say(f"{pin.node} ({pin.op_type}): {'; '.join(finding.reason for finding in pin.findings)}")
+    for line in say_change(compare_plans(before, plan)) if before is not None else ():
+        say(line)
+
+
+def _say_more(graph: Graph, table: RangeTable, plan: PrecisionPlan, policy: PlanPolicy) -> Iterator[str]:
+    """What the plan does not tell of, and how sure it is."""
+    foreign = count_foreign(graph)
+    if foreign:
+        yield say_foreign(foreign)
+    yield from say_unclamped(graph, table, plan, policy)
+    yield from say_unobserved(table.not_observed)
+    yield say_confidence(judge_confidence(graph, table, plan, policy))
+
+
+def _names_model(flags: Mapping[str, Any]) -> bool:
+    """Whether MODEL is given, or named by the config file."""
+    config = flags["config"]
+    return flags["model"] is not None or (config is not None and "model" in read_config_file(config))
 
 
 def _read_places(ranges: Path, out: Path | None) -> dict[str, Path]:

@@ -55,7 +55,9 @@ def test_ranges_alone_name_the_model_and_where_its_plan_is(
             shutil.copy(out / name, tmp_path)
     _run("plan", "--ranges", tmp_path / "ranges.h5")
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'plan.json'}: ")
-    _run("plan", "--ranges", tmp_path / "ranges.h5", "--threshold", 1000, "--out", tmp_path / "other")
+    (tmp_path / "c.toml").write_text("[plan]\nthreshold = 1000\n")
+    given = ("--config", tmp_path / "c.toml", "--out", tmp_path / "other")
+    _run("plan", "--ranges", tmp_path / "ranges.h5", *given)
     said = capsys.readouterr().out
     assert "(threshold 10000, now 1000): " in said
     assert load_plan(tmp_path / "other" / "plan.json").threshold == 1000
