@@ -1,4 +1,4 @@
-"""A product's node run by itself on magnitudes: sums of many terms, right to 1e-5."""
+"""A product's node run by itself on magnitudes: sums over many channels, right to 1e-5."""
 
 from __future__ import annotations
 
