@@ -91,10 +91,9 @@ def zoo_command(
     found = _read(zoo, out)
     earlier = None if compare is None else load_summary(compare)
     chosen = _choose(found, only, shard, failed)
-    chosen_gpus = _parse_gpus(gpus)
     outcomes: dict[str, ZooOutcome] = {}
     with (
-        _open_host(workers, chosen_gpus, ray, ray_address) as host,
+        _open_host(workers, _parse_gpus(gpus), ray, ray_address) as host,
         _end_as_on_ctrl_c(),
         open_display(len(chosen), quiet or as_json) as display,
     ):

@@ -47,9 +47,10 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
 def _walk(root: Path) -> Iterator[Path]:
     """Every file and folder below, links followed; a folder that may not be read, for there may be models in it, is an error.
 
-    Of several ways to one folder the first is taken: a link may lead back to where it stands.
+    Of several ways to one folder the first is taken. A link to a folder that this one lies in is not: it leads out of the zoo.
     """
-    seen = {os.path.realpath(root)}
+    place = Path(os.path.realpath(root))
+    seen = set(map(str, (place, *place.parents)))
     for folder, names, files in os.walk(root, onerror=_refuse_unreadable, followlinks=True):
         shown = sorted(name for name in names if not name.startswith("."))
         new = {os.path.realpath(os.path.join(folder, name)): name for name in reversed(shown)}

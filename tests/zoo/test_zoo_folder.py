@@ -51,6 +51,8 @@ def test_links_are_followed_and_spellings_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / "zoo" / "one" / "round").symlink_to("..")
     (tmp_path / "elsewhere" / "two" / "self").symlink_to(".")
     (tmp_path / "zoo" / "nowhere").symlink_to("gone")
+    (tmp_path / "zoo" / "one" / "out").symlink_to("../..")  # where models without data are
+    _touch(tmp_path, "lacking.onnx")
     assert [entry.name for entry in read_folder(tmp_path / "zoo").entries] == ["again/m", "one/M"]
 
 
