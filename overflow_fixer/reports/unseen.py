@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 
@@ -194,7 +195,8 @@ def _ask(name: str, fixed: Verification, tolerance: Tolerance, needed: int | Non
     alone = sum(verdict.error.is_float for verdict in fixed.outputs) == 1 and not tolerance.per_output
     is_whole = any(verdict.error.name == name for verdict in fixed.outputs)
     flag = f"--min-snr-db{value}, or " if alone and is_whole else ""
-    return f'{flag}"{name}"{" =" if value else ""}{value} in the table [verify.per_output] of a config file'
+    key = json.dumps(name, ensure_ascii=False)  # as TOML has it, too
+    return f"{flag}{key}{' =' if value else ''}{value} in the table [verify.per_output] of a config file"
 
 
 def say_lost_classes(fixed: Verification) -> Iterator[str]:

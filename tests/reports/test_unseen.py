@@ -26,6 +26,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.reports import render_text
 from overflow_fixer.reports.unseen import (
+    _ask,
     _warn_of_quiet,
     say_far_off,
     say_hidden,
@@ -298,6 +299,11 @@ def test_the_flag_that_counts_for_all_outputs_is_named_where_there_is_one_alone(
         assert "--min-snr-db" not in told
         assert "in the table [verify.per_output]" in told
     assert len([*say(beside, graph, Tolerance())]) == 1
+
+
+def test_a_name_is_advised_as_toml_spells_it(tmp_path: Path) -> None:
+    fixed = _fix_warming(tmp_path / "m", scalar(288)).fixed
+    assert _ask('a"\\ü', fixed, Tolerance(), 40).startswith('"a\\"\\\\ü" = 40 in the table')
 
 
 def test_of_probabilities_small_ones_are_not_told(tmp_path: Path) -> None:
