@@ -61,7 +61,7 @@ def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
 
     Through what is smaller, too, where it is a difference of terms that are as large.
     """
-    multiples, largest_terms = find_multiples(graph, ranges), _find_largest_terms(graph, ranges)
+    multiples, hidden_terms = find_multiples(graph, ranges), _find_hidden_terms(graph, ranges)
     pending, seen = [(tensor, 1.0)], {tensor}
     while pending:
         name, scale = pending.pop()
@@ -71,7 +71,7 @@ def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
         yield node
         for part in _parts(graph, node):
             grown = scale * _growth(ranges, node, part, name)
-            is_far_term = largest_terms.get(part, 0.0) * grown > LARGEST_COORDINATE
+            is_far_term = hidden_terms.get(part, 0.0) * grown > LARGEST_COORDINATE
             is_coarse = is_far_term or _is_coarse(graph, ranges, part, grown)
             if part not in seen and is_coarse and not multiples.is_held(part):
                 seen.add(part)
@@ -79,8 +79,11 @@ def trace_back(graph: Graph, ranges: RangeTable, tensor: str) -> Iterator[Node]:
 
 
 @lru_cache(maxsize=1)
-def _find_largest_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, float]:
-    """For each sum that is smaller than a term that FP16 rounds, and what is moved of it, how large that is; through sums of sums."""
+def _find_hidden_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, float]:
+    """For each sum that is smaller than a term that FP16 rounds, and what is moved of it, how large that is; through sums of sums.
+
+    Unlike origins._find_largest_terms through no scale, and none that is not finite: of places, steps of 1 alone matter.
+    """
     multiples = find_multiples(graph, ranges)
     found: dict[str, float] = {}
     for node in graph.nodes:
