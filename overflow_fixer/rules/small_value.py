@@ -3,7 +3,8 @@
 Below 2^-14, FP16 has steps of 2^-24 and no smaller ones. A tensor whose largest value is 2^-18 has 64 of them: its
 typical values keep four or five bits. That is no matter where it is added to larger values (the branch of a layer
 scale of 1e-6), or behind Softmax, Sigmoid and Exp. It is where the tensor is scaled up again, or given out, behind
-activations that are zero at zero as well. A factor may be as small in a part of its elements alone: see small_factors.
+activations that are zero at zero as well. A factor may be as small in a part of its elements alone: see small_factors; and
+so may a row that a logarithm is taken of: see small_logarithms.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from onnx import TensorProto
 from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.evidence.zeros.shown_losses import find_shown
 from overflow_fixer.evidence.zeros.small_factors import SmallFactor, find_small_factors
+from overflow_fixer.evidence.zeros.small_logarithms import SmallLogarithm, find_small_logarithms
 from overflow_fixer.evidence.zeros.small_sources import LEAST_MAGNITUDE
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
@@ -34,7 +36,8 @@ def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: Plan
     `value` is its max |x|. None of a tensor of zeros, or that holds NaN. Of constants, only those that
     FP16 does hold, but with less than 30 dB: vanishing_constant tells of the others.
 
-    Of a factor of a product, `value` is what it is at most where the other is largest, in the `batch`.
+    Of a factor of a product, `value` is what it is at most where the other is largest, in the `batch`. Of a row that a logarithm is
+    taken of it is what the least mean of the logarithms tells of the row, and `limit` what it would have to be.
     """
     for tensor, end in _evidence(graph, ranges).get(node.label, {}).items():
         seen = ranges.by_tensor[tensor]
@@ -46,6 +49,8 @@ def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: Plan
         yield Finding("small_value", node.label, tensor, seen.max_abs, LEAST_MAGNITUDE, reason, batch)
     for factor in _evidence_of_factors(graph, ranges).get(node.label, ()):
         yield _tell_factor(node, ranges, factor)
+    for small in _evidence_of_logarithms(graph, ranges).get(node.label, ()):
+        yield _tell_logarithm(node, small)
 
 
 def _tell_factor(node: Node, ranges: RangeTable, factor: SmallFactor) -> Finding:
@@ -56,6 +61,28 @@ def _tell_factor(node: Node, ranges: RangeTable, factor: SmallFactor) -> Finding
     )
     batch = ranges.batch_names[factor.batch]
     return Finding("small_value", node.label, factor.tensor, factor.most, LEAST_MAGNITUDE, reason, batch)
+
+
+def _tell_logarithm(node: Node, small: SmallLogarithm) -> Finding:
+    logarithm, row = small.nodes[0], small.row
+    held = f"of which FP16 holds {row.value / FP16_MIN_SUBNORMAL:.2g} steps of 2^-24"
+    if node in small.rounded:
+        held = f"beside which FP16 rounds what {node.label} writes or reads by too much"
+    reason = (
+        f"a row of {small.tensor} is {row.value:.3g} on average, {held}; {logarithm.op_type} {logarithm.label} takes its logarithm, "
+        f"and {row.end.op_type} {row.end.label} divides what is left of that less its mean by as little as {row.spread:.3g}"
+    )
+    return Finding("small_value", node.label, small.tensor, row.value, row.limit, reason)
+
+
+@lru_cache(maxsize=1)
+def _evidence_of_logarithms(graph: Graph, ranges: RangeTable) -> dict[str, list[SmallLogarithm]]:
+    """For each node concerned, the logarithms of rows that are as small."""
+    found: dict[str, list[SmallLogarithm]] = {}
+    for small in find_small_logarithms(graph, ranges):
+        for node in dict.fromkeys((*small.nodes, *small.rounded)):
+            found.setdefault(node.label, []).append(small)
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -54,12 +54,19 @@ def _find_end(graph: Graph, ranges: RangeTable, node: Node) -> Node | None:
     def divides_rows(reader: Node, slot: int) -> bool:
         return divides(graph, reader, slot) and _count(ranges, reader.inputs[slot]) >= count
 
+    divided_by = find_ways(graph, node.outputs[0], partial(may_keep, graph), divides_rows)
+    return find_scaling(graph, ranges, node) or (divided_by[-1] if divided_by else None)
+
+
+def find_scaling(graph: Graph, ranges: RangeTable, node: Node) -> Node | None:
+    """What divides a difference from a mean, row by row, by what is made of the same, or multiplies it by one over that."""
+    count = _count(ranges, node.inputs[1])
+
     def scales_rows(reader: Node, slot: int) -> bool:
         return _scales(graph, node, reader, slot) and _count(ranges, reader.inputs[1 - slot]) >= count
 
-    divided_by = find_ways(graph, node.outputs[0], partial(may_keep, graph), divides_rows)
     scaled = find_ways(graph, node.outputs[0], moves, scales_rows)
-    return next((ways[-1] for ways in (scaled, divided_by) if ways), None)
+    return scaled[-1] if scaled else None
 
 
 def _count(ranges: RangeTable, tensor: str) -> int:
