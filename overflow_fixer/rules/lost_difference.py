@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
+from overflow_fixer.evidence.differences.cancelled_biases import find_cancelled_biases
 from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
 from overflow_fixer.evidence.differences.chosen_differences import find_chosen, is_distance
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
@@ -49,6 +50,7 @@ class _Form(NamedTuple):
 
 _FORMS = (
     _Form(find_standardised, True),
+    _Form(find_cancelled_biases, False),
     _Form(find_cancelled, False),
     _Form(find_given_distances, False),
     _Form(find_normalised, True),
@@ -76,6 +78,8 @@ def find_lost_differences(
 
     Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
     `limit` 64 steps of the feature that loses most.
+
+    Of a layer whose bias takes away what its weights make, they are of what it writes, and `limit` 32 steps at the largest bias.
 
     Of what a normalisation takes its mean from `tensor` is it, `value` the largest that is left in the `batch`, and `limit` 32
     steps at its max |x| there.
