@@ -145,8 +145,9 @@ def _moved_into(graph: Graph, ranges: RangeTable, output: str) -> Iterator[_Move
             yield moved
             continue
         sources = [name for slot, name in enumerate(node.inputs) if moves(node, slot)]
-        fresh = {moved.back_to(node, name).seen_as(ranges.get(name)) for name in sources} - seen
-        seen |= fresh
+        parts = dict.fromkeys(moved.back_to(node, name).seen_as(ranges.get(name)) for name in sources)
+        fresh = [part for part in parts if part not in seen]
+        seen.update(fresh)
         pending += fresh
 
 

@@ -392,6 +392,18 @@ def test_two_parts_of_one_tensor_that_are_joined(tmp_path: Path) -> None:
     assert _pins(tmp_path, nodes, [1, 2, 1, 1], CHOICE) == []
 
 
+def test_what_joins_parts_is_told_of_the_last_whatever_their_names(tmp_path: Path) -> None:
+    """In the order of the graph, and not of a set, which differs from process to process."""
+    parts = [node("Mul", f"x f{index}", f"p{index}") for index in range(8)]
+    joined = node("Concat", " ".join(one.output[0] for one in parts), "y", axis=0)
+    factors = {f"f{index}": floats(10.0**-index) for index in range(8)}
+    model = make_model([*parts, joined], {"x": None}, "y", factors)
+    graph, ranges = scan(model, tmp_path, {"x": floats(1e-9, 2e-9)})
+    told = {found.node: found.value for found in ask(find_vanishing_outputs, graph, ranges)}
+    assert told["Concat_y"] == told["Mul_p7"] == pytest.approx(1e-16)
+    assert told["Mul_p0"] == pytest.approx(1e-9)
+
+
 def test_a_part_of_what_was_joined(tmp_path: Path) -> None:
     nodes = [
         node("Mul", "x one", "v"),
