@@ -42,9 +42,10 @@ class Foreseer:
     """Told the seconds that foreseeing has taken, and those that it may take."""
 
     def foresee(self, attempt: Attempt, best: Attempt) -> Foresight | None:
-        """On the batch that is worst for the attempt; None where a model draws random numbers, or cannot be tried."""
-        if not is_repeatable(self.graph):
-            return None
+        """On the batch that is worst for the attempt; None where a model gives other values each time, or cannot be tried.
+
+        One that draws random numbers may scale them by zero, so that it gives the same.
+        """
         errors = [verdict.error for verdict in attempt.verification.outputs]
         outputs = dict.fromkeys(error.tensor for error in errors if not is_hopeless(error, self.tolerance))
         batch = find_worst_batch(attempt.verification, self.batches)
@@ -56,6 +57,8 @@ class Foreseer:
             board = Switchboard(self.graph, self.first.artifact.fp16_nodes, tuple(outputs), plan.clamped)
             parts = find_parts(self.tolerance, self.graph.outputs)
             case = Case(board, batch, log_energies, parts, self.tolerance.fills)
+            if not is_repeatable(self.graph) and excess(case.compare(()), self.tolerance) > 0:
+                return None
         except ModelError:
             return None
 

@@ -11,6 +11,7 @@ import numpy as np
 from overflow_fixer.errors import RunError
 from overflow_fixer.evidence.constants.repeated import find_repeated
 from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.repeatability import is_repeatable_node
 from overflow_fixer.metrics.error_meter import ErrorMeter
 from overflow_fixer.metrics.fills import without_fills
 from overflow_fixer.records import (
@@ -51,7 +52,7 @@ def trace(
     names = [
         name
         for node in graph.nodes
-        for name in node.writes
+        for name in (node.writes if is_repeatable_node(graph, node) else ())
         if graph.is_float(name) and name not in graph.constants and name not in ignore
     ]
     inside = _Inside(graph, open_candidate, find_worst_batch(verification, batches), tolerance.fills)

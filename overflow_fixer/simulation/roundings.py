@@ -13,10 +13,11 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operator_types import PARAMETERS
+from overflow_fixer.graph.repeatability import is_repeatable_node
 from overflow_fixer.model_file.subgraphs import all_names, bodies
 from overflow_fixer.simulation.typed_model import is_small_constant
 
-_NOT_COMPUTED = frozenset({"Constant", "Bernoulli", "Dropout"})
+_NOT_COMPUTED = frozenset({"Constant", "Dropout"})
 
 
 @dataclass(eq=False)
@@ -74,9 +75,9 @@ class Roundings:
 
 
 def computes_plainly(graph: Graph, node: Node) -> bool:
-    """Whether the node computes, once and for all, from plain tensors."""
-    is_plain = all(name in graph.dtypes for name in (*node.reads, *node.writes))
-    return is_plain and node.op_type not in _NOT_COMPUTED and not bodies(node.proto)
+    """Whether the node computes, once and for all, from plain tensors: one that draws random numbers would draw others."""
+    is_plain = all(name in graph.dtypes for name in (*node.reads, *node.writes)) and not bodies(node.proto)
+    return is_plain and node.op_type not in _NOT_COMPUTED and is_repeatable_node(graph, node)
 
 
 def list_floats(graph: Graph, node: Node) -> Iterator[str]:

@@ -182,16 +182,23 @@ def test_foreseeing_may_take_a_tenth_of_the_time_that_is_left(
     assert told == [("repair: search, seconds", 4, 10)]
 
 
-def test_nothing_is_foreseen_of_a_model_that_draws_random_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scale", "is_foreseen"), [(0.1, False), (0.0, True)])
+def test_of_a_model_that_draws_random_numbers_it_is_only_foreseen_where_they_do_not_count(
+    scale: float, is_foreseen: bool, tmp_path: Path
+) -> None:
+    """As where a synthesis of speech is run with its noise scaled to zero."""
     nodes = [
         node("RandomNormalLike", "x", "noise"),
-        node("Mul", "noise zero", "n"),
+        node("Mul", "noise scale", "n"),
         *cancelling(),
         node("Sum", "h0 n", "y"),
     ]
-    trial = Trial(tmp_path, nodes, {**CONSTANTS, "zero": scalar(0)})
+    trial = Trial(tmp_path, nodes, {**CONSTANTS, "scale": scalar(scale)})
     first = trial.first()
-    assert trial.foreseer(first).foresee(first, first) is None
+    foresight = trial.foreseer(first).foresee(first, first)
+    assert (foresight is not None) == is_foreseen
+    if foresight is not None:
+        assert "RandomNormalLike_noise" not in foresight.board.nodes
 
 
 def test_outputs_that_are_nan_in_fp32_are_not_asked(tmp_path: Path) -> None:
