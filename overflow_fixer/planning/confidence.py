@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from overflow_fixer.backends.fit import check_model
 from overflow_fixer.evidence.body_ranges import look_into
 from overflow_fixer.evidence.inner_functions import find_functions, find_source
 from overflow_fixer.formats import FP16_MAX
@@ -18,6 +19,7 @@ from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
+from overflow_fixer.planning.plan import check_ranges
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
 from overflow_fixer.rules.inner_value import SQUARED
@@ -51,8 +53,10 @@ def judge_confidence(
     can move it. `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
     go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
     batches that show it to all of them: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
-    to be alike, and few of them tell little.
+    to be alike, and few of them tell little. Raises PlanError for ranges or a plan of another model.
     """
+    check_ranges(graph, ranges)
+    check_model(graph, plan)
     policy = policy or PlanPolicy()
     found = [
         *_find_tensors(graph, ranges, plan),

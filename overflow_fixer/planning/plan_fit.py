@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from overflow_fixer.backends.fit import check_fit
 from overflow_fixer.errors import PlanError
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Pin, PrecisionPlan
 from overflow_fixer.rules.settling import why_never_pinned
@@ -21,21 +21,11 @@ def check_plan(graph: Graph, plan: PrecisionPlan) -> None:
     Each pin is of a node of the model that may be pinned, with its operator and outputs; each clamp of a constant; each is in
     the plan once; and its magnitudes are FP16's.
     """
-    _check_model(graph, plan)
+    check_fit(graph, plan)
     _check_magnitudes(plan)
-    _check_names(graph, plan)
     for pin in plan.pins:
         _check_pin(graph, pin)
     _check_once(plan)
-
-
-def _check_model(graph: Graph, plan: PrecisionPlan) -> None:
-    if plan.model_sha256 != graph.sha256:
-        raise PlanError(
-            f"The plan was made for another model (sha256 {plan.model_sha256[:12]}…) than {graph.path} "
-            f"({graph.sha256[:12]}…). Expected a plan of this very file. Scan it with fix-fp16 scan --fresh, then plan "
-            "again with fix-fp16 plan: ranges of the file as it was give the same plan again."
-        )
 
 
 def _check_magnitudes(plan: PrecisionPlan) -> None:
@@ -50,16 +40,6 @@ def _magnitudes(plan: PrecisionPlan) -> Iterator[tuple[str, float]]:
     yield "the threshold", plan.threshold
     for clamp in plan.clamps:
         yield f"a clamp of {clamp.tensor!r} to the magnitude", clamp.magnitude
-
-
-def _check_names(graph: Graph, plan: PrecisionPlan) -> None:
-    lost = [pin.node for pin in plan.pins if pin.node not in graph.by_label]
-    held = [clamp.tensor for clamp in plan.clamps]
-    lost += [name for name in held if name not in graph.constants and read_fill(graph, name) is None]
-    if lost:
-        raise PlanError(
-            f"The plan names {lost[0]!r}, which {graph.path} does not have. Expected names of its nodes. {_CORRECT}"
-        )
 
 
 def _check_pin(graph: Graph, pin: Pin) -> None:

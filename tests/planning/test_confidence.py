@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save
+from in_memory_calibration import InMemoryCalibration, floats, make_model, node, save, scan
 
+from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.planning.confidence import grow, judge_confidence
 from overflow_fixer.planning.plan import plan_precision
@@ -87,6 +89,16 @@ def _judge(folder: Path, scales: list[float], threshold: float) -> tuple[Graph, 
     ranges = collect_ranges(graph, InMemoryCalibration(feeds))
     plan = plan_precision(graph, ranges, PlanPolicy(threshold=threshold))
     return graph, judge_confidence(graph, ranges, plan)
+
+
+def test_ranges_and_plans_of_another_model_are_refused(tmp_path: Path) -> None:
+    model = make_model([node("Relu", "x", "y")], {"x": ["n"]}, "y", {})
+    graph, ranges = scan(model, tmp_path, {"x": floats(1, 2)})
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    with pytest.raises(PlanError, match="The ranges were recorded for another model"):
+        judge_confidence(graph, replace(ranges, model_sha256="f" * 64, model_stamp=""), plan)
+    with pytest.raises(PlanError, match="The plan was made for another model"):
+        judge_confidence(graph, ranges, replace(plan, model_sha256="f" * 64))
 
 
 def test_what_grows_towards_the_threshold_is_at_risk(tmp_path: Path) -> None:

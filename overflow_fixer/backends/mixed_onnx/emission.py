@@ -10,6 +10,7 @@ import onnx
 
 from overflow_fixer import __version__
 from overflow_fixer.arguments import need_word
+from overflow_fixer.backends.fit import check_fit
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, IoTypes, assign_types
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
@@ -38,10 +39,11 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path | str, *, io_types: IoTyp
     onnx.checker with full shape inference, where the original does, and loads in ONNX Runtime.
     Raises BackendError when it does not, ModelError when the original does not load either or changed, and leaves
     what was at `path` then; OutputError when it cannot be written, or would take the place of the original or its
-    weights, ConfigError for other `io_types`.
+    weights, PlanError for a plan of another model or with names that this one lacks, ConfigError for other `io_types`.
     """
     path = Path(path)
     need_word("io_types", io_types, get_args(IoTypes))
+    check_fit(graph, plan)
     refuse_to_replace(graph.files, name_files(path))
     assignment, typed = _type(graph, plan, io_types)
     clamps = {clamp.tensor: clamp for clamp in plan.clamps}

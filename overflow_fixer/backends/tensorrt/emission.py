@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overflow_fixer.backends import mixed_onnx
+from overflow_fixer.backends.fit import check_fit
 from overflow_fixer.backends.mixed_onnx.assignment import is_constant, writes_float
 from overflow_fixer.backends.tensorrt.builder import Built, Precision, build, check_features
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities, choose_typing, import_tensorrt, probe
@@ -19,7 +20,7 @@ from overflow_fixer.backends.tensorrt.network import parse_model, prepare
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
-from overflow_fixer.errors import BackendError, PlanError
+from overflow_fixer.errors import BackendError
 from overflow_fixer.files import is_there, refuse_to_replace
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.graph.nodes import Node
@@ -66,10 +67,10 @@ def emit(
 ) -> Artifact:
     """Build the plan's engine at `path`, with a sidecar beside it, and read what became of each pin.
 
-    Raises BackendError where TensorRT cannot take or build the model, PlanError for a pin that matches no
-    layer, OutputError where the file cannot be written, or would take the place of the model or its weights.
+    Raises BackendError where TensorRT cannot take or build the model, PlanError as fit.check_fit does and for a pin
+    that matches no layer, OutputError where the file cannot be written, or would take the place of the model or its weights.
     """
-    _check_pins(graph, plan)
+    check_fit(graph, plan)
     refuse_to_replace(graph.files, name_files(path))
     trt, found, typing = open_tensorrt(settings)
     how = _emit_weak if typing == "weak" else _emit_strong
@@ -95,15 +96,6 @@ def find_foreign(path: Path, settings: BuildSettings) -> Path | None:
 
 def _name_typed(path: Path) -> Path:
     return path.with_name(f"{path.name.removesuffix('.engine')}.fp16.onnx")
-
-
-def _check_pins(graph: Graph, plan: PrecisionPlan) -> None:
-    lost = sorted(plan.pinned - set(graph.by_label))
-    if lost:
-        raise PlanError(
-            f"The pin on {lost[0]!r} matches nothing: {graph.path} has no such node. Expected names of its nodes. Correct "
-            "the plan, or plan again with fix-fp16 plan."
-        )
 
 
 def describe(graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSettings) -> Artifact:
