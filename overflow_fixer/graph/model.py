@@ -28,6 +28,7 @@ from overflow_fixer.graph.tensor_types import (
 from overflow_fixer.host.garbage import no_search_for_garbage
 from overflow_fixer.model_file.external_data import check_external_data, external_tensors, read_referring
 from overflow_fixer.model_file.malformed import refuse_malformed
+from overflow_fixer.model_file.repeats import refuse_repeats
 from overflow_fixer.model_file.sparse import write_dense
 from overflow_fixer.model_file.subgraphs import (
     STANDARD_DOMAINS,
@@ -243,6 +244,7 @@ def _load(path: Path) -> Graph:
     has_functions = bool(model.functions)
     model = _inline(path, model)
     _drop_repeated_names(model.graph)
+    refuse_repeats(path, model.graph)
     write_dense(home, model.graph)
     nodes = sort_nodes(path, model.graph, number_nodes(model.graph))
     return _with_types(Graph(path, home, data_files, stamps, model, opset, nodes, {}, has_functions))
