@@ -316,4 +316,4 @@ def _say_shapes(references: list[Array], candidates: list[Array]) -> str | None:
 
 
 def _is_float(array: Array) -> bool:
-    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    return array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat16", "float8"))

@@ -12,19 +12,21 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
+from overflow_fixer.sessions.fp8_values import name_fp8
+
 _TYPE = "tensor(bfloat16)"
 
 
 def run_with_bf16(
     session: Any, outputs: Sequence[str] | None, feeds: Mapping[str, Any], options: Any
 ) -> list[Any]:
-    """What session.run gives for these arguments. Raises what ONNX Runtime raises."""
+    """What session.run gives for these arguments, FP8 under its own dtype. Raises what ONNX Runtime raises."""
     given = {name: _feedable(array) for name, array in feeds.items()}
     types = {output.name: output.type for output in session.get_outputs()}
     asked = list(types if outputs is None else outputs)
-    if any(types[name] == _TYPE for name in asked):
-        return _fetch(session, asked, given, options)
-    return list(session.run(outputs, given, options))
+    has_bf16 = any(types[name] == _TYPE for name in asked)
+    values = _fetch(session, asked, given, options) if has_bf16 else session.run(outputs, given, options)
+    return name_fp8(values, [types[name] for name in asked])
 
 
 def _feedable(array: Any) -> Any:

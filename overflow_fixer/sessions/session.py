@@ -91,7 +91,7 @@ def make_run_options() -> Any:
 
 
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, options: Any = None) -> list[Any]:
-    """Run one batch and return the outputs asked for (None: all), BF16 as numpy has it with ml_dtypes.
+    """Run one batch and return the outputs asked for (None: all), BF16 and FP8 as numpy has them with ml_dtypes.
 
     `options` are those of make_run_options. On a GPU nothing is logged: each of its convolutions would be warned of. Raises RunError naming the batch; where memory ran out, a plain ModelError.
     """

@@ -184,10 +184,10 @@ def test_very_different_scales_in_one_sum() -> None:
     assert found.worst_batch_snr_db == pytest.approx(20)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"])
 def test_float_types_are_compared_as_values(dtype: Any) -> None:
-    if dtype == "bfloat16":
-        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    if dtype in ("bfloat16", "float8_e4m3fn"):
+        dtype = getattr(pytest.importorskip("ml_dtypes"), dtype)
     found = measure((np.asarray([1.0, 2.0, 4.0], np.float32), np.asarray([1.0, 2.0, 5.0], dtype)))
     assert found.is_float
     assert (found.max_abs_error, found.max_rel_error, found.mismatched) == (1, 0.25, 0)
