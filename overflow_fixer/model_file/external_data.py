@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,8 @@ from onnx import TensorProto
 from overflow_fixer.errors import ModelError
 from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.model_file.subgraphs import all_tensors, bodies, graph_tensors
+
+_NO_EXPORTERS = "The file is damaged, or was not made by an exporter."
 
 
 def read_referring(path: Path) -> tuple[onnx.ModelProto, Path]:
@@ -50,7 +53,7 @@ def _locations(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
 def _resolve(folder: Path, location: str) -> Path | None:
     """Where a location leads; None for one that no exporter writes."""
     is_odd = not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts
-    return None if is_odd else (folder / location).resolve()
+    return None if is_odd else Path(os.path.realpath(folder / location))
 
 
 def _external_in_bodies(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -80,7 +83,7 @@ def list_data_files(path: Path) -> tuple[Path, ...]:
         file
         for file, behind in resolved.items()
         if behind is not None
-        and behind.is_file()
+        and os.path.isfile(behind)
         and behind != home
         and any(map(behind.is_relative_to, folders))
     )
@@ -108,7 +111,7 @@ def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
             files[location] = _find_data_file(path, tensor, location)
             sizes[location] = files[location].stat().st_size
         offset, length = _find_extent(path, tensor, entry)
-        if offset < 0 or length < 0 or offset + length > sizes[location]:
+        if offset + length > sizes[location]:
             raise ModelError(
                 f"{path}: the data of tensor {tensor.name!r} ends at byte {offset + length} of {files[location]}, which "
                 f"has {sizes[location]}. Expected the whole external data file. It is probably truncated: copy it again."
@@ -117,28 +120,40 @@ def check_external_data(path: Path, model: onnx.ModelProto) -> set[Path]:
 
 
 def _find_extent(path: Path, tensor: TensorProto, entry: Mapping[str, str]) -> tuple[int, int]:
-    try:
-        return int(entry.get("offset") or 0), int(entry.get("length") or 0)
-    except ValueError as error:
-        raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} have the offset {entry.get('offset')!r} and the length "
-            f"{entry.get('length')!r}. Expected whole numbers of bytes. The file is damaged, or was not made by an exporter."
-        ) from error
+    """Where the data begin, and how long they are (0: to the end of the file), in bytes."""
+    with suppress(ValueError):
+        offset, length = int(entry.get("offset") or 0), int(entry.get("length") or 0)
+        if offset >= 0 and length >= 0:
+            return offset, length
+    raise ModelError(
+        f"{path}: the data of tensor {tensor.name!r} have the offset {entry.get('offset')!r} and the length "
+        f"{entry.get('length')!r}. Expected whole numbers of bytes, none below 0. {_NO_EXPORTERS}"
+    )
 
 
 def _find_data_file(path: Path, tensor: TensorProto, location: str) -> Path:
     folder = path.parent.resolve()
-    file = folder if "\0" in location else (folder / location).resolve()
-    if file == folder or Path(location).is_absolute() or not file.is_relative_to(folder):
-        leads = f", which leads to {file}" if (folder / location).is_symlink() else ""
+    file = folder if "\0" in location else Path(os.path.realpath(folder / location))
+    begin = f"{path}: the data of tensor {tensor.name!r}"
+    if file == folder:
         raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} lies in {location!r}{leads}, outside the model's folder. "
+            f"{begin} lies in {location!r}, which names no file. Expected the name of a file beside the model. {_NO_EXPORTERS}"
+        )
+    if Path(location).is_absolute() or not file.is_relative_to(folder):
+        leads = f", which leads to {file}" if os.path.islink(folder / location) else ""
+        raise ModelError(
+            f"{begin} lies in {location!r}{leads}, outside the model's folder. "
             "Expected a file beside the model. Such a path is refused, since it could read any file of "
             "this machine; save the model again with its data beside it if you trust it."
         )
-    if not file.is_file():
-        raise ModelError(
-            f"{path}: the data of tensor {tensor.name!r} is missing: {file} is not there. Expected the external "
-            "data file beside the model. Copy it there, under that name."
-        )
+    if not os.path.isfile(file):
+        raise _refuse_missing(begin, file)
     return file
+
+
+def _refuse_missing(begin: str, file: Path) -> ModelError:
+    is_other = f"cannot be read: {file} is {'a folder' if os.path.isdir(file) else 'no regular file'}"
+    fault = is_other if os.path.lexists(file) else f"is missing: {file} is not there"
+    return ModelError(
+        f"{begin} {fault}. Expected the external data file beside the model. Copy it there, under that name."
+    )

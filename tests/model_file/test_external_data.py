@@ -144,8 +144,20 @@ def test_bodies_of_a_file_with_a_second_hard_link_run_too(optimize: bool, tmp_pa
     [
         ("offset", "abc", "whole numbers of bytes"),
         ("length", "1e3", "whole numbers of bytes"),
-        ("location", "w\0.bin", "outside the model's folder"),
-        ("location", ".", "outside the model's folder"),
+        (
+            "offset",
+            "-4",
+            r"have the offset '-4' and the length '8'\. Expected whole numbers of bytes, none below 0",
+        ),
+        ("length", "-8", "none below 0"),
+        ("location", "w\0.bin", "which names no file"),
+        ("location", ".", r"lies in '\.', which names no file"),
+        ("location", "", "lies in '', which names no file"),
+        ("location", "..", "outside the model's folder"),
+        ("location", "lost.bin", r"is missing: .*lost\.bin is not there"),
+        ("location", "folder", "cannot be read: .*folder is a folder"),
+        ("location", "circle", "cannot be read: .*circle is no regular file"),
+        ("location", "w" * 300, "is missing: .*www is not there"),
     ],
 )
 def test_references_that_nobody_wrote_are_refused(key: str, value: str, message: str, tmp_path: Path) -> None:
@@ -153,6 +165,9 @@ def test_references_that_nobody_wrote_are_refused(key: str, value: str, message:
     for name, told in {"location": "w.bin", "offset": "0", "length": "8", key: value}.items():
         tensor.external_data.add(key=name, value=told)
     (tmp_path / "w.bin").write_bytes(b"12345678")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "m.onnx").write_bytes(model_of([tensor]).SerializeToString())
     with pytest.raises(ModelError, match=message):
         load_graph(tmp_path / "m.onnx")
+    assert set(list_data_files(tmp_path / "m.onnx")) <= {tmp_path / "w.bin"}
