@@ -27,6 +27,7 @@ class InMemoryCalibration:
     source: str = "memory"
     synthetic: bool = False
     fingerprint: str = "in memory"
+    allow_nonfinite: bool = True
 
     def __iter__(self) -> Iterator[Batch]:
         for index, feeds in enumerate(self.feeds):

@@ -157,7 +157,7 @@ def _check_finite(place: str, name: str, array: Array) -> None:
     raise CalibrationError(
         f"{place}: input {name!r} holds {nan} NaN and {int(bad.sum()) - nan} infinite values of {array.size}, the "
         f"first at {first}. Expected finite numbers. Repair or remove the batch, or set allow_nonfinite = true in "
-        "[calibration] if the model is fed such values in use."
+        "[calibration], or in a class of your own for arrays in memory, if the model is fed such values in use."
     )
 
 

@@ -15,7 +15,7 @@ from typing import get_args
 import numpy as np
 
 from overflow_fixer.arguments import need_word
-from overflow_fixer.calibration.given import check_batch, check_set
+from overflow_fixer.calibration.given import check_given, check_set, read_synthetic, read_text
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.files import is_utf8
 from overflow_fixer.graph.model import Graph
@@ -82,8 +82,8 @@ def collect_ranges(
     `source`, `synthetic` and `fingerprint`, a len() of batches, and gives these Batch objects each time it is walked.
 
     Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold,
-    CalibrationError for other data than such a set (a list, a generator), or when it gives no batch or another number than
-    it has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for
+    CalibrationError for other data than such a set (a list, a generator), for a batch that does not fit the model (see
+    calibration.given.check_given), two of one name, no batch or another number than it has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for
     another word than `observe`, `provider`, `small_values` and `existing` may be.
     """
     check_set(calibration)
@@ -108,7 +108,8 @@ def collect_ranges(
         if scan.done == 0 or scan.done < scan.total:  # data that give no batch are an error even so
             walk = walk or ModelWalk(level, settings)
             batches = batches or _read_ahead(islice(calibration, scan.done, None), beside)
-            _run(scan, walk, graph, batches, progress, watch, _Checkpoints(scan, store))
+            checked = (check_given(batch, calibration, graph.inputs, graph.defaults) for batch in batches)
+            _run(scan, walk, graph, checked, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
 
 
@@ -127,7 +128,7 @@ def _make_key(
     provider: str,
     small_values: str,
 ) -> ScanKey:
-    fingerprint = "" if store is None else calibration.fingerprint
+    fingerprint = "" if store is None else read_text(calibration, "fingerprint")
     own = (observe, len(calibration), provider, small_values, hash_custom_ops())
     return ScanKey(graph.sha256, fingerprint, *own)
 
@@ -135,7 +136,8 @@ def _make_key(
 def _begin(level: Level, calibration: CalibrationSet, key: ScanKey, begun: Recording | None) -> Recording:
     """What there is to go on from; the data are told by the path that they have now."""
     done = 0 if begun is None else len(begun.batch_names)
-    part = Part(calibration.source, calibration.synthetic, key.calibration_fingerprint, done)
+    told = read_text(calibration, "source"), read_synthetic(calibration)
+    part = Part(*told, key.calibration_fingerprint, done)
     if begun is None:
         begun = _begin_anew(level, key, part)
     path = os.path.abspath(level.graph.path)
@@ -161,7 +163,7 @@ def _run(
 ) -> None:
     """Observe the batches that are not done yet."""
     try:
-        for batch in map(check_batch, batches):
+        for batch in batches:
             # before a node can write into what is fed
             fractional = _find_fractional(graph, batch, scan.recording.fractional)
             scan.add(batch.name, walk.observe(batch), fractional)

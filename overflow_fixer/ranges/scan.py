@@ -19,6 +19,7 @@ class Scan:
         self.recording = begun
         self._max_abs = np.full((len(begun.totals), self.total), np.nan, np.float32)
         self._max_abs[:, : self.done] = begun.batch_max_abs
+        self._names = set(begun.batch_names)
 
     @property
     def done(self) -> int:
@@ -32,6 +33,12 @@ class Scan:
         """Fold the summaries [row] of one more batch, and the inputs in which it has fractions. A double is rounded to float32 by batch only."""
         if self.done == self.total:
             raise self._wrong_count(f"more than {say_plural(self.done, 'batch', 'batches')}")
+        if batch in self._names:
+            raise CalibrationError(
+                f"{self.recording.calibration} gave two batches of the name {batch!r}. Expected a name of its own for each, by which "
+                "reports tell where a value came from. Name them apart."
+            )
+        self._names.add(batch)
         before, index = self.recording, self.done
         with np.errstate(over="ignore"):
             self._max_abs[:, index] = seen["max_abs"]

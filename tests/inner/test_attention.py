@@ -130,7 +130,7 @@ def test_heads_are_found_by_the_rank(
         inputs = {name: [None] * x.ndim for name, x in given.items()}
     else:
         nodes = [*(node("Reshape", f"{name}_values {name}_shape", name) for name in given), *nodes]
-        inputs = {f"{name}_values": ["n"] for name in given}
+        inputs = {f"{name}_values": ["?"] for name in given}
         inputs |= {f"{name}_shape": (TensorProto.INT64, ["rank"]) for name in given}
         feeds = {f"{name}_values": x.reshape(-1) for name, x in given.items()}
         feeds |= {f"{name}_shape": ints(*x.shape) for name, x in given.items()}

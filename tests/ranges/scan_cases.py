@@ -24,6 +24,7 @@ class MemoryBatches:
 
     source = "memory"
     synthetic = False
+    allow_nonfinite = True
 
     def __init__(self, feeds: Sequence[dict[str, Array]], fingerprint: str = "data") -> None:
         self._feeds = feeds

@@ -407,6 +407,24 @@ def test_data_without_a_batch_are_an_error(tmp_path: Path) -> None:
         collect_ranges(tiny(tmp_path / "m.onnx"), MemoryBatches([]), store=tmp_path / "ranges.h5")
 
 
+def test_two_batches_of_one_name_are_refused(tmp_path: Path) -> None:
+    class Named(MemoryBatches):
+        def __iter__(self) -> Iterator[Batch]:
+            return (Batch("same", feeds) for feeds in self._feeds)
+
+    graph = tiny(tmp_path / "m.onnx")
+    with pytest.raises(CalibrationError, match=r"memory gave two batches of the name 'same'\. Expected"):
+        collect_ranges(graph, Named([{"x": normal(4)}] * 2))
+
+
+@pytest.mark.parametrize("wrong", ["source", "fingerprint"])
+def test_what_tells_of_the_data_has_to_be_text(wrong: str, tmp_path: Path) -> None:
+    data = MemoryBatches([{"x": normal(4)}])
+    setattr(data, wrong, None)
+    with pytest.raises(CalibrationError, match=f"The {wrong} of the calibration data is None"):
+        collect_ranges(tiny(tmp_path / "m.onnx"), data, store=tmp_path / "ranges.h5")
+
+
 class ReadBatches(MemoryBatches):
     """Tells in which thread each batch is read."""
 

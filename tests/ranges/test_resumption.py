@@ -13,7 +13,7 @@ from edited_ranges import edit_ranges
 from scan_cases import MemoryBatches, StoppingBatches, stop_before
 from ways_to_observe import assert_same_table
 
-from overflow_fixer.errors import ModelError, PlanError
+from overflow_fixer.errors import CalibrationError, PlanError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect, collect_ranges, load_ranges, merge_ranges
 from overflow_fixer.ranges.recording import FORMAT_VERSION
@@ -164,11 +164,11 @@ def test_a_finished_scan_outlives_one_that_fails_in_its_place(
     collect_ranges(small_graph, five_batches, store=store)
     before = store.read_bytes()
     wrong = MemoryBatches([*five_batches._feeds[:3], {"x": np.ones((7, 7, 7), np.float32)}], "wrong data")
-    with pytest.raises(ModelError, match="batch3"):
+    with pytest.raises(CalibrationError, match="batch3"):
         collect_ranges(small_graph, wrong, store=store, existing=existing)
     assert store.read_bytes() == before
     monkeypatch.setattr(collect, "CHECKPOINT_SECONDS", 0)
-    with pytest.raises(ModelError, match="batch3"):
+    with pytest.raises(CalibrationError, match="batch3"):
         collect_ranges(small_graph, wrong, store=store, existing=existing)
     assert load_recording(store).batch_names == ("batch0", "batch1", "batch2")
 
