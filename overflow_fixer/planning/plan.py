@@ -209,7 +209,8 @@ def check_policy(graph: Graph, policy: PlanPolicy) -> None:
         if not matches:
             raise PlanError(
                 f"The node pattern {pattern!r} matches none of the {len(labels)} nodes of {graph.path}. Expected at "
-                "least one. Look the names up in plan.json or in Netron."
+                "least one. Look the names up in plan.json or in Netron; a node without a name, or with one that another has too, "
+                "goes by node_of_OUTPUT, after its first output."
             )
     for operator in (*policy.include_ops, *policy.exclude_ops):
         if operator not in operators:

@@ -129,10 +129,22 @@ def test_exclusion_by_operator(tmp_path: Path) -> None:
     assert {f.node for f in plan.considered if "excluded" in f.reason} == {"Mul_up", "Mul_down"}
 
 
+def test_nodes_of_one_name_are_chosen_by_their_outputs(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x x", "a", name="same"), node("Tanh", "a", "y", name="same")]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y"), tmp_path, {"x": floats(1, 2)})
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=("^node_of_y$",)))
+    assert plan.pinned == {"node_of_y"}
+    with pytest.raises(PlanError, match=r"'\^same\$' matches none of the 2 nodes"):
+        plan_precision(graph, ranges, PlanPolicy(exclude_nodes=("^same$",)))
+
+
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (PlanPolicy(include_nodes=("nothing",)), ["'nothing'", "matches none of the 7 nodes"]),
+        (
+            PlanPolicy(include_nodes=("nothing",)),
+            ["'nothing'", "matches none of the 7 nodes", "goes by node_of_OUTPUT"],
+        ),
         (PlanPolicy(exclude_nodes=("Mul", "nothing")), ["'nothing'", "matches none"]),
         (PlanPolicy(include_nodes=("Mul(",)), ["'Mul('", "not a regular expression", "backslash"]),
         (PlanPolicy(include_ops=("mul",)), ["'mul'", "ArgMax, Cast, Greater, Mul, Shape, Tanh"]),
