@@ -1,4 +1,4 @@
-"""Softmax and LogSoftmax written out: Exp, the sum of its rows, and the division or the logarithm.
+"""Softmax and LogSoftmax written out: Exp, the sum of its rows, and the division or the logarithm; x less its log-sum-exp.
 
 The whole is one region: it works row by row, costs little, and what it computes inside has no other reader.
 """
@@ -83,10 +83,25 @@ def _find_source(graph: Graph, exponential: Node) -> str:
 
 
 def _subtracts_log_sum(graph: Graph, node: Node) -> bool:
-    """Whether it is x - ReduceLogSumExp(x)."""
+    """Whether it is x - ReduceLogSumExp(x), or that with the logarithm written out, as m + log(sum(exp(x - m)))."""
     total = reduction(graph, node.inputs[1], "ReduceLogSumExp")
+    added = maker(graph, node.inputs[1], "Add")
     is_own = total is not None and is_same(graph, total.inputs[0], node.inputs[0])
-    return is_own and is_aligned(graph, node.inputs[1])
+    is_written_out = added is not None and any(
+        _is_log_sum(graph, node.inputs[0], *pair) for pair in operands(added)
+    )
+    return (is_own or is_written_out) and is_aligned(graph, node.inputs[1])
+
+
+def _is_log_sum(graph: Graph, source: str, shift: str, rest: str) -> bool:
+    """Whether `rest` is log(sum(exp(x - m))), x the source and m its maximum, the shift."""
+    logarithm = maker(graph, rest, "Log") if is_aligned(graph, rest) else None
+    total = None if logarithm is None else reduction(graph, logarithm.inputs[0], "ReduceSum")
+    exponential = None if total is None else writer(graph, total.inputs[0], "Exp")
+    difference = None if exponential is None else writer(graph, exponential.inputs[0], "Sub")
+    if exponential is None or difference is None or not is_same(graph, difference.inputs[1], shift):
+        return False
+    return is_same(graph, _find_source(graph, exponential), source)
 
 
 def _kind(node: Node) -> str:

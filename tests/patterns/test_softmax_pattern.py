@@ -56,6 +56,14 @@ SPELLINGS = {
     ),
     "log of the sum": ("LogSoftmax", spell(SHIFTED + "Log t -> l\nSub d l -> y", _log_softmax)),
     "log of Softmax": ("LogSoftmax", spell("Softmax x -> p\nLog p -> y", _log_softmax)),
+    "log-sum-exp, written out": (
+        "LogSoftmax",
+        spell(SHIFTED + "Log t -> l\nAdd m l -> s\nSub x s -> y", _log_softmax),
+    ),
+    "log-sum-exp, the other way round": (
+        "LogSoftmax",
+        spell(SHIFTED + "Log t -> l\nAdd l m -> s\nSub x s -> y", _log_softmax),
+    ),
     "ReduceLogSumExp": ("LogSoftmax", spell("ReduceLogSumExp x -> l\nSub x l -> y", _log_softmax)),
 }
 
@@ -86,6 +94,10 @@ def test_the_logarithm_of_one_that_is_written_out_is_one_with_it(tmp_path: Path)
         "Exp x -> e\nReduceSum e -> t\nDiv t e -> y",
         "Exp x -> e\nReduceSum e -> t\nLog t -> l\nSub e l -> y",
         "Softmax x -> p\nExp p -> y",
+        SHIFTED + "Log t -> l\nAdd t l -> s\nSub x s -> y",
+        SHIFTED + "Log t -> l\nAdd m l -> s\nSub d s -> y",
+        SHIFTED + "Log m -> l\nAdd m l -> s\nSub x s -> y",
+        "Exp x -> e\nReduceSum e -> t\nLog t -> l\nReduceMax x -> m\nAdd m l -> s\nSub x s -> y",
     ],
 )
 def test_what_only_looks_like_one_is_none(text: str, tmp_path: Path) -> None:
