@@ -18,10 +18,11 @@ from onnx import TensorProto
 from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
 from overflow_fixer.evidence.integers.multiples import find_multiples
 from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.softmaxes import Softmax, find_softmaxes
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Array, Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Array, Finding, PlanPolicy, Range, RangeTable
 
 _MOST_NOISE = 10.0**-1.5
 """30 dB below a probability, as verification tolerates."""
@@ -37,7 +38,7 @@ class _Lost(NamedTuple):
     `most` is the largest probability of the batch of that index, where it is smallest, or the largest |log p|.
     """
 
-    softmax: Node
+    softmax: Softmax
     nearest: float
     limit: float
     most: float
@@ -47,54 +48,69 @@ class _Lost(NamedTuple):
 def find_lost_logits(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
     """A finding for each Softmax or LogSoftmax of such logits that the node is, or whose logits it computes.
 
-    `value` is the least |x| of all rows' largest logits, which are of one sign, `limit` from where on rounding leaves less than
-    30 dB of the largest probability of `batch`, or of its logarithms. None of logits with NaN or infinities, or that FP16 is known to hold.
+    Of one that is written out the node that subtracts something from the logits; the rest of it stays in FP32 with that.
+    `value` is the least |x| of all rows' largest logits, which are of one sign, or of what is subtracted; `limit` from where on
+    rounding leaves less than 30 dB of the largest probability of `batch`, or of its logarithms. None of logits with NaN or
+    infinities, or that FP16 is known to hold.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
-        at, tensor = lost.softmax, lost.softmax.inputs[0]
-        is_logarithm = at.standard_op == "LogSoftmax"
-        given = f"no less than {-lost.most:.3g}" if is_logarithm else f"no more than {lost.most:.3g}"
-        reason = (
-            f"the largest of each row of {tensor} is {lost.nearest:.6g} or more in magnitude, where FP16's steps are "
-            f"{step_at(lost.nearest):g}, and {at.op_type} {at.label} gives {given} to any in that batch"
-        )
         batch = ranges.batch_names[lost.batch]
-        yield Finding("lost_logit", node.label, tensor, lost.nearest, lost.limit, reason, batch)
+        reason = _tell(graph, lost)
+        yield Finding("lost_logit", node.label, lost.softmax.logits, lost.nearest, lost.limit, reason, batch)
+
+
+def _tell(graph: Graph, lost: _Lost) -> str:
+    softmax, writer = lost.softmax, graph.producers[lost.softmax.output]
+    largest = f"what {softmax.node.label} subtracts" if softmax.is_written_out else "the largest"
+    joined = "from" if softmax.is_written_out else "of"
+    is_logarithm = softmax.kind == "LogSoftmax"
+    given = f"no less than {-lost.most:.3g}" if is_logarithm else f"no more than {lost.most:.3g}"
+    return (
+        f"{largest} {joined} each row of {softmax.logits} is {lost.nearest:.6g} or more in magnitude, where FP16's steps are "
+        f"{step_at(lost.nearest):g}, and {writer.op_type} {writer.label} gives {given} to any in that batch"
+    )
 
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, list[_Lost]]:
-    """For each node concerned, the Softmax and LogSoftmax nodes of such logits."""
+    """For each node concerned, the first that is lost of each Softmax and LogSoftmax."""
     found: dict[str, list[_Lost]] = {}
-    for node in (one for one in graph.nodes if one.standard_op in _LARGEST_ERRORS):
-        lost = _judge(graph, ranges, node)
-        origins = () if lost is None else find_origins(graph, ranges, node.inputs[0], lost.limit)
-        for label in dict.fromkeys(one.label for one in (node, *origins)):
-            found.setdefault(label, []).extend([lost] if lost is not None else [])
+    told = set[str]()
+    for softmax in find_softmaxes(graph, ranges):
+        lost = None if softmax.node.label in told else _judge(graph, ranges, softmax)
+        if lost is not None:
+            told.add(softmax.node.label)
+            origins = find_origins(graph, ranges, softmax.logits, lost.limit)
+            for label in dict.fromkeys(one.label for one in (softmax.node, *origins)):
+                found.setdefault(label, []).append(lost)
     return found
 
 
-def _judge(graph: Graph, ranges: RangeTable, node: Node) -> _Lost | None:
+def _judge(graph: Graph, ranges: RangeTable, softmax: Softmax) -> _Lost | None:
     """By the batch whose output bears the least error."""
-    logits, output = node.inputs[0], node.outputs[0]
-    nearest = _read_nearest(ranges, node)
-    is_fp32 = graph.dtypes.get(logits) == TensorProto.FLOAT and is_finite(graph, ranges, output)
-    most = read_maxima(ranges, output)
-    errors = _LARGEST_ERRORS[node.standard_op](most)
+    nearest = _read_nearest(softmax.rows)
+    is_fp32 = graph.dtypes.get(softmax.logits) == TensorProto.FLOAT
+    is_told = is_fp32 and is_finite(graph, ranges, softmax.output)
+    most = read_maxima(ranges, softmax.output)
+    errors = _LARGEST_ERRORS[softmax.kind](most)
     is_borne = np.isfinite(errors) & (errors > 0)
-    if not is_fp32 or not nearest or not is_borne.any() or find_multiples(graph, ranges).is_held(logits):
+    if not is_told or not nearest or not is_borne.any() or _is_held(graph, ranges, softmax.logits):
         return None
     batch = int(np.argmin(np.where(is_borne, errors, math.inf)))
     limit = _find_limit(float(errors[batch]))
-    return _Lost(node, nearest, limit, float(most[batch]), batch) if nearest >= limit else None
+    return _Lost(softmax, nearest, limit, float(most[batch]), batch) if nearest >= limit else None
 
 
-def _read_nearest(ranges: RangeTable, node: Node) -> float:
+def _is_held(graph: Graph, ranges: RangeTable, logits: str) -> bool:
+    """Whether FP16 is known to hold them."""
+    return find_multiples(graph, ranges).is_held(logits)
+
+
+def _read_nearest(rows: Range | None) -> float:
     """The least magnitude of a row's largest logit, where all are of one sign and FP16 holds them; else 0."""
-    rows = ranges.inner_of.get(node.label, {}).get("row maximum")
-    if rows is None or rows.seen.nan_count or not rows.seen.max_abs < FP16_OVERFLOW:
+    if rows is None or rows.nan_count or not rows.max_abs < FP16_OVERFLOW:
         return 0.0
-    return max(rows.seen.min, -rows.seen.max, 0.0)
+    return max(rows.min, -rows.max, 0.0)
 
 
 def _bear_in_probabilities(most: Array) -> Array:
@@ -115,7 +131,7 @@ _LARGEST_ERRORS: Mapping[str, Callable[[Array], Array]] = {
     "Softmax": _bear_in_probabilities,
     "LogSoftmax": _bear_in_logarithms,
 }
-"""By operator, the largest root mean square error of a logit that its output bears in each batch, by its largest |output|."""
+"""By kind, the largest root mean square error of a logit that its output bears in each batch, by its largest |output|."""
 
 
 def _find_limit(error: float) -> float:

@@ -1,4 +1,4 @@
-"""Softmax and LogSoftmax of logits so large, all of them, that FP16 rounds their differences away."""
+"""Softmax and LogSoftmax, written out or not, of logits so large, all of them, that FP16 rounds their differences away."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 
+from overflow_fixer.planning.plan import plan_precision
+from overflow_fixer.records import Finding, PlanPolicy
 from overflow_fixer.rules.lost_logit import find_lost_logits
 
 RNG = np.random.default_rng(0)
@@ -170,3 +172,84 @@ def test_the_evidence_of_logarithms(tmp_path: Path) -> None:
         (label, "a", 1500.25, "batch_1", 128) for label in ("Mul_a", "LogSoftmax_y")
     ]
     assert "LogSoftmax LogSoftmax_y gives no less than -1.31 to any in that batch" in found[0].reason
+
+
+SHIFTED = [
+    node("Mul", "x half", "a"),
+    node("ReduceMax", "a", "m", axes=[-1]),
+    node("Sub", "a m", "d"),
+    node("Exp", "d", "e"),
+    node("ReduceSum", "e last", "t"),
+]
+WRITTEN_OUT = [*SHIFTED, node("Div", "e t", "y")]
+LOG_SUM = [*SHIFTED, node("Log", "t", "l"), node("Add", "m l", "s"), node("Sub", "a s", "y")]
+
+
+def _ask(folder: Path, nodes: list[onnx.NodeProto], *batches: Any) -> list[Finding]:
+    output = nodes[-1].output[0]
+    constants = {"half": scalar(0.5), "last": ints(-1)}
+    model = make_model(nodes, {"x": [None, None]}, output, constants)
+    return ask(
+        find_lost_logits, *scan(model, folder, *({"x": 2 * np.asarray(x, np.float32)} for x in batches))
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_found"),
+    [
+        ([PAIR + 256], True),
+        ([PAIR + 255.9], False),
+        ([PAIR - 256.1], True),
+        ([PAIR - 255.9], False),
+        ([[[2000, 0]]], False),
+        ([PAIR + 3000, [[2000, 0]]], True),
+        ([np.array([[3000.1, 3000.3], [0, 1]])], False),
+        ([np.array([[3000.1, 3000.3], [-3000, -3000.4]])], False),
+        ([PAIR + 70000], False),
+        ([PAIR + 3000, np.zeros((0, 2))], True),
+        ([[[3000, math.nan]]], False),
+        ([[[3000, math.inf]]], False),
+        ([[[3000.1, -math.inf, 3000.2]]], True),
+        ([[[3000.1]]], False),
+        ([np.zeros((0, 2))], False),
+    ],
+)
+def test_one_that_is_written_out_counts_as_the_operator_does(
+    batches: list[Any], is_found: bool, tmp_path: Path
+) -> None:
+    found = [one.node for one in _ask(tmp_path, WRITTEN_OUT, *batches)]
+    assert found == (["Mul_a", "Sub_d"] if is_found else [])
+
+
+def test_the_rest_of_what_is_written_out_stays_with_it(tmp_path: Path) -> None:
+    constants = {"half": scalar(0.5), "last": ints(-1)}
+    model = make_model(WRITTEN_OUT, {"x": [None, 64]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": 2 * SPREAD - 1800})
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert {pin.node for pin in plan.pins} == {one.name for one in WRITTEN_OUT}
+
+
+def test_the_evidence_of_what_is_written_out(tmp_path: Path) -> None:
+    found = _ask(tmp_path, WRITTEN_OUT, [[1500, 1500.25], [2500, 2501]])
+    assert [(one.node, one.tensor, one.value, one.limit) for one in found] == [
+        (label, "a", 1500.25, 512) for label in ("Mul_a", "Sub_d")
+    ]
+    assert found[0].reason == (
+        "what Sub_d subtracts from each row of a is 1500.25 or more in magnitude, where FP16's steps are 1, and Div Div_y "
+        "gives no more than 0.731 to any in that batch"
+    )
+
+
+@pytest.mark.parametrize(("offset", "is_found"), [(500, False), (2000, True), (-4500, True)])
+def test_a_log_sum_exp_counts_as_the_operator_of_logarithms(
+    offset: float, is_found: bool, tmp_path: Path
+) -> None:
+    assert bool(_ask(tmp_path, LOG_SUM, SPREAD + offset)) == is_found
+
+
+def test_probabilities_of_logarithms_count_as_a_softmax(tmp_path: Path) -> None:
+    """Logarithms bear steps of 1/4, as the test above has it, and their exponentials do not."""
+    for nodes in (LOG_SUM, LOGARITHM):
+        found = _ask(tmp_path, [*nodes, node("Exp", "y", "p")], SPREAD + 500)
+        assert [one.node for one in found] == ["Mul_a", "Sub_d" if nodes is LOG_SUM else "LogSoftmax_y"]
+        assert "Exp Exp_p gives no more than" in found[0].reason
