@@ -19,6 +19,7 @@ from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.choices import find_in_choice
 from overflow_fixer.inner.differences import find_in_difference
+from overflow_fixer.inner.exponentials import find_in_exponential
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.norms import (
     find_in_group_normalization,
@@ -90,6 +91,8 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "ArgMin": find_in_choice,
     "ArgMax": find_in_choice,
     "GridSample": find_in_grid_sample,
+    "Exp": find_in_exponential,
+    "Mul": find_in_exponential,
 }
 _PREFIX = "inner_value_"
 

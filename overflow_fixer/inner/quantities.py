@@ -23,6 +23,7 @@ Quantity = Literal[
     "cancellation",
     "row cancellation",
     "sampling loss",
+    "exponent loss",
 ]
 
 Found = tuple[Quantity, str]

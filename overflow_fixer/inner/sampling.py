@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from onnx import TensorProto
 
-from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.expression import Expression
+from overflow_fixer.inner.powers import divide, measure_power
 from overflow_fixer.inner.quantities import Found
 
 _ROWS_APART = 16
@@ -70,29 +71,15 @@ def _measure_change(expression: Expression, axis: int, rank: int) -> str:
     rows = _cut(expression, expression.source, [0, _END, other, _ROWS_APART])
     later, sooner = (_cut(expression, rows, [*ends, axis, 1]) for ends in ((1, _END), (0, -1)))
     change, power = (
-        _measure_power(expression, tensor) for tensor in (expression.apply("Sub", later, sooner), rows)
+        measure_power(expression, tensor) for tensor in (expression.apply("Sub", later, sooner), rows)
     )
     size = expression.apply("Gather", expression.apply("Shape", expression.source), expression.integers(axis))
     half = expression.apply(
         "Mul", expression.apply("Cast", size, to=TensorProto.FLOAT), expression.number(0.5)
     )
-    return _divide(expression, expression.apply("Mul", change, expression.apply("Mul", half, half)), power)
+    return divide(expression, expression.apply("Mul", change, expression.apply("Mul", half, half)), power)
 
 
 def _cut(expression: Expression, tensor: str, where: Sequence[int]) -> str:
     """From a start to an end along an axis, by steps."""
     return expression.apply("Slice", tensor, *(expression.integers(number) for number in where))
-
-
-def _measure_power(expression: Expression, tensor: str) -> str:
-    """The mean square of all elements; 0 of none."""
-    row = Rows(expression.apply("Flatten", tensor, axis=0), (1,), (None,), are_last=True)
-    total = expression.reduce("ReduceSum", expression.add_up("ReduceSumSquare", row), [])  # of no row, too
-    return _divide(expression, total, expression.count(row))
-
-
-def _divide(expression: Expression, dividend: str, divisor: str) -> str:
-    """Their quotient, 0 where the divisor is."""
-    zero = expression.number(0.0)
-    is_zero = expression.apply("Equal", divisor, zero)
-    return expression.apply("Where", is_zero, zero, expression.apply("Div", dividend, divisor))

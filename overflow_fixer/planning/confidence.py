@@ -126,6 +126,7 @@ def _find_measured(
         "cancellation",
         "row cancellation",
         "sampling loss",
+        "exponent loss",
         *(("products",) if policy.accumulators != "pin" else ()),
     }
     for inner in ranges.inner:

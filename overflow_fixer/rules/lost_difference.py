@@ -22,6 +22,7 @@ from overflow_fixer.evidence.differences.given_differences import find_given_dif
 from overflow_fixer.evidence.differences.given_distances import find_given_distances
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
 from overflow_fixer.evidence.differences.poles import find_poles
+from overflow_fixer.evidence.differences.rounded_exponents import find_rounded_exponents
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
 from overflow_fixer.evidence.differences.shown_differences import find_shown_differences
 from overflow_fixer.evidence.differences.small_differences import (
@@ -56,6 +57,7 @@ _FORMS = (
     _Form(find_normalised, True),
     _Form(find_row_differences, False),
     _Form(find_exponents, False),
+    _Form(find_rounded_exponents, False),
     _Form(find_poles, False),
 )
 
@@ -90,7 +92,9 @@ def find_lost_differences(
     Of a divisor near a pole `tensor` is the difference, `value` what it is at most where the quotient is largest, and `limit` 16
     steps at terms that cancel.
 
-    Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8.
+    Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8. Of
+    other differences there `tensor` is what is made of the terms, `value` what the exponential loses in the `batch`, as a share
+    of itself, and `limit` 1/32.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
         yield Finding(

@@ -1,0 +1,103 @@
+"""Differences of any floats in an exponent, exp(−β (t1 − t2)), of which FP16 takes too much: what the scan measured tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from overflow_fixer.evidence.differences.small_differences import LostDifference, read_maxima, tell_steps
+from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.exponentials import DIFFERENCES, find_exponent
+from overflow_fixer.patterns.softmax import find_softmax
+from overflow_fixer.records import RangeTable
+
+_LARGEST_LOSS = 1 / 32
+"""30 dB of an exponential, as verification tolerates."""
+_HIDES = frozenset("Add Sub Sum".split())
+_ADDS = frozenset("Add Sum ReduceSum".split())
+
+
+def find_rounded_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each whose exponential loses more than 1/32 of itself, root mean square, in the batch in which that is most.
+
+    None inside a Softmax or LogSoftmax that is written out, of which a row may bear it: see the rule lost_logit. None where
+    something that is added to it hides the loss, or a logarithm is taken of it, or of a sum.
+    """
+    for node in graph.nodes:
+        inner = ranges.inner_of.get(node.label, {}).get("exponent loss")
+        if inner is None:
+            continue
+        losses = np.nan_to_num(inner.batch_max_abs.astype(np.float64), posinf=0.0)  # of what is not finite
+        batch = int(losses.argmax()) if losses.size else 0
+        loss = float(losses[batch]) if losses.size else 0.0
+        if loss > _LARGEST_LOSS and _shows(graph, ranges, node, loss, batch):
+            yield from _tell(graph, ranges, node, loss, batch)
+
+
+def _shows(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int) -> bool:
+    """Whether the loss may show in what is made of what the node writes."""
+    output = node.outputs[0]
+    most = loss * float(read_maxima(ranges, output)[batch]) / _LARGEST_LOSS
+    pending, seen = [output], {output}
+    while pending:
+        name = pending.pop()
+        if name in graph.outputs:
+            return True
+        for reader, slot in readers(graph, name):
+            is_hidden = name == output and _adds_larger(ranges, reader, slot, most, batch)
+            if is_hidden or reader.standard_op == "Log":
+                continue
+            if reader.standard_op not in _ADDS and not moves(reader, slot):
+                return True
+            pending += [one for one in reader.writes if one not in seen]
+            seen.update(reader.writes)
+    return False
+
+
+def _adds_larger(ranges: RangeTable, reader: Node, slot: int, most: float, batch: int) -> bool:
+    """Whether it adds something that is as large as that in the batch."""
+    others = (*reader.inputs[:slot], *reader.inputs[slot + 1 :]) if reader.standard_op in _HIDES else ()
+    return any(read_maxima(ranges, name)[batch] >= most for name in others)
+
+
+def _tell(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int) -> Iterator[LostDifference]:
+    """With the differences of which FP16 rounds a term by more than half of what leaves 30 dB, and what computes such terms."""
+    exponent = find_exponent(graph, node)
+    if exponent is None:
+        return
+    largest = {name: float(np.nan_to_num(read_maxima(ranges, name)[batch])) for name in exponent.terms}
+    most = max(largest.values())
+    limit = most * _LARGEST_LOSS / math.log1p(loss) / 2  # an exponent off by d makes e^d of 1
+    rounded = [name for name in exponent.terms if largest[name] > limit]
+    lost = [one for one in exponent.nodes if _reads(one, rounded)]
+    if not lost or any(one.label in _list_softmaxes(graph) for one in lost):
+        return
+    origins = (one for name in rounded for one in _find_origins(graph, ranges, name, limit))
+    name = lost[0].outputs[0]
+    reason = (
+        f"{node.op_type} {node.label} loses {loss:.3g} of what it gives where {' and '.join(rounded)}, up to {most:.6g}, of which "
+        f"{name} in its exponent is made, are rounded to FP16: {tell_steps(most)}"
+    )
+    yield LostDifference((*lost, *origins), name, loss, _LARGEST_LOSS, reason, ranges.batch_names[batch])
+
+
+def _reads(node: Node, rounded: list[str]) -> bool:
+    return node.standard_op in DIFFERENCES and not set(rounded).isdisjoint(node.inputs)
+
+
+def _find_origins(graph: Graph, ranges: RangeTable, tensor: str, limit: float) -> Iterator[Node]:
+    is_exact = tensor in graph.constants or find_multiples(graph, ranges).is_held(tensor)
+    return iter(()) if is_exact else find_origins(graph, ranges, tensor, limit)
+
+
+@lru_cache(maxsize=1)
+def _list_softmaxes(graph: Graph) -> frozenset[str]:
+    """The labels of their nodes."""
+    return frozenset(label for region in find_softmax(graph) for label in region.nodes)
