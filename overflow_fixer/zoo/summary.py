@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from overflow_fixer import __version__
 from overflow_fixer.config import say_problem
 from overflow_fixer.errors import ConfigError
-from overflow_fixer.files import make_folder, write_text
+from overflow_fixer.files import is_there, make_folder, write_text
 from overflow_fixer.locks import hold_lock
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
 from overflow_fixer.reports.wording import say_decibels
@@ -165,8 +165,8 @@ def _describe(outcome: ZooOutcome, folder: Path) -> Document:
         "exit_code": outcome.exit_code,
         "versions": outcome.basis.versions,
         "content_sha256": outcome.basis.content,
-        "report": _link(report, folder) if outcome.result is not None and report.exists() else None,
-        "log": _link(log, folder) if log.exists() else None,
+        "report": _link(report, folder) if outcome.result is not None and is_there(report) else None,
+        "log": _link(log, folder) if is_there(log) else None,
         "attempts": outcome.attempts,
         "seconds": encode_number(outcome.seconds),
         "peak_memory_bytes": outcome.peak_memory_bytes,

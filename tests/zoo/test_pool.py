@@ -21,6 +21,7 @@ from overflow_fixer.zoo.machine import Machine, describe_machine
 from overflow_fixer.zoo.outcomes import OUTCOME_FILE, ZooOutcome, load_outcome
 from overflow_fixer.zoo.pool import Pool, estimate_memory_gib, order, uses_gpu
 from overflow_fixer.zoo.running import LOG_FILE, Running
+from overflow_fixer.zoo.summary import build_document
 from overflow_fixer.zoo.worker import PROGRESS_FILE
 
 pytestmark = pytest.mark.alone
@@ -78,6 +79,20 @@ def test_a_model_whose_results_have_no_place_fails_alone(add_model: AddModel, tm
     assert (found["taken"].kind, found["taken"].exit_code) == ("failed", 2)
     assert "could not be written" in found["taken"].message
     assert found["other"].passed
+
+
+def test_a_model_whose_name_is_too_long_for_a_folder_fails_alone_and_is_summed_up(
+    add_model: AddModel, tmp_path: Path
+) -> None:
+    other, out = make_entry(add_model("other")), tmp_path / "out"
+    name = "n" * 300
+    config = other.config.model_copy(update={"out": out / name})
+    found = _run(ZooEntry(name, config), other)
+    assert (found[name].kind, found[name].exit_code) == ("failed", 2)
+    document = build_document(tmp_path / "zoo.toml", out, list(found.values()))
+    long, good = document["models"]
+    assert (long["name"], long["outcome"], long["report"], long["log"]) == (name, "failed", None, None)
+    assert (good["outcome"], good["log"]) == ("fixed", "other/log.txt")
 
 
 def test_an_outcome_that_cannot_be_written_is_told_with_its_reason_and_not_as_a_crash(
