@@ -36,8 +36,8 @@ class NpyHeader:
 def read_header(file: IO[bytes], size_bytes: int) -> NpyHeader:
     """Read up to the data of a .npy that is `size_bytes` long.
 
-    Raises ValueError for another format, for pickled objects, and when the data cannot all be there:
-    no memory is ever asked for on the word of a header alone.
+    Raises ValueError for another format, for pickled objects, when the data cannot all be there (no memory is ever asked for on
+    the word of a header alone), and when something follows them: another array would be left out unseen.
     """
     version = np.lib.format.read_magic(file)
     if version not in _HEADER_READERS:
@@ -50,6 +50,11 @@ def read_header(file: IO[bytes], size_bytes: int) -> NpyHeader:
     data_bytes = size_bytes - file.tell()
     if data_bytes < header.data_bytes:
         raise ValueError(f"it ends after {data_bytes} of {header.data_bytes} bytes of data")
+    if data_bytes > header.data_bytes:
+        extra = data_bytes - header.data_bytes
+        raise ValueError(
+            f"{extra} bytes follow its array, as where several arrays are saved to one file, of which only the first would be read"
+        )
     return header
 
 

@@ -69,5 +69,13 @@ def _cut_member(file: IO[bytes], member: ZipInfo, cut: Cut) -> Iterator[Array]:
 
 
 def _members(archive: ZipFile) -> dict[str, ZipInfo]:
-    """The archive's members by array name."""
-    return {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+    """The archive's members by array name. Raises ValueError where two have one name."""
+    found: dict[str, ZipInfo] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        if name in found:
+            raise ValueError(
+                f"the array {name!r} is in it twice, as {found[name].filename} and {member.filename}"
+            )
+        found[name] = member
+    return found

@@ -52,7 +52,7 @@ def _read_all(places: Sequence[tuple[Path, Span]]) -> Iterator[Feeds]:
     for path, (start, stop) in places:
         with reading(path, _EXPECTED), path.open("rb") as file:
             file.seek(start)
-            feeds = _decode_batch(json.loads(file.read(stop - start)))
+            feeds = _decode_batch(json.loads(file.read(stop - start), object_pairs_hook=_read_object))
         yield feeds
 
 
@@ -85,6 +85,16 @@ def _find_objects(text: mmap.mmap, level: int) -> Iterator[Span]:
                 yield start, token.end()
     if depth:
         raise ValueError("its brackets do not match")
+
+
+def _read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python's json takes the last of two values of one key, in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is given twice in one object")
+        found[key] = value
+    return found
 
 
 def _decode_batch(batch: Any) -> Feeds:
@@ -128,6 +138,9 @@ def _decode_text(text: str) -> bytes:
 
 def _read_npz(data: bytes) -> Array:
     with ZipFile(io.BytesIO(data)) as archive:
-        member = archive.infolist()[0]
+        members = archive.infolist()
+        if len(members) != 1:
+            raise ValueError(f"an input is a .npz of {len(members)} arrays, where one is expected")
+        member = members[0]
         with archive.open(member) as file:
             return read_array(file, member.file_size)

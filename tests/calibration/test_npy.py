@@ -95,6 +95,17 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, keep, single):
 
 
 @pytest.mark.parametrize("single", [True, False])
+def test_several_arrays_in_one_file_are_refused_by_name(tmp_path, single):
+    path = tmp_path / "b.npy"
+    with path.open("wb") as file:
+        for value in (1.0, 1e6):
+            np.save(file, np.full((1, 3), value, np.float32))
+    text = refusal(path if single else tmp_path, X)
+    assert text.startswith(f"{path} cannot be read: 140 bytes follow its array")
+    assert "only the first would be read. Expected a whole .npy file" in text
+
+
+@pytest.mark.parametrize("single", [True, False])
 def test_pickled_objects_are_never_loaded(tmp_path, single):
     np.save(tmp_path / "b.npy", np.array([{}], dtype=object))
     text = refusal(tmp_path / "b.npy" if single else tmp_path, X)

@@ -82,3 +82,9 @@ def test_a_later_version_and_a_short_file_are_refused():
     file, size_bytes = stream(np.zeros(9))
     with pytest.raises(ValueError, match="ends after 71 of 72 bytes"):
         read_array(file, size_bytes - 1)
+
+
+def test_what_follows_an_array_is_not_left_out_unseen():
+    file, size_bytes = stream(np.zeros(9))
+    with pytest.raises(ValueError, match="3 bytes follow its array"):
+        read_array(file, size_bytes + 3)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+from zipfile import ZipFile
+
 import numpy as np
 import pytest
 from calibration_specs import floats, refusal, spec, walk
@@ -86,11 +89,24 @@ def test_pickled_objects_are_never_loaded(tmp_path, single):
 
 
 def test_a_member_that_is_no_array_is_refused(tmp_path):
-    import zipfile
-
-    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+    with ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("x.npy", "not an array")
     assert "magic string" in refusal(tmp_path, X)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("second", ["x.npy", "x"])
+def test_an_array_that_is_there_twice_is_refused(tmp_path, second, single):
+    path, array = tmp_path / "b.npz", io.BytesIO()
+    np.save(array, floats(1, 3))
+    with ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", array.getvalue())
+        archive.writestr(second, array.getvalue())
+    text = refusal(path if single else tmp_path, X)
+    assert text.startswith(
+        f"{path} cannot be read: the array 'x' is in it twice, as x.npy and {second}. Expected"
+    )
 
 
 @pytest.mark.parametrize("single", [True, False])

@@ -100,6 +100,7 @@ ARRAY = json.dumps(encoded(np.ones((1, 4), np.float32)))
         ('{"images": [{"id": 1}]}', "input 'images' is not an array that Polygraphy encoded"),
         ('{"x": {"array": 3, "polygraphy_class": "ndarray"}}', "'x' is not an array"),
         ('{"x": {"array": "AAAA", "polygraphy_class": "ndarray"}}', "magic string"),
+        (f'[{{"x": {ARRAY}, "x": {ARRAY}}}]', "the key 'x' is given twice"),
         ('{"x": {"tensor": "AAAA", "polygraphy_class": "Tensor"}}', "'x' is a pickled PyTorch tensor"),
     ],
 )
@@ -108,6 +109,12 @@ def test_what_polygraphy_did_not_write_is_refused(tmp_path, content, found):
     text = refusal(path, INPUTS[0])
     assert text.startswith(f"{path} cannot be read: ")
     assert found in text
+
+
+def test_an_input_of_several_arrays_is_refused(tmp_path):
+    two = npy(np.ones((1, 4), np.float32), lambda file, array: np.savez(file, array, array))
+    path = write(tmp_path, {"x": {"array": two.decode("latin-1"), "polygraphy_class": "ndarray"}})
+    assert "an input is a .npz of 2 arrays" in refusal(path, INPUTS[0])
 
 
 def test_pickled_objects_are_never_loaded(tmp_path):
