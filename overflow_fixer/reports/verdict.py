@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from overflow_fixer.plurals import say_plural
-from overflow_fixer.records import FixReport, Range, RangeTable, Verification
+from overflow_fixer.records import FixReport, OutputVerdict, Range, RangeTable, Verification
 from overflow_fixer.reports.pin_outcomes import say_outcomes, sort_pins
 from overflow_fixer.reports.wording import say_batches, shorten_middle
 
@@ -33,7 +34,7 @@ NOT_VERIFIED = "NOT verified"
 
 @dataclass(frozen=True)
 class Verdict:
-    """`passed` is True only when at least one output was compared and all outputs are right."""
+    """`passed` is True only when at least one output had an element to compare, and all that had one are right."""
 
     status: Status
     passed: bool
@@ -45,10 +46,8 @@ def judge(report: FixReport) -> Verdict:
     if not is_proved(report.fixed):
         return Verdict("not_verified", False, f"{NOT_VERIFIED}: {_why_not(report)}.")
     status, label, why = _explain(report)
-    outputs = _say_compared(report.fixed)
-    proof = f"{outputs} within tolerance of FP32 on {say_batches(report.fixed.batch_count, report.fixed.changed_count)}"
     doubt = ", but on random data only" if report.synthetic else ""
-    return Verdict(status, True, f"{label}{doubt}: {proof}. {why}")
+    return Verdict(status, True, f"{label}{doubt}: {_say_compared(report.fixed)}. {why}")
 
 
 def is_proved(verification: Verification | None) -> bool:
@@ -131,10 +130,18 @@ def _say_proof(report: FixReport) -> str:
 
 
 def _say_compared(found: Verification) -> str:
-    """How many outputs, and parts of them."""
-    parts = sum(bool(verdict.error.part) for verdict in found.outputs)
-    outputs = say_plural(len(found.outputs) - parts, "output")
-    return f"{outputs} and {say_plural(parts, 'part')}" if parts else outputs
+    """How many outputs, and parts of them, were compared on what, and how many were empty in every batch."""
+    compared = [verdict for verdict in found.outputs if verdict.error.element_count]
+    empty = [verdict for verdict in found.outputs if not verdict.error.element_count]
+    batches = say_batches(found.batch_count, found.changed_count)
+    rest = f", {_count(empty)} had nothing to compare" if empty else ""
+    return f"{_count(compared)} within tolerance of FP32 on {batches}{rest}"
+
+
+def _count(verdicts: Sequence[OutputVerdict]) -> str:
+    parts = sum(bool(verdict.error.part) for verdict in verdicts)
+    counts = (("output", len(verdicts) - parts), ("part", parts))
+    return " and ".join(say_plural(count, what) for what, count in counts if count)
 
 
 def _why_not(report: FixReport) -> str:

@@ -115,11 +115,11 @@ def say_compared(error: dict[str, Any]) -> str:
 
 
 def say_match(error: dict[str, Any]) -> str:
-    """The SNR in dB by which a tensor is judged, of its worst batch; where it is not of floats the share of equal elements there."""
+    """The SNR in dB by which a tensor is judged, of its worst batch; where it is not of floats the share of equal elements there, if any."""
     if error["is_float"]:
         worst = error["worst_batch_snr_db"]
         return say_decibels(error["snr_db"] if math.isnan(decode_number(worst)) else worst)
-    return f"{say_share(error['worst_batch_agreement'])} equal"
+    return f"{say_share(error['worst_batch_agreement'])} equal" if error["element_count"] else "n/a"
 
 
 def say_mark(found: dict[str, Any]) -> str:

@@ -34,6 +34,15 @@ def test_an_output_without_an_element_is_not_called_ok(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", ["html", "text"])
+def test_none_of_an_output_without_an_element_is_said_to_be_equal(tmp_path: Path, kind: str) -> None:
+    error = make_error("labels", element_count=0, is_float=False, worst_batch_agreement=1.0)
+    found = Verification((OutputVerdict(error, True, ""), OutputVerdict(make_error("boxes"), True, "")), 3)
+    told = RENDERERS[kind](make_report(tmp_path, naive=found, fixed=found))
+    assert "nothing compared" in told
+    assert "% equal" not in told
+
+
+@pytest.mark.parametrize("kind", ["html", "text"])
 def test_a_finding_that_pins_nothing_is_not_said_to_leave_its_node_in_fp16(tmp_path: Path, kind: str) -> None:
     """The node may be pinned for another finding, as /conv3 is."""
     report = make_report(tmp_path)

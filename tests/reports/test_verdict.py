@@ -24,7 +24,7 @@ from report_factories import (
     make_untouched,
 )
 
-from overflow_fixer.records import Clamp, FixReport, OutputVerdict, PrecisionPlan, Verification
+from overflow_fixer.records import Clamp, FixReport, OutputVerdict, PrecisionPlan, TensorError, Verification
 from overflow_fixer.reports.verdict import judge, select_over_threshold, warn_of_random
 
 
@@ -135,6 +135,19 @@ def test_outputs_without_an_element_prove_nothing(tmp_path: Path) -> None:
     verdict = judge(make_report(tmp_path, fixed=Verification(outputs, 3)))
     assert (verdict.status, verdict.passed) == ("not_verified", False)
     assert "every output was empty in every batch" in verdict.sentence
+
+
+def test_outputs_without_an_element_are_not_counted_as_within_tolerance(tmp_path: Path) -> None:
+    empty = [make_error(name, element_count=0) for name in ("y", "eq")]
+    parts = [make_error("boxes", part="[:, 4:]", element_count=count) for count in (0, 9)]
+
+    def say(*errors: TensorError) -> str:
+        outputs = tuple(OutputVerdict(error, True, "") for error in (make_error("so"), *errors))
+        return judge(make_report(tmp_path, fixed=Verification(outputs, 3))).sentence.split(". ")[0]
+
+    start, end = "FIXED and verified: 1 output", "within tolerance of FP32 on 3 batches"
+    assert say(*empty) == f"{start} {end}, 2 outputs had nothing to compare"
+    assert say(*parts) == f"{start} and 1 part {end}, 1 part had nothing to compare"
 
 
 @pytest.mark.parametrize("make", [make_report, make_untouched, make_failed])

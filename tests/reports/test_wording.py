@@ -123,8 +123,9 @@ def test_times_and_their_ratios() -> None:
 
 
 def test_an_output_that_is_not_of_floats_is_said_by_its_agreement() -> None:
-    error = {"is_float": False, "worst_batch_agreement": 0.995, "snr_db": "NaN"}
+    error = {"is_float": False, "worst_batch_agreement": 0.995, "snr_db": "NaN", "element_count": 9}
     assert wording.say_match(error) == "99.5 % equal"
+    assert wording.say_match({**error, "element_count": 0}) == "n/a"
     assert wording.say_match({**error, "worst_batch_agreement": "NaN"}) == "n/a equal"
     of_floats = {**error, "is_float": True, "snr_db": 31.26}
     assert wording.say_match({**of_floats, "worst_batch_snr_db": "NaN"}) == "31.3"
