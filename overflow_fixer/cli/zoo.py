@@ -84,8 +84,8 @@ def zoo_command(
 ) -> int:
     """Fix every model of ZOO: a zoo file (configs/zoo.toml), or a folder of models with their data beside them.
 
-    What is finished is not run again, unless its model, data, settings or the tool's version changed. Exit code: 0 all
-    fixed, 1 some not, 2 usage or zoo file, 130 stopped.
+    What is finished is not run again, unless its model, data, settings or the tool's version changed, or results are gone.
+    Exit code: 0 all fixed, 1 some not, 2 usage or zoo file, 130 stopped.
     """
     note_stage(OF_A_ZOO)
     found = _read(zoo, out)

@@ -15,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from overflow_fixer import __version__
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import write_text
+from overflow_fixer.files import is_there, write_text
 from overflow_fixer.zoo.entries import ZooEntry
 
 Kind = Literal["fixed", "not_verified", "failed", "crashed", "out_of_memory", "timed_out"]
 
 OUTCOME_FILE = "outcome.json"
+_KEPT = ("ranges.h5", "plan.json", "report.json", "report.html")
+"""What the main job leaves beside the artifact, and users and later stages read."""
 _MODEL = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 _LIMITED = frozenset({"out_of_memory", "timed_out"})
 
@@ -190,11 +192,14 @@ def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutc
 
 
 def is_settled(found: ZooOutcome) -> bool:
-    """Whether what was built is still there as it was, by its size, if something was; never where the folder was in the way: full, or in use."""
+    """Whether what was built is still there as it was, by its size, if something was, and what tells of it; never where the folder was in the
+    way: full, or in use.
+    """
     if found.exit_code == OutputError.exit_code:
         return False
     is_whole = (InputFile.of(found.folder / name).size_bytes == size for name, size in found.built.items())
-    return found.result is None or (bool(found.built) and all(is_whole))
+    is_told = (is_there(found.folder / name) for name in _KEPT)
+    return found.result is None or (bool(found.built) and all(is_whole) and all(is_told))
 
 
 def has_same_settings(found: ZooOutcome, basis: Basis) -> bool:

@@ -106,6 +106,16 @@ def _tear_artifact(entry: ZooEntry) -> ZooEntry:
     return entry
 
 
+@pytest.mark.parametrize("name", ["ranges.h5", "plan.json", "report.json", "report.html"])
+def test_a_model_whose_report_or_plan_is_gone_runs_again(add_model: AddModel, name: str) -> None:
+    entry = make_entry(add_model("m"))
+    _fix(entry)
+    (entry.folder / name).unlink()
+    assert _fix(entry) == {"m": False}
+    assert (entry.folder / name).is_file()
+    assert _fix(entry) == {"m": True}
+
+
 def test_a_model_runs_again_only_if_content_settings_or_results_changed(add_model: AddModel) -> None:
     entry = make_entry(add_model("m"))
     _fix(entry)
