@@ -63,11 +63,21 @@ _NOT_UTF8 = "path_not_utf8"
 Export = Literal["trtexec", "polygraphy-npps", "polygraphy-loader"]
 
 
+def refuse_nul(value: object) -> object:
+    """Raise ValueError for a path that no system call takes."""
+    if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
+        raise ValueError("it holds a NUL character, which no path can hold")
+    return value
+
+
 def _check_data(value: object) -> object:
     """Before pydantic tries the two types, and tells of both."""
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError('input should be a path, or "random"')
-    return value
+    return refuse_nul(value)
+
+
+_File = Annotated[Path, BeforeValidator(refuse_nul)]
 
 
 class ScanOptions(BaseModel):
@@ -109,8 +119,8 @@ class BuildOptions(BaseModel):
     workspace_gib: Number | None = Field(default=None, gt=0, le=_MOST_GIB)
     optimization_level: Whole | None = Field(default=None, ge=0, le=5)
     tactic_sources: tuple[str, ...] | None = None
-    timing_cache: Path | None = None
-    plugins: tuple[Path, ...] = ()
+    timing_cache: _File | None = None
+    plugins: tuple[_File, ...] = ()
     compare: Flag = True
     exports: tuple[Export, ...] = ()
     profile: dict[str, tuple[tuple[Whole, ...], tuple[Whole, ...], tuple[Whole, ...]]] = Field(
@@ -165,7 +175,7 @@ class RepairOptions(BaseModel):
 def _check_named(value: object) -> object:
     if value == "":
         raise ValueError("it names no folder; leave it out for MODEL-stem.fp16")
-    return value
+    return refuse_nul(value)
 
 
 class FixConfig(BaseModel):
@@ -176,10 +186,10 @@ class FixConfig(BaseModel):
 
     model_config = _FROZEN
 
-    model: Path
+    model: _File
     calib: Annotated[str | Path, BeforeValidator(_check_data)]
     out: Annotated[Path | None, BeforeValidator(_check_named)] = None
-    custom_ops: tuple[Path, ...] = ()
+    custom_ops: tuple[_File, ...] = ()
     """Libraries of custom operators for ONNX Runtime."""
     refuse_layernorm: Flag = False
     """Make LayerNorms that are written out LayerNormalization nodes first."""

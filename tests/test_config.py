@@ -1,5 +1,6 @@
 """Settings: every key documented, unknown ones refused, flags over file over defaults."""
 
+import json
 import math
 import os
 from dataclasses import fields, is_dataclass
@@ -250,6 +251,23 @@ def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
     assert "configs/default.toml" not in str(caught.value)
     with pytest.raises(ValueError, match=r"the path 'a\\udcff.{}.onnx' is not UTF-8; rename it"):
         FixConfig.model_validate({**FLAGS, key: value})
+
+
+@pytest.mark.parametrize(
+    "key", ["model", "calib", "out", "custom_ops", "build.plugins", "build.timing_cache"]
+)
+def test_a_path_that_holds_a_nul_is_refused(key: str, tmp_path: Path) -> None:
+    """A config file can name one, which a command line cannot."""
+    section, _, name = key.rpartition(".")
+    value = ["a\0b"] if name in ("custom_ops", "plugins") else "a\0b"
+    path = tmp_path / "c.toml"
+    table = f"[{section}]\n" if section else ""
+    path.write_text(f"{table}{name} = {json.dumps(value)}\n")
+    others = {other: value for other, value in FLAGS.items() if other != key}
+    with pytest.raises(ConfigError) as caught:
+        make_config(path, others)
+    assert f"from the config file {path}: {key}" in str(caught.value)
+    assert ": it holds a NUL character, which no path can hold. Expected" in str(caught.value)
 
 
 def test_the_word_random_stays_a_word() -> None:

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import Flag, Number, Whole
-from overflow_fixer.config import SECTIONS, FixConfig, say_problem
+from overflow_fixer.config import SECTIONS, FixConfig, refuse_nul, say_problem
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 from overflow_fixer.zoo.toml_lines import Key, find_lines, line_of
@@ -30,16 +30,19 @@ _OF_THE_RUN = frozenset({"custom_ops", "refuse_layernorm", *SECTIONS})
 """What an entry hands on to FixConfig as it is."""
 
 
+_Text = Annotated[str, BeforeValidator(refuse_nul)]
+
+
 class EntryOptions(BaseModel):
     """One `[[model]]` table with the defaults under it; the tables of a run are FixConfig's."""
 
     model_config = _FROZEN
 
-    path: str
+    path: _Text
     """Of a model, or a glob of several; relative to the zoo file."""
-    calib: str
+    calib: _Text
     """Path of the data, or "random". "{stem}" and "{folder}" stand for those of the model's file, "{name}" for its name."""
-    name: str | None = Field(default=None, min_length=1)
+    name: _Text | None = Field(default=None, min_length=1)
     priority: Whole = 0
     expected_minutes: Number | None = Field(default=None, gt=0, allow_inf_nan=False)
     timeout_minutes: Number = Field(default=240.0, gt=0, allow_inf_nan=False)

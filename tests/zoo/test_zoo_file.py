@@ -70,6 +70,29 @@ def test_a_file_with_a_byte_order_mark_is_read(models: Path) -> None:
     assert [entry.name for entry in zoo.entries] == ["a"]
 
 
+def test_a_path_that_holds_a_nul_is_refused_with_its_line(models: Path) -> None:
+    path = _write(
+        models,
+        """\
+out = "z\\u0000"
+[[model]]
+path = "a\\u0000/*.onnx"
+calib = "a.npz"
+[[model]]
+path = "a.onnx"
+calib = "a\\u0000.npz"
+[[model]]
+path = "a.onnx"
+calib = "a.npz"
+""",
+    )
+    with pytest.raises(ConfigError) as refused:
+        read_zoo_file(path)
+    told = str(refused.value)
+    for place in ("line 3: path", "line 7: calib", "line 8: out"):
+        assert f"{place}: it holds a NUL character" in told
+
+
 def test_every_problem_is_told_at_once_with_its_line(models: Path) -> None:
     path = _write(
         models,
