@@ -324,6 +324,7 @@ def _make_report(
 
 def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
     yield from say_without_effect(config.build, bench.backend.is_engine)
+    yield from bench.unheeded
     yield from say_luck(result.best, result.naive)
     yield from say_spent(result.best.verification, result.rounds, config.repair.budget(), result.spent)
     yield from say_left_out(result.best.verification, config.verify.jitter)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
     from overflow_fixer.calibration.readers import READERS, open_calibration
     from overflow_fixer.calibration.shapes import survey_shapes
+    from overflow_fixer.calibration.unheeded import say_unheeded
 
 __all__ = [
     "READERS",
@@ -24,6 +25,7 @@ __all__ = [
     "make_copies",
     "make_copy",
     "open_calibration",
+    "say_unheeded",
     "survey_shapes",
 ]
 
@@ -34,5 +36,6 @@ __getattr__ = lazy_names(
         "options": ("CalibrationOptions", "ImageOptions"),
         "readers": ("READERS", "open_calibration"),
         "shapes": ("survey_shapes",),
+        "unheeded": ("say_unheeded",),
     },
 )

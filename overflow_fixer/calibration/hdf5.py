@@ -12,7 +12,7 @@ import numpy as np
 
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions
-from overflow_fixer.calibration.samples import Cut, name_samples, plan_cuts
+from overflow_fixer.calibration.samples import Cut, name_heeded, name_samples, plan_cuts
 from overflow_fixer.calibration.source import Source, open_whole_files, reading
 from overflow_fixer.files import open_hdf5
 from overflow_fixer.records import Array, Feeds, InputSpec
@@ -29,7 +29,7 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
         shapes = {name: data.shape for name, data in _datasets(file, inputs).items()}
     cuts = plan_cuts(listing.root, shapes, inputs, options.batch_size)
     parts = name_samples(listing.root, cuts[inputs[0].name])
-    return Source(parts, partial(_read_samples, listing.root, inputs, cuts))
+    return Source(parts, partial(_read_samples, listing.root, inputs, cuts), heeds=name_heeded(cuts.values()))
 
 
 def _read_batch(inputs: Sequence[InputSpec], path: Path) -> Feeds:

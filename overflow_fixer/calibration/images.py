@@ -30,6 +30,15 @@ class _Target:
     size: tuple[int, int]
     has_batch_axis: bool
 
+    @property
+    def first(self) -> Dim:
+        """How many images the model takes at once."""
+        return self.spec.dims[0] if self.spec.dims is not None and self.has_batch_axis else None
+
+    @property
+    def has_free_batches(self) -> bool:
+        return self.has_batch_axis and not is_fixed(self.first)
+
 
 def open_source(listing: Listing, inputs: Sequence[InputSpec], options: CalibrationOptions) -> Source:
     """One image a batch, or as many as the model's first dimension says; `batch_size` where that is open.
@@ -44,7 +53,8 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
     groups = _group(listing, target, options.batch_size)
     parts = tuple(Part(_name_group(listing, group), group) for group in groups)
     told = json.dumps(asdict(images), separators=(",", ":"), ensure_ascii=False)
-    return Source(parts, partial(_read_all, groups, target, others), told)
+    heeds = {"images", "batch_size"} if target.has_free_batches else {"images"}
+    return Source(parts, partial(_read_all, groups, target, others), told, frozenset(heeds))
 
 
 def _section(listing: Listing, options: CalibrationOptions) -> ImageOptions:
@@ -138,13 +148,12 @@ def _constant(spec: InputSpec, images: ImageOptions) -> Array:
 
 
 def _group(listing: Listing, target: _Target, batch_size: int) -> list[tuple[Path, ...]]:
-    files, dims = listing.flat_files(), target.spec.dims
-    first = dims[0] if dims is not None and target.has_batch_axis else None
+    files, first = listing.flat_files(), target.first
     count = 1 if not target.has_batch_axis else first if is_fixed(first) else batch_size
     if is_fixed(first) and (count == 0 or len(files) % count):
         raise CalibrationError(
             f"{listing.root} holds {len(files)} images, which cannot be cut into batches of {count}. Expected a multiple "
-            f"of the model's first dimension: {describe_dims(dims)}. Add or remove images."
+            f"of the model's first dimension: {describe_dims(target.spec.dims)}. Add or remove images."
         )
     return [files[start : start + count] for start in range(0, len(files), count)]
 

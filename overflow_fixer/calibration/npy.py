@@ -11,7 +11,7 @@ from overflow_fixer.calibration.check import check_names
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.npy_stream import read_array, read_header, read_rows
 from overflow_fixer.calibration.options import CalibrationOptions
-from overflow_fixer.calibration.samples import Cut, name_samples, plan_cuts
+from overflow_fixer.calibration.samples import Cut, name_heeded, name_samples, plan_cuts
 from overflow_fixer.calibration.source import Part, Source, open_whole_files, reading
 from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import Array, Feeds, InputSpec
@@ -31,7 +31,8 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
     with reading(listing.root, _EXPECTED), listing.root.open("rb") as file:
         shapes = {name: read_header(file, _size(listing.root)).shape}
     cut = plan_cuts(listing.root, shapes, inputs, options.batch_size)[name]
-    return Source(name_samples(listing.root, cut), partial(_read_samples, listing.root, name, cut))
+    parts = name_samples(listing.root, cut)
+    return Source(parts, partial(_read_samples, listing.root, name, cut), heeds=name_heeded([cut]))
 
 
 def _read(path: Path) -> Array:

@@ -12,7 +12,7 @@ from zipfile import ZipFile, ZipInfo
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.npy_stream import read_array, read_header, read_rows
 from overflow_fixer.calibration.options import CalibrationOptions
-from overflow_fixer.calibration.samples import Cut, name_samples, plan_cuts
+from overflow_fixer.calibration.samples import Cut, name_heeded, name_samples, plan_cuts
 from overflow_fixer.calibration.source import Source, open_whole_files, reading
 from overflow_fixer.records import Array, Feeds, InputSpec
 
@@ -27,7 +27,7 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
         return open_whole_files(listing, _read_batch)
     cuts = plan_cuts(listing.root, _read_shapes(listing.root), inputs, options.batch_size)
     parts = name_samples(listing.root, cuts[inputs[0].name])
-    return Source(parts, partial(_read_samples, listing.root, cuts))
+    return Source(parts, partial(_read_samples, listing.root, cuts), heeds=name_heeded(cuts.values()))
 
 
 def _read_batch(path: Path) -> Feeds:

@@ -15,6 +15,7 @@ from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import Array, Feeds, InputSpec, is_fixed
 
 SUFFIXES: tuple[str, ...] = ()
+_HEEDS = frozenset({"random_batches", "seed"})
 
 
 def open_source(listing: Listing, inputs: Sequence[InputSpec], options: CalibrationOptions) -> Source:
@@ -25,7 +26,7 @@ def open_source(listing: Listing, inputs: Sequence[InputSpec], options: Calibrat
     for spec in inputs:
         _check_drawable(spec)
     parts = tuple(Part(f"random[{index}]", ()) for index in range(options.random_batches))
-    return Source(parts, partial(_draw_all, inputs, options), f"seed {options.seed}")
+    return Source(parts, partial(_draw_all, inputs, options), f"seed {options.seed}", _HEEDS)
 
 
 def describe(options: CalibrationOptions) -> str:

@@ -11,6 +11,7 @@ from overflow_fixer.calibration.check import check_feedable
 from overflow_fixer.calibration.listing import Listing, list_data
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.calibration.source import Part, Reader, Source
+from overflow_fixer.calibration.unheeded import ALL
 from overflow_fixer.errors import CalibrationError
 from overflow_fixer.records import CalibrationSet, InputSpec
 
@@ -51,7 +52,7 @@ def open_calibration(
 
 
 def _no_inputs(options: CalibrationOptions) -> CalibrationSet:
-    source = Source((Part("no inputs", ()),), lambda: iter([{}]))
+    source = Source((Part("no inputs", ()),), lambda: iter([{}]), heeds=ALL)
     text = "no data: the model has no inputs, and is run once"
     return CheckedBatches(text, False, Listing(Path(), ()), source, (), options.allow_nonfinite)
 

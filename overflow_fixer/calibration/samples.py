@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,11 @@ def plan_cuts(
     if len(counts) > 1 or len({cut.total for cut in cuts.values() if cut.is_free}) > 1:
         raise _disagreement(place, shapes, inputs, cuts)
     return cuts
+
+
+def name_heeded(cuts: Iterable[Cut]) -> frozenset[str]:
+    """What Source.heeds is of data that are cut so."""
+    return frozenset({"batch_size"} if any(cut.is_free for cut in cuts) else ())
 
 
 def name_samples(file: Path, cut: Cut) -> tuple[Part, ...]:

@@ -27,12 +27,14 @@ class Source:
     """The batches that a reader found. `read` gives their feeds, unchecked, in the order of `parts`.
 
     Each call of `read` walks from the start and holds no more than one batch at a time. `settings`
-    spells the options that change the values, for the fingerprint.
+    spells the options that change the values, for the fingerprint. `heeds` names the options of CalibrationOptions that make the
+    batches what they are, besides those that any data heed.
     """
 
     parts: tuple[Part, ...]
     read: Callable[[], Iterator[Feeds]]
     settings: str = ""
+    heeds: frozenset[str] = frozenset()
 
 
 class Reader(Protocol):

@@ -162,8 +162,8 @@ def _explain(number: signal.Signals, stage: str) -> str:
     if number == signal.SIGKILL:
         return (
             f"It was killed (SIGKILL) during: {stage}; most likely by the kernel, for want of memory. Expected room for "
-            "the model, one batch and what is computed from it. Use a smaller batch (fewer samples a file, or "
-            "--batch-size), or a machine with more memory. Files already written are whole; run the command again to "
+            "the model, one batch and what is computed from it. Use a smaller batch (fewer samples a file where a file is a "
+            "batch, --batch-size where batches are cut from one), or a machine with more memory. Files already written are whole; run the command again to "
             "go on."
         )
     return (

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from overflow_fixer.calibration import open_calibration
+from overflow_fixer.calibration import open_calibration, say_unheeded
 from overflow_fixer.cli import options
 from overflow_fixer.cli.console import show_progress
 from overflow_fixer.cli.fused_models import name_fused
@@ -72,8 +72,10 @@ def _scan(
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
     with name_fused(config, quiet), claim_folder(config.folder), show_progress(quiet) as progress:
         ranges = scan(config, graph, calibration, progress, progress.over, existing)
-    if ranges.provider_lack is not None and not quiet:
-        click.echo(ranges.provider_lack, err=True)
+    warnings = [ranges.provider_lack] if ranges.provider_lack is not None else []
+    warnings += say_unheeded(config.calibration, config.calib, calibration)
+    for warning in warnings if not quiet else ():
+        click.echo(warning, err=True)
     return ranges, config.folder / "ranges.h5"
 
 

@@ -25,7 +25,7 @@ _NUMBERS_OF_MEMORY = frozenset({errno.ENOMEM, errno.EAGAIN})
 _NUMBERS_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _TOO_LITTLE_MEMORY = (
     "memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer "
-    "samples a file, or --batch-size), or a machine with more memory, or raise the limits of what a process may take (ulimit -v) "
+    "samples a file where a file is a batch, --batch-size where batches are cut from one), or a machine with more memory, or raise the limits of what a process may take (ulimit -v) "
     "and of its threads (ulimit -u). Files already written are whole; run the command again to go on."
 )
 _TOO_FEW_FILES = (

@@ -206,7 +206,8 @@ def _hand_on(pending: Future[Batch | None], batches: Iterator[Batch], beside: Ex
 def _out_of_memory(scan: Scan) -> ModelError:
     return ModelError(
         f"Memory ran out over batch {scan.done + 1} of {scan.total}. Expected room for the model, one batch and what is "
-        "computed from it. Use a smaller batch (fewer samples a file, or --batch-size), or a machine with more memory."
+        "computed from it. Use a smaller batch (fewer samples a file where a file is a batch, --batch-size where batches are cut from "
+        "one), or a machine with more memory."
     )
 
 

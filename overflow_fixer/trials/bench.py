@@ -14,7 +14,7 @@ import onnxruntime
 
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
-from overflow_fixer.calibration import jitter, make_copies, survey_shapes
+from overflow_fixer.calibration import jitter, make_copies, say_unheeded, survey_shapes
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError, CalibrationError, ModelError
 from overflow_fixer.files import make_folder, move_files
@@ -65,7 +65,7 @@ class Bench:
 
     Each trial is built in a folder of its own under the output folder; `ship` moves the one that was
     chosen to its place, so that what ships is the very file that was measured. A trial that an earlier run finished
-    before it was killed is taken as it is: see trials.finished.
+    before it was killed is taken as it is: see trials.finished. `unheeded` tells of options that the data do not heed.
     """
 
     config: FixConfig
@@ -78,6 +78,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.backend: Backend = BACKENDS[self.backend_name]
         self.settings = make_settings(self.config, self.graph, self.calibration, self.backend)
+        self.unheeded = tuple(say_unheeded(self.config.calibration, self.config.calib, self.calibration))
         self._reference = CachedRunner(open_reference(self.graph))
         is_borne = CopyCheck(self._reference)
         self.calibration = jitter(self.calibration, self.config.verify.jitter, is_borne)

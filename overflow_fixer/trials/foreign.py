@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from overflow_fixer.backends import BACKENDS, choose_backend
-from overflow_fixer.calibration import jitter, open_calibration
+from overflow_fixer.calibration import jitter, open_calibration, say_unheeded
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph.model import Graph, load_graph
@@ -47,7 +47,7 @@ def verify_foreign(
         lambda done: progress("verify", done, len(calibration)),
     )
     check_parts(found)
-    return found, remarks
+    return found, (*remarks, *say_unheeded(config.calibration, config.calib, calibration))
 
 
 def _open(config: FixConfig, graph: Graph, path: Path) -> tuple[Runner, tuple[str, ...]]:

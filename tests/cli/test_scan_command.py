@@ -61,6 +61,14 @@ def stop_scan(data: Path, out: Path) -> None:
     assert len(load_recording(out / "ranges.h5").batch_names) == 1
 
 
+def test_options_that_the_data_do_not_heed_are_told_on_stderr(run: Run, data: Path, tmp_path: Path) -> None:
+    command = ("scan", SAMPLE / "model.onnx", "--calib", data, "--out", tmp_path / "out")
+    code, said, error = run(*command, "--batch-size", "1000")
+    assert (code, "ranges.h5: " in said) == (0, True)
+    assert error.startswith(f"calibration.batch_size has no effect on --calib {data}: ")
+    assert run(*command, "--batch-size", "1000", "-q") == (0, "", "")
+
+
 def test_a_stopped_scan_goes_on_or_says_why_not(run: Run, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ("scan", SAMPLE / "model.onnx", "--calib", data, "--out", out)

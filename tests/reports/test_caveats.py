@@ -15,9 +15,10 @@ from in_memory_calibration import InMemoryCalibration, make_model, node, save, s
 from onnx import TensorProto, helper
 from report_factories import make_error, make_table
 
+from overflow_fixer.calibration import CalibrationOptions
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.graph.model import load_graph
-from overflow_fixer.pipeline import fix
+from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.progress import silent
 from overflow_fixer.ranges import collect_ranges
@@ -414,5 +415,9 @@ def test_settings_of_engines_that_do_nothing_are_told(build: dict[str, Any], sai
 
 
 def test_a_report_tells_of_settings_that_do_nothing(tmp_path: Path) -> None:
-    report = fix(_config(tmp_path, optimization_level=3))
-    assert any(warning.startswith("build.optimization_level has no effect") for warning in report.warnings)
+    config = _config(tmp_path, optimization_level=3).model_copy(
+        update={"calibration": CalibrationOptions(seed=3)}
+    )
+    for report in (fix(config), verify_built(config)):
+        for name in ("build.optimization_level", "calibration.seed"):
+            assert any(warning.startswith(f"{name} has no effect") for warning in report.warnings)
