@@ -40,9 +40,9 @@ class RepairRound:
 
 @dataclass(frozen=True)
 class Share:
-    """How much of the model runs in FP16, by nodes with a float output and by FLOPs.
+    """How much of the model runs in FP16, by nodes with a float output and by FLOPs of products: see flops.COUNTERS.
 
-    `unknown_flops_nodes` are compute nodes whose FLOPs could not be counted (unknown shapes).
+    `unknown_flops_nodes` are nodes that may compute products and could not be counted.
     """
 
     fp16_nodes: int

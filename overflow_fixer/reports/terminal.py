@@ -30,7 +30,7 @@ from overflow_fixer.reports.wording import (
     say_compared,
     say_count,
     say_decibels,
-    say_flops,
+    say_flops_share,
     say_fused,
     say_mark,
     say_match,
@@ -212,10 +212,7 @@ def _share(document: Document) -> Iterator[RenderableType]:
     nodes = f"{share['fp16_nodes']} of {say_plural(share['float_nodes'], 'float node')}"
     yield title("Runs in FP16")
     yield note(f"{nodes} ({say_share(share['fp16_node_share'])})")
-    flops = f"{say_flops(share['fp16_flops'])} of {say_flops(share['flops'])}"
-    unknown = share["unknown_flops_nodes"]
-    left_out = f"; FLOPs of {say_plural(unknown, 'node')} unknown" if unknown else ""
-    yield note(f"{flops} ({say_share(share['fp16_flops_share'])}){left_out}")
+    yield note(say_flops_share(share))
     if document["engine"] is not None and document["engine"]["opaque_layers"]:
         yield note(OPAQUE_NOTE, "dim")
     if kept:

@@ -21,6 +21,8 @@ _LONGEST_WORD = 30
 _REASON_WIDTH = 160
 """Cells, in a sentence that is too long."""
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PRODUCTS = "Conv, ConvTranspose, Gemm, MatMul"
+"""What flops.COUNTERS counts."""
 NOTHING_COMPARED = "nothing compared"
 
 
@@ -153,6 +155,16 @@ def say_bytes(size: int | None) -> str:
 
 def say_flops(flops: int) -> str:
     return f"{_scale(flops)}FLOP"
+
+
+def say_flops_share(share: Mapping[str, Any]) -> str:
+    """How many of the FLOPs run in FP16 and of which operators they are, of the document's share."""
+    unknown = share["unknown_flops_nodes"]
+    left_out = f"; FLOPs of {say_plural(unknown, 'node')} unknown" if unknown else ""
+    if not share["flops"]:
+        return f"no FLOP in products ({_PRODUCTS}), which alone are counted{left_out}"
+    part = f"{say_flops(share['fp16_flops'])} of {say_flops(share['flops'])} ({say_share(share['fp16_flops_share'])})"
+    return f"{part} in products ({_PRODUCTS}){left_out}"
 
 
 def say_share(share: JsonNumber) -> str:

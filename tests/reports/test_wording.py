@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from report_factories import CONTROL
 from rich.cells import cell_len
 
+from overflow_fixer.flops import COUNTERS
 from overflow_fixer.reports import wording
 
 
@@ -143,4 +144,14 @@ def test_what_was_fused_is_told_with_its_error_and_what_was_left() -> None:
     assert (
         wording.say_fused({**fused, "left": left})
         == f"{told} 1 more stay as they are: w, its axes are computed."
+    )
+
+
+def test_flops_are_said_with_what_they_are_of() -> None:
+    counted = ", ".join(sorted(COUNTERS))
+    share = {"fp16_flops": 3, "flops": 6, "fp16_flops_share": 0.5, "unknown_flops_nodes": 0}
+    assert wording.say_flops_share(share) == f"3 FLOP of 6 FLOP (50.0 %) in products ({counted})"
+    none = {"fp16_flops": 0, "flops": 0, "fp16_flops_share": "NaN", "unknown_flops_nodes": 1}
+    assert wording.say_flops_share(none) == (
+        f"no FLOP in products ({counted}), which alone are counted; FLOPs of 1 node unknown"
     )
