@@ -200,6 +200,15 @@ def remove_abandoned(folder: Path) -> None:
                 temporary.unlink()
 
 
+def has_unfinished(folder: Path) -> bool:
+    """Whether a writer, or a run with trials, is at work in the folder or was killed there; False where it cannot be listed."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return any(name.startswith(TRIALS_PREFIX) or _TEMPORARY.fullmatch(name) for name in names)
+
+
 @contextmanager
 def remove_where_empty(new: Iterable[Path]) -> Iterator[None]:
     """Where the block fails, remove the folders, up to the first that has something in it."""

@@ -11,6 +11,7 @@ import pytest
 
 from overflow_fixer.errors import ModelError, OutputError
 from overflow_fixer.files import (
+    has_unfinished,
     make_folder,
     need_folder,
     open_hdf5,
@@ -37,6 +38,17 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         _write_half(path)
     assert path.read_text() == "one"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_writers_leave_that_were_killed_is_known_from_a_users_files(tmp_path: Path) -> None:
+    for name in (".a.tmp", "a.7-0123abcd.tmp", "trials"):
+        (tmp_path / name).touch()
+    assert not has_unfinished(tmp_path)
+    assert not has_unfinished(tmp_path / "nothing")
+    with replace_file(tmp_path / "b.txt") as temporary:
+        temporary.touch()
+        assert has_unfinished(tmp_path)
+    assert not has_unfinished(tmp_path)
 
 
 def _write_half(path: Path) -> None:

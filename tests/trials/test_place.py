@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from fake_tensorrt import Script, Variant, fake_tensorrt
 from in_memory_calibration import make_model, node
 
-from overflow_fixer import FixConfig, PrecisionPlan, fix, load_graph
+from overflow_fixer import FixConfig, PrecisionPlan, fix, load_graph, open_calibration
 from overflow_fixer.backends import BACKENDS, mixed_onnx
 from overflow_fixer.cli import main
 from overflow_fixer.errors import OutputError
+from overflow_fixer.pipeline import scan
+from overflow_fixer.progress import silent
 from overflow_fixer.trials.place import check_place, name_artifact
 
 WEIGHTS = {"w": np.eye(4, dtype=np.float32)}
@@ -89,10 +92,26 @@ def test_what_another_tool_made_is_not_replaced(tmp_path: Path) -> None:
     assert _hash_all(tmp_path) == before
 
 
-def test_what_is_torn_is_made_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["m.fp16.onnx", "m.fp16.onnx.data"])
+@pytest.mark.parametrize("trace", ["ranges.h5", ".trials-x", ".m.fp16.onnx.7-0123abcd.tmp"])
+def test_what_a_killed_run_left_torn_is_made_anew(name: str, trace: str, tmp_path: Path) -> None:
+    config = _configure(tmp_path).model_copy(update={"out": tmp_path / "out"})
+    graph = load_graph(_save(tmp_path))
+    if trace == "ranges.h5":
+        scan(config, graph, open_calibration(config.calib, graph.inputs), silent)
+    else:
+        (config.folder / trace).mkdir(parents=True)
+    (config.folder / name).write_bytes(b"?")
+    assert fix(config).fixed.passed
+
+
+@pytest.mark.parametrize("name", ["m.fp16.onnx", "m.fp16.onnx.data"])
+def test_what_is_torn_where_nothing_was_run_is_anothers(name: str, tmp_path: Path) -> None:
     _save(tmp_path)
-    (tmp_path / "m.fp16.onnx").write_bytes(b"?")
-    assert fix(_configure(tmp_path)).fixed.passed
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(OutputError, match=f"{re.escape(name)} is there, and fix-fp16 did not make it"):
+        fix(_configure(tmp_path))
+    assert (tmp_path / name).read_bytes() == b"mine"
 
 
 def test_an_earlier_one_of_its_own_is(tmp_path: Path) -> None:

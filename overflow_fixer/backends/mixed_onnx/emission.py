@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +18,7 @@ from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, ModelError
-from overflow_fixer.files import is_there, name_data, refuse_to_replace, replace_files
+from overflow_fixer.files import has_unfinished, is_there, name_data, refuse_to_replace, replace_files
 from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.host.shortages import tell_shortage
@@ -30,6 +31,8 @@ from overflow_fixer.simulation.typed_model import simulate
 _SHA256 = "overflow_fixer.model_sha256"
 _VERSION = "overflow_fixer.version"
 _PLAN = "overflow_fixer.plan_sha256"
+_BESIDE = ("ranges.h5", "plan.json")
+"""What is written before a model is, where a run does more than to build."""
 
 
 def emit(graph: Graph, plan: PrecisionPlan, path: Path | str, *, io_types: IoTypes = "keep") -> Artifact:
@@ -87,11 +90,21 @@ def name_files(path: Path) -> tuple[Path, Path]:
 
 
 def find_foreign(path: Path) -> Path | None:
-    """The file at `path`, where it is a model that `emit` did not write; one that is torn may have been its own."""
-    try:
-        return path if is_there(path) and read_stamps(path)[0] == "" else None
-    except ModelError:
+    """Of the files that `emit` would replace, the first that it did not write; weights beside a model of its own are its own.
+
+    A model that is torn, or weights without a model, may be of a run that was killed: they are foreign where none left a trace.
+    """
+    suspect = path if is_there(path) else name_data(path)
+    if not is_there(suspect):
         return None
+    with suppress(ModelError):
+        if suspect == path:
+            return None if read_stamps(path)[0] else path
+    return None if _has_run_in(path.parent) else suspect
+
+
+def _has_run_in(folder: Path) -> bool:
+    return has_unfinished(folder) or any(is_there(folder / name) for name in _BESIDE)
 
 
 def read_stamps(path: Path) -> tuple[str, str]:
