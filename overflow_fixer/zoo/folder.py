@@ -20,8 +20,8 @@ _FOLDERS = ("calib", "calibration", "data")
 
 
 def read_folder(root: Path, folder: Path | None = None) -> Zoo:
-    """Every .onnx file below `root`, however it is spelled, hidden folders and what this tool makes left out: NAME.fp16.onnx, and models that it fused.
-    A folder with such a name is none, and models in it are.
+    """Every .onnx file below `root`, however it is spelled, but for hidden files, those in hidden folders, and what this tool makes:
+    NAME.fp16.onnx, and models that it fused. A folder with such a name is none, and models in it are.
 
     The data of DIR/NAME.onnx are the first of these that is there: DIR/NAME.calib, DIR/NAME.npz (or .npy, .h5, .hdf5, .json),
     DIR/calib/NAME (or calibration, data) and, where NAME is the one model in DIR, DIR/calib itself. Raises ConfigError

@@ -34,8 +34,9 @@ def test_data_are_looked_for_in_this_order(tmp_path: Path, files: list[str], dat
     assert entries["m"].config.calib == tmp_path / data
 
 
-def test_models_lie_at_any_depth_and_results_and_hidden_folders_are_none(tmp_path: Path) -> None:
+def test_models_lie_at_any_depth_and_results_and_hidden_ones_are_none(tmp_path: Path) -> None:
     _touch(tmp_path, "a/x.onnx", "a/x.npz", "b/c/y.onnx", "b/c/y.npz", ".hidden/z.onnx", "a/x.fp16.onnx")
+    _touch(tmp_path, "a/.x.onnx", "a/.x.npz")
     _touch(tmp_path, "x.fp16/fused/x.onnx", "a.zoo/y/fused/y.onnx", "a.zoo/y/outcome.json")
     _touch(tmp_path, "fused/w.onnx", "fused/w.npz", "log.txt")
     zoo = read_folder(tmp_path, tmp_path / "out")
