@@ -22,7 +22,8 @@ from overflow_fixer.reports.staleness import find_stale, is_at_home
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def report_command(path: Path, quiet: bool, debug: bool) -> int:
     """Tell FOLDER/report.json, or a file of its kind, again: the closing table, and report.html beside it made anew, where
-    that can be written. A report.json that was copied elsewhere alone, or has another name, is told as it stands.
+    that can be written. A report.json that was copied elsewhere alone, or has another name, is told as it stands if
+    that file itself is named; where its FOLDER is, what was built is missing there.
 
     Exit code: 0 fixed and verified, 1 not verified, 5 or 6 where FOLDER holds another plan than the one verified, other
     ranges, or other than what was built from it; 5 too for a report that contradicts itself. What was built is known by its

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,15 @@ def test_the_table_is_told_all_the_same_with_the_usual_code(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 2
+
+
+def test_a_report_that_was_copied_alone_is_told_if_it_is_named_itself(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(finished / "report.json", alone)
+    assert _report(alone / "report.json") == 0
+    assert "no longer fits" not in capsys.readouterr().out
+    assert _report(alone) == 6
+    assert "m.fp16.onnx is not there" in " ".join(capsys.readouterr().out.split())
