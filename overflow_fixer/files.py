@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -139,6 +140,20 @@ def refuse_to_replace(kept: Iterable[Path], written: Iterable[Path]) -> None:
             f"{path} is a file that is read here: the model, its weights, its data or a library. Expected another name for "
             "what is written there. Name another folder with --out, or rename the file. Nothing was written."
         )
+
+
+def refuse_long_name(path: Path) -> None:
+    """Raise OutputError where the name of a file, or the longer one that it has while it is written, is too long for its disk."""
+    folder = next(above for above in path.absolute().parents if os.path.isdir(above))
+    try:
+        os.lstat(folder / _name_temporary(path).name)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise OutputError(
+                f"{path} cannot be written: its name of {len(os.fsencode(path.name))} bytes, with some more while it is written, is "
+                "longer than the file system takes. Expected a shorter name of the model, after which it is called. Rename the "
+                "model, or link to it by another name. Nothing was written."
+            ) from error
 
 
 @contextmanager

@@ -7,16 +7,22 @@ from pathlib import Path
 from overflow_fixer.backends import BACKENDS
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import refuse_to_replace
+from overflow_fixer.files import name_data, refuse_long_name, refuse_to_replace
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.trials.results import check_results, list_read
 
 
 def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
-    """Raise OutputError where results would take the place of what is read, or of an artifact that has no stamp of fix-fp16."""
+    """Raise OutputError where results would take the place of what is read, or of an artifact that has no stamp of fix-fp16, and where
+    their names are too long.
+    """
     chosen = BACKENDS[backend]
     path = name_artifact(config, backend)
-    refuse_to_replace(list_read(config, graph), chosen.name_files(path))
+    files = chosen.name_files(path)
+    for file in files:
+        if file not in map(name_data, files):  # which is written in a folder, under its own name
+            refuse_long_name(file)
+    refuse_to_replace(list_read(config, graph), files)
     check_results(config, graph)
     foreign = chosen.find_foreign(path, config.build.settings(config.folder, {}))
     if foreign is not None:

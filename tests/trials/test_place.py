@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -112,6 +114,25 @@ def test_what_is_torn_where_nothing_was_run_is_anothers(name: str, tmp_path: Pat
     with pytest.raises(OutputError, match=f"{re.escape(name)} is there, and fix-fp16 did not make it"):
         fix(_configure(tmp_path))
     assert (tmp_path / name).read_bytes() == b"mine"
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_scan(tmp_path: Path) -> None:
+    """The limit is that of the name while it is written: what is just short enough is fixed."""
+    _save(tmp_path)
+    room = os.pathconf(tmp_path, "PC_NAME_MAX") - len(f"..fp16.onnx.{os.getpid()}-01234567.tmp")
+    for length in (room, room + 1):
+        model = tmp_path / f"{'n' * length}.onnx"
+        shutil.copy(tmp_path / "m.onnx", model)
+        config = _configure(tmp_path).model_copy(
+            update={"model": model, "out": tmp_path / "out" / str(length)}
+        )
+        if length == room:
+            assert fix(config).fixed.passed
+            continue
+        with pytest.raises(OutputError, match="is longer than the file system takes") as refused:
+            fix(config)
+        assert "Rename the model, or link to it by another name" in str(refused.value)
+        assert not config.folder.exists()
 
 
 def test_an_earlier_one_of_its_own_is(tmp_path: Path) -> None:
