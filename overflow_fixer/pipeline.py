@@ -58,6 +58,7 @@ from overflow_fixer.reports.caveats import (
     say_unsettled,
     say_without_effect,
 )
+from overflow_fixer.reports.staleness import say_replaced_plan
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.settings import use_custom_ops
 from overflow_fixer.trials.bench import Bench, check_request
@@ -110,8 +111,10 @@ def fix(
             ):
                 result = _try_all(config, bench, plan, clock)
                 best = replace(result.best, artifact=bench.ship(result.best.artifact))
+            warnings = (*result.warnings, *say_replaced_plan(config.folder, best.plan))
             save_plan(best.plan, config.folder / "plan.json")
-            report = _make_report(config, bench, plan, replace(result, best=best), reason, clock)
+            result = replace(result, best=best, warnings=warnings)
+            report = _make_report(config, bench, plan, result, reason, clock)
             return _write(report, config, bench, fused)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, VerifyOp
 from overflow_fixer.errors import BackendError, ConfigError, FixError, ModelError, OutputError, PlanError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
-from overflow_fixer.reports import render_text
+from overflow_fixer.reports import load_plan, render_text, save_plan
 from overflow_fixer.reports.document import build_document
 from overflow_fixer.reports.terminal import print_document
 from overflow_fixer.reports.wording import shorten_middle
@@ -434,3 +435,24 @@ def test_a_sparse_constant_is_fixed_like_a_dense_one(place: str, tmp_path: Path)
     report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
     assert report.passed
     assert report.ranges.by_tensor["If_y/then_branch/s" if place == "body" else "s"].max == 9e4
+
+
+def test_a_plan_that_was_edited_since_its_report_is_not_replaced_without_a_word(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    plan, report = config.folder / "plan.json", config.folder / "report.json"
+    made = fix(config).plan
+    assert made.pins
+
+    def rerun(*, has_report: bool) -> list[str]:
+        save_plan(replace(made, pins=made.pins[1:]), plan)
+        if not has_report:
+            report.unlink()
+        return [warning for warning in fix(config).warnings if "was replaced" in warning]
+
+    (told,) = rerun(has_report=True)
+    assert told.startswith(
+        f"{plan} was replaced: it held another plan than the one that was last verified there"
+    )
+    assert load_plan(plan) == made
+    assert not [warning for warning in fix(config).warnings if "was replaced" in warning]
+    assert rerun(has_report=False) == []

@@ -13,11 +13,11 @@ from overflow_fixer.ranges.recording import FORMAT_VERSION
 from overflow_fixer.ranges.store import load_header
 from overflow_fixer.records import PrecisionPlan, RangeTable
 from overflow_fixer.reports.document import Document, describe_observed
-from overflow_fixer.reports.numbers_json import JsonNumber, encode_number
+from overflow_fixer.reports.numbers_json import JsonNumber, encode_number, parse_json
 from overflow_fixer.reports.plan_file import find_earlier_plan, read_reported
 
 _IO_TYPES = ("keep", "fp16")
-_NAME = "report.json"
+_NAME, _PLAN = "report.json", "plan.json"
 
 
 def find_stale(document: Document, folder: Path) -> FixError | None:
@@ -39,10 +39,29 @@ def find_stale(document: Document, folder: Path) -> FixError | None:
     return BackendError(text) if built else PlanError(text)
 
 
+def say_replaced_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
+    """That `plan` takes the place of one that was edited, or made apart, since the report beside it was written; nothing without
+    a report.
+    """
+    found = find_earlier_plan(folder / _PLAN, plan.model_sha256)
+    if found is None or fingerprint(found, "keep") == fingerprint(plan, "keep"):
+        return
+    try:
+        reported = read_reported(parse_json((folder / _NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return
+    if fingerprint(found, "keep") != fingerprint(reported, "keep"):
+        yield (
+            f"{folder / _PLAN} was replaced: it held another plan than the one that was last verified there, edited by hand or made by "
+            "fix-fp16 plan, and this run made its own. To have such a plan built, use fix-fp16 build and fix-fp16 verify; to keep "
+            "nodes in FP32, or out of it, in every run, --include-nodes and --exclude-nodes."
+        )
+
+
 def is_at_home(document: Document, file: Path) -> bool:
     """Whether the file of a report lies in the folder that it tells of, wherever that was moved to, and not alone elsewhere."""
     artifact = Path(document["backend"]["artifact"])
-    is_beside = any((file.parent / name).is_file() for name in (artifact.name, "plan.json"))
+    is_beside = any((file.parent / name).is_file() for name in (artifact.name, _PLAN))
     return file.name == _NAME and (is_beside or artifact.parent.resolve() == file.parent.resolve())
 
 
@@ -62,7 +81,7 @@ def _check_artifact(document: Document, folder: Path, plan: PrecisionPlan) -> It
 
 
 def _check_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
-    path = folder / "plan.json"
+    path = folder / _PLAN
     found = find_earlier_plan(path, plan.model_sha256)
     is_same = found is not None and fingerprint(found, "keep") == fingerprint(plan, "keep")
     if path.is_file() and not is_same:
