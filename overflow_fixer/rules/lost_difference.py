@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.cancelled_biases import find_cancelled_biases
 from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
-from overflow_fixer.evidence.differences.chosen_differences import find_chosen, is_distance
+from overflow_fixer.evidence.differences.chosen_differences import find_chosen
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_divided, find_sources
 from overflow_fixer.evidence.differences.exponents import find_exponents
@@ -168,13 +168,12 @@ def _tell_small(graph: Graph, ranges: RangeTable, divided: Divided) -> LostDiffe
 
 
 def _trace_far(graph: Graph, ranges: RangeTable, node: Node, terms: tuple[str, ...]) -> Iterator[Node]:
-    """The node, and what computes its terms; of E[x²] − E[x]² and of distances also what is small before it is squared.
+    """The node, what computes its terms, and what is smaller before it is added up or squared, as far as its rounding matters.
 
-    Of that not the layer that writes x, whose error averages out.
+    Of that not the layers that write data, whose errors average out.
     """
-    if "cancellation" in ranges.inner_of.get(node.label, {}) or is_distance(graph, node):
-        sources = find_sources(graph, ranges, node, ranges.by_tensor[node.outputs[0]].max_abs)
-        yield from (source for source in sources if source.standard_op not in _LAYERS)
+    sources = find_sources(graph, ranges, node, ranges.by_tensor[node.outputs[0]].max_abs)
+    yield from (source for source in sources if source.standard_op not in _LAYERS)
     yield node
     for name in terms:
         yield from trace_back(graph, ranges, name)
