@@ -2,7 +2,8 @@
 
 To take it costs more than everything else that a scan takes, and of most tensors it tells nothing: one
 element near zero among millions is no danger. It matters where a small value becomes a large one, in an output of
-the model, and where a tensor may be a mask, all of whose elements are 0 or one number.
+the model, where it is compared with zero or a tiny number, and where a tensor may be a mask, all of whose elements are 0 or
+one number.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from overflow_fixer.graph.comparisons import find_tiny_comparisons
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 
@@ -40,7 +42,8 @@ def find_small_valued(graph: Graph, wanted: SmallValues = "needed") -> frozenset
     slots = ((node.inputs, _ENLARGING[node.op_type]) for node in graph.nodes if node.op_type in _ENLARGING)
     found = {inputs[slot] for inputs, slot in slots if slot < len(inputs)}
     outputs = {name for name in graph.outputs if graph.is_float(name)}
-    return frozenset(found | outputs | _find_masks(graph) | _find_zeros_at_1(graph, found))
+    compared = {comparison.tensor for comparison in find_tiny_comparisons(graph)}
+    return frozenset(found | outputs | compared | _find_masks(graph) | _find_zeros_at_1(graph, found))
 
 
 def _find_zeros_at_1(graph: Graph, enlarged: Iterable[str]) -> set[str]:

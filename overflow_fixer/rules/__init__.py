@@ -18,6 +18,7 @@ from overflow_fixer.rules.constant_range import find_constants_out_of_range
 from overflow_fixer.rules.control_flow import find_inside_bodies
 from overflow_fixer.rules.inner_value import find_large_inner_values
 from overflow_fixer.rules.lost_box import find_lost_boxes
+from overflow_fixer.rules.lost_comparison import find_lost_comparisons
 from overflow_fixer.rules.lost_difference import find_lost_differences
 from overflow_fixer.rules.lost_integer import find_lost_integers
 from overflow_fixer.rules.lost_logit import find_lost_logits
@@ -45,6 +46,7 @@ DEFAULT_RULES: dict[str, Rule] = {
     "small_value": find_small_values,
     "lost_integer": find_lost_integers,
     "lost_box": find_lost_boxes,
+    "lost_comparison": find_lost_comparisons,
     "lost_difference": find_lost_differences,
     "lost_logit": find_lost_logits,
     "lost_phase": find_lost_phases,

@@ -30,6 +30,7 @@ _FOLLOWING = (
     "small_value",
     "lost_integer",
     "lost_box",
+    "lost_comparison",
     "lost_difference",
     "lost_logit",
     "lost_phase",

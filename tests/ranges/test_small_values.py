@@ -62,3 +62,21 @@ def test_what_is_zero_at_1_on_the_way_to_what_is_enlarged(tmp_path: Path) -> Non
     outputs = [value_info(name) for name in "zw"]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], outputs)
     assert find_small_valued(graph) == {"x", "p", "l", "n", "a", "s", "z", "e", "w"}
+
+
+def test_what_is_compared_with_a_tiny_number(tmp_path: Path) -> None:
+    nodes = [
+        node("Exp", ["x"], ["e"]),
+        node("Tanh", ["e"], ["t"]),
+        node("Less", ["e", "tiny"], ["b"]),
+        node("Less", ["t", "one"], ["c"]),
+        node("And", ["b", "c"], ["d"]),
+        node("Cast", ["d"], ["y"], to=TensorProto.FLOAT),
+    ]
+    constants = [
+        numpy_helper.from_array(np.float32(value), name) for name, value in (("one", 1), ("tiny", 1e-10))
+    ]
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2])], [value_info("y")], constants)
+    found = find_small_valued(graph)
+    assert "e" in found
+    assert "t" not in found

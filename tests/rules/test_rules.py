@@ -90,6 +90,7 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("If", "c", "s", then_branch=body, else_branch=body),
         node("Cos", "phase", "t"),
         node("Mul", "x small", "a"),
+        node("Sign", "a", "sign"),
         node("Div", "d a", "q"),
         node("Exp", "x", "e"),
         node("Mul", "e small", "rate"),
@@ -106,7 +107,7 @@ def _small_and_counted(folder: Path) -> tuple[Graph, RangeTable]:
         node("Mul", "mean third", "spot"),
         node("Expand", "spot pair", "grid"),
         node("GridSample", "wide grid", "seen"),
-        node("Sum", "d s t q side cut total share decay seen", "y"),
+        node("Sum", "d s t q side cut total share decay seen sign", "y"),
     ]
     inputs = {"ids": (TensorProto.INT64, [3]), "c": (TensorProto.BOOL, []), "x": [3]}
     constants = {"corners": ints(1, 4), "image": np.ones((1, 1, 2, 2), np.float32), "index": ints(0)}

@@ -1,0 +1,116 @@
+"""Comparisons with zero or a tiny number that FP16 decides otherwise, of values that were seen.
+
+FP16 makes zero of 1e-10 and of what is compared with it: x² < 1e-10 guards no division there. One element near zero among
+millions is no danger; so values but zero count where they are there by no chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.zeros.near_zero import SUMS, TERMS
+from overflow_fixer.evidence.zeros.shown_decisions import is_shown
+from overflow_fixer.evidence.zeros.small_sources import (
+    Part,
+    is_never_negative,
+    trace_badly_held,
+    trace_small,
+)
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
+from overflow_fixer.graph.comparisons import Comparison, find_tiny_comparisons
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_square
+from overflow_fixer.records import Range, RangeTable
+
+_RARE = 2.0**-10
+"""How likely the smallest of evenly spread values is as small by chance, at most."""
+_SCALES = frozenset("Mul Div".split())
+_ADDS_SQUARES = "ReduceSumSquare"
+
+
+class LostDecision(NamedTuple):
+    """A comparison, a value of which FP16 decides otherwise, and the nodes that have to be right."""
+
+    comparison: Comparison
+    value: float
+    nodes: tuple[Node, ...]
+
+
+def find_lost_decisions(graph: Graph, ranges: RangeTable) -> Iterator[LostDecision]:
+    """Those that show, with the comparison and what writes values as small for it."""
+    for comparison in find_tiny_comparisons(graph):
+        seen = ranges.get(comparison.tensor)
+        value = math.nan if seen is None else _find_otherwise(graph, ranges, comparison, seen)
+        if seen is not None and not math.isnan(value) and is_shown(graph, ranges, comparison):
+            nodes = dict.fromkeys((*_trace(graph, ranges, comparison, seen.min_nonzero_abs), comparison.node))
+            yield LostDecision(comparison, value, tuple(nodes))
+
+
+def _find_otherwise(graph: Graph, ranges: RangeTable, comparison: Comparison, seen: Range) -> float:
+    """A value of which FP16 decides otherwise; NaN without one."""
+    if 0 in (seen.min, seen.max) and comparison.is_otherwise_in_fp16(0.0):
+        return 0.0
+    if not seen.min_nonzero_abs > 0 or not _is_there_by_no_chance(graph, ranges, comparison.tensor, seen):
+        return math.nan
+    found = (one for one in _list_values(comparison, seen) if comparison.is_otherwise_in_fp16(one))
+    return next(found, math.nan)
+
+
+def _list_values(comparison: Comparison, seen: Range) -> Iterator[float]:
+    """What was seen nearest to zero, and numbers beside that of the comparison, between what was seen."""
+    least, number = seen.min_nonzero_abs, comparison.number
+    beside = [number + times * FP16_MIN_SUBNORMAL / 4 for times in (1, -1, 2, -2)]
+    for value in (least, -least, *(beside if number else ())):
+        if seen.min <= value <= seen.max and least <= abs(value):
+            yield value
+
+
+def _is_there_by_no_chance(graph: Graph, ranges: RangeTable, tensor: str, seen: Range) -> bool:
+    """Whether values as small as the smallest are more than chance or rounding makes of a tensor of so many elements.
+
+    Of values that are spread evenly up to 2^-14, one in 1024 is within a step of any number.
+    """
+    power = _find_power(graph, ranges, tensor)
+    if not power or not seen.max_abs > 0:
+        return False
+    chance = math.pow(seen.min_nonzero_abs / seen.max_abs, 1 / power) * seen.element_count
+    return chance <= _RARE or seen.max_abs <= FP16_MIN_NORMAL
+
+
+def _find_power(graph: Graph, ranges: RangeTable, tensor: str) -> int:
+    """2 of squares, moved, scaled and added up, else 1; 0 where a difference was before, of which rounding leaves what it will."""
+    power, node = 1, graph.producers.get(tensor)
+    while node is not None:
+        op = node.standard_op
+        is_squared = is_square(graph, node) or op == _ADDS_SQUARES
+        power = 2 if is_squared else power
+        if not is_squared and op in TERMS | SUMS and not _adds_one_sign(ranges, graph, node):
+            return 0
+        is_scaled = op in _SCALES and any(name in graph.constants for name in node.inputs)
+        goes_on = is_squared or is_scaled or moves(node, 0) or op in ("Abs", "Neg") or op in TERMS | SUMS
+        live = [name for name in node.inputs if name not in graph.constants and graph.is_float(name)]
+        node = graph.producers.get(live[0]) if goes_on and live else None
+    return power
+
+
+def _adds_one_sign(ranges: RangeTable, graph: Graph, node: Node) -> bool:
+    floats = [name for name in node.inputs if graph.is_float(name)]
+    return node.standard_op != "Sub" and all(is_never_negative(ranges, name) for name in floats)
+
+
+def _trace(graph: Graph, ranges: RangeTable, comparison: Comparison, least: float) -> Iterator[Node]:
+    """What writes the tensor, and values for it that FP16 makes zero of; beside a number that it holds badly, values as small.
+
+    A comparison writes no float: it is in FP32 where what it compares is.
+    """
+    number, writer = abs(comparison.number), graph.producers.get(comparison.tensor)
+    if writer is not None and not any(map(graph.is_float, comparison.node.writes)):
+        yield writer
+    if number > FP16_UNDERFLOW:
+        yield from trace_badly_held(graph, ranges, Part(comparison.tensor, max(number, least)))
+    else:
+        yield from trace_small(graph, ranges, [Part(comparison.tensor, least)])
