@@ -222,9 +222,24 @@ def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[_Cons
         if behind:
             yield _of_a_guard(graph, ranges, use, behind)
     elif slot in _FACTOR_SLOTS.get(op, ()) and use.constant.most <= FP16_UNDERFLOW:
-        seen = ranges.get(node.outputs[0])
-        if seen is not None and seen.max_abs > FP16_UNDERFLOW:
-            yield _Consequence(f"and with it every product, of up to {seen.max_abs:.3g}", concerned)
+        most = _find_most_made(ranges, use)
+        if most > FP16_UNDERFLOW:
+            yield _Consequence(f"and with it every product, of up to {most:.3g}", concerned)
+
+
+def _find_most_made(ranges: RangeTable, use: _Use) -> float:
+    """The largest that may be made of a factor: what was seen, or what the other factor makes of it, where others are beside it.
+
+    Of a matrix product as many terms as the factor has elements may be added up, at most.
+    """
+    node, seen = use.node, ranges.get(use.node.outputs[0])
+    read, other = ranges.get(node.inputs[use.slot]), ranges.get(node.inputs[1 - use.slot])
+    if seen is None or read is None or other is None or node.standard_op == "Div":
+        return 0.0 if seen is None else seen.max_abs
+    batches = max(len(ranges.batch_names), 1)
+    terms = 1.0 if node.standard_op == "Mul" else max(read.element_count / batches, 1.0)
+    made = use.constant.most * other.max_abs * terms * abs(float(node.value_of("alpha", 1.0)))
+    return min(seen.max_abs, made) if made >= 0 else seen.max_abs
 
 
 def _of_a_guard(graph: Graph, ranges: RangeTable, use: _Use, behind: tuple[Node, ...]) -> _Consequence:

@@ -427,6 +427,30 @@ def test_a_factor_matters_if_fp16_could_hold_the_product(
     assert _pins(tmp_path, nodes, constants) == ([f"{op}_a"] if pins else [])
 
 
+@pytest.mark.parametrize(
+    ("op", "largest", "is_pinned"),
+    [
+        ("Mul", 2.0**15, False),
+        ("Mul", 2.0**15 + 1, True),
+        ("MatMul", 2.0**13, False),
+        ("MatMul", 2.0**13 + 1, True),
+        ("Mul", math.inf, True),
+        ("MatMul", math.nan, False),
+    ],
+)
+def test_a_factor_beside_others_matters_if_fp16_could_hold_what_is_made_of_it(
+    op: str, largest: float, is_pinned: bool, tmp_path: Path
+) -> None:
+    """The cosine of 90 degrees, 6e-17 in FP32, is an element of a rotation; of four, all may be added up."""
+    nodes = [node("Concat", "tiny others", "r", axis=0), node(op, "x r", "y")]
+    constants = {"tiny": floats(2.0**-40), "others": floats(1, 0, 1)}
+    x = floats(largest, 3, 4, 5)
+    graph, ranges = scan(make_model(nodes, {"x": [4]}, "y", constants), tmp_path, {"x": x})
+    assert pinned_by(find_vanishing_constants, graph, ranges) == (
+        ["Concat_r", f"{op}_y"] if is_pinned else []
+    )
+
+
 def test_weights_with_some_tiny_elements_are_no_matter(tmp_path: Path) -> None:
     weight = np.asarray([[1, 1e-12, 2], [3, 4, 1e-20], [0, 0, 1]], np.float32)
     nodes = [node("MatMul", "x w", "a"), node("Mul", "a s", "y")]
