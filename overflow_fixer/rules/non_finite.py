@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from overflow_fixer.evidence.constants.divided_by_zero import find_infinities_of_zeros
 from overflow_fixer.evidence.constants.infinite_constants import (
     find_infinities_handed_on,
     find_masked_rows,
@@ -27,7 +28,7 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
     `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
     batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none. What comes from an overflow in
     the model's own FP16 is for the record, unless there are finite values beside it that FP16 cannot hold. So are
-    infinities of constants of which the node makes in FP16 what it makes in FP32, and the NaN of a Softmax of rows of these alone.
+    infinities of constants of which the node makes in FP16 what it makes in FP32, those of zeros by which FP16 divides as well, and the NaN of a Softmax of rows of these alone.
     """
     for tensor, verb in touched(node).items():
         seen = ranges.get(tensor)
@@ -54,6 +55,8 @@ def _find_excuse(node: Node, graph: Graph, ranges: RangeTable, seen: Range) -> s
         return _say_source(tensor, lost[tensor])
     if tensor in find_infinities_handed_on(graph, ranges) and is_same_in_fp16(node, graph, ranges):
         return "a constant brings them, and FP16 makes the same of them"
+    if tensor in find_infinities_of_zeros(graph, ranges):
+        return "zeros bring them, by which FP16 divides as well, and they are taken out again"
     if tensor in find_masked_rows(graph, ranges) and hands_nan_on(node):
         return "rows that a constant masks as a whole are NaN in FP16 as well"
     return ""

@@ -5,6 +5,7 @@ Nodes move and choose them, add finite values to them or scale them, and an expo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from overflow_fixer.evidence.constants.carriers import find_huge_constants
@@ -41,10 +42,16 @@ def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
 def find_infinities_handed_on(graph: Graph, ranges: RangeTable) -> frozenset[str]:
     """Tensors with infinities that are those of constants, and without NaN or a finite value that FP16 cannot hold."""
     found = {origin.tensor for origin in find_huge_constants(graph, ranges) if origin.is_infinite}
+    return hand_on(graph, ranges, found)
+
+
+def hand_on(graph: Graph, ranges: RangeTable, sources: Iterable[str]) -> frozenset[str]:
+    """The sources, and the tensors to which nodes hand their infinities on, without others beside them."""
+    found = set(sources)
     for node in graph.nodes if found else ():
         is_handed = found.intersection(node.inputs) and _hands_on(node, graph, ranges)
         if is_handed and _are_plain(node, graph, ranges, found):
-            found |= {name for name in node.writes if _has_only_infinities(ranges.get(name))}
+            found |= {name for name in node.writes if has_only_infinities(ranges.get(name))}
     return frozenset(found)
 
 
@@ -82,5 +89,6 @@ def _has_only_nan(seen: Range | None) -> bool:
     return seen is not None and bool(seen.nan_count) and not seen.over_fp16_count
 
 
-def _has_only_infinities(seen: Range | None) -> bool:
+def has_only_infinities(seen: Range | None) -> bool:
+    """Whether it has infinities, and neither NaN nor a finite value that FP16 cannot hold."""
     return seen is not None and not seen.nan_count and 0 < seen.inf_count == seen.over_fp16_count

@@ -1,0 +1,64 @@
+"""Infinities of zeros that FP16 has as well, taken out again: deg^-1/2 of a node of a graph without neighbours, filled with 0.
+
+Where the smallest divisor but zero is one of FP16's normal numbers, and the dividend's is, FP16 divides by zero where FP32
+does and nowhere else. Then no pin of the division, and of what replaces its infinities, changes anything.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from onnx import TensorProto
+
+from overflow_fixer.evidence.constants.infinite_constants import (
+    hand_on,
+    has_only_infinities,
+    is_same_in_fp16,
+)
+from overflow_fixer.evidence.zeros.small_sources import is_never_negative
+from overflow_fixer.formats import FP16_MIN_NORMAL
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
+from overflow_fixer.records import Range, RangeTable
+
+_ASKS = frozenset("IsInf IsNaN Equal Less LessOrEqual Greater GreaterOrEqual".split())
+
+
+@lru_cache(maxsize=1)
+def find_infinities_of_zeros(graph: Graph, ranges: RangeTable) -> frozenset[str]:
+    """Tensors with such infinities, where every node that reads them asks for them, hands them on or ends them."""
+    sources = {node.outputs[0] for node in graph.nodes if divides_by_zero(graph, ranges, node)}
+    found = hand_on(graph, ranges, sources)
+    return found if all(_is_taken_out(graph, ranges, name) for name in found) else frozenset()
+
+
+def divides_by_zero(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    """Whether the node makes infinities of zeros alone, and FP16 the same ones."""
+    slot = 1 if node.standard_op == "Div" else 0
+    is_power = read_exponent(graph, node) < 0
+    if not is_power and node.standard_op not in ("Div", "Reciprocal"):
+        return False
+    if not has_only_infinities(ranges.get(node.outputs[0])) or not _is_plain(
+        graph, ranges, node.inputs[slot]
+    ):
+        return False
+    return not slot or _is_held(ranges.get(node.inputs[0]))
+
+
+def _is_plain(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether what is divided by is never negative, and zero or a normal number of FP16."""
+    is_fp32 = graph.dtypes.get(tensor) == TensorProto.FLOAT
+    return is_fp32 and _is_held(ranges.get(tensor)) and is_never_negative(ranges, tensor)
+
+
+def _is_held(seen: Range | None) -> bool:
+    """Whether all but zero are normal numbers of FP16; the smallest was taken."""
+    is_sound = seen is not None and not seen.nan_count and not seen.over_fp16_count
+    return is_sound and seen is not None and seen.min_nonzero_abs >= FP16_MIN_NORMAL
+
+
+def _is_taken_out(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    read = graph.consumers.get(tensor, ())
+    is_same = all(node.standard_op in _ASKS or is_same_in_fp16(node, graph, ranges) for node in read)
+    return is_same and bool(read) and tensor not in graph.outputs
