@@ -21,6 +21,7 @@ from overflow_fixer.evidence.differences.small_differences import (
     find_small,
     read_maxima,
 )
+from overflow_fixer.evidence.differences.whole_parts import find_whole_parts
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
@@ -112,11 +113,13 @@ def find_sources(
 ) -> Iterator[Node]:
     """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
 
-    Of distances as one product also what joins its operands. A kernel that adds up to zero scales what it reads.
+    Of distances as one product also what joins its operands, and of x − ⌊x⌋ what makes ⌊x⌋, which has to be of the same x. A
+    kernel that adds up to zero scales what it reads.
     """
     most = MOST_ROUNDED * left / find_kernels(graph).get(node.label, 1.0)
     yield node
     yield from find_joining(graph, node)
+    yield from find_whole_parts(graph, node)
     for name in find_lost_terms(graph, ranges, node):
         yield from find_origins(graph, ranges, name, most, walked)
 
