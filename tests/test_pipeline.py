@@ -58,6 +58,21 @@ def test_an_output_folder_that_is_removed_on_the_way_is_what_is_told(tmp_path: P
         fix(_config(tmp_path), remove)
 
 
+def test_an_output_that_a_model_lists_twice_is_compared_once_and_written_twice(tmp_path: Path) -> None:
+    """As exports of some converters do."""
+    model = make_model([node("Mul", "x x", "h"), node("Relu", "h", "y")], {"x": [1, 4]}, "y y")
+    save(model, tmp_path)
+    np.savez(tmp_path / "0.npz", x=np.linspace(0, 300, 4, dtype=np.float32)[None])
+    config = FixConfig(
+        model=tmp_path / "model.onnx", calib=tmp_path / "0.npz", build=BuildOptions(backend="onnx")
+    )
+    report = fix(config.model_copy(update={"out": tmp_path / "out"}))
+    assert report.passed
+    assert [verdict.error.tensor for verdict in report.fixed.outputs] == ["y"]
+    written = onnx.load(tmp_path / "out" / "model.fp16.onnx")
+    assert [info.name for info in written.graph.output] == ["y", "y"]
+
+
 def test_other_data_are_told_as_what_was_verified_on_and_not_as_what_was_scanned(tmp_path: Path) -> None:
     config = _config(tmp_path, compare=False)
     fix(config)

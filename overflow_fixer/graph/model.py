@@ -134,7 +134,7 @@ class Graph:
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        return tuple(info.name for info in self.model.graph.output)
+        return tuple(dict.fromkeys(info.name for info in self.model.graph.output))  # one may be listed twice
 
     @cached_property
     def run_order(self) -> tuple[Node, ...]:

@@ -133,17 +133,17 @@ def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
 
 
 class SessionRunner:
-    """A Runner over a session: all of its outputs, by name. FP32 feeds of FP16 inputs are rounded."""
+    """A Runner over a session: all of its outputs, by name, each once though a model lists it twice. FP32 feeds of FP16 inputs are rounded."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self.output_names: tuple[str, ...] = tuple(output.name for output in session.get_outputs())
+        self.output_names: tuple[str, ...] = tuple(dict.fromkeys(one.name for one in session.get_outputs()))
         self._halves = {given.name for given in session.get_inputs() if given.type == "tensor(float16)"}
 
     def run(self, batch: Batch) -> dict[str, Array]:
         feeds = {n: round_to_fp16(a) if n in self._halves else a for n, a in batch.feeds.items()}
         batch = Batch(batch.name, feeds)
-        return dict(zip(self.output_names, run_session(self._session, None, batch), strict=True))
+        return dict(zip(self.output_names, run_session(self._session, self.output_names, batch), strict=True))
 
 
 def _return_memory() -> None:
