@@ -7,6 +7,7 @@ fraction is off by 1 then, and what was interpolated lies a whole place beside.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
@@ -15,6 +16,9 @@ from overflow_fixer.graph.nodes import Node
 
 _ROUNDS = frozenset("Floor Ceil Round".split())
 _SCALES = frozenset("Mul Div Add Sub Neg Clip Min Max".split())
+
+_MOST_NODES = 16
+"""So many are followed: of a long chain of sums each would go through all behind it."""
 
 
 def find_whole_parts(graph: Graph, node: Node) -> Iterator[Node]:
@@ -25,7 +29,7 @@ def find_whole_parts(graph: Graph, node: Node) -> Iterator[Node]:
         def goes_on(writer: Node, name: str, others: set[str] = others) -> bool:
             return name not in others and name not in graph.constants and _is_plain(graph, writer)
 
-        makers = list(walk_back(graph, term, goes_on))
+        makers = list(islice(walk_back(graph, term, goes_on), _MOST_NODES))
         rounds = any(one.standard_op in _ROUNDS for one in makers)
         if rounds and any(not others.isdisjoint(one.inputs) and _is_plain(graph, one) for one in makers):
             yield from makers

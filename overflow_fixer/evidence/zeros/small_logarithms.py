@@ -99,7 +99,7 @@ def _find_rows(graph: Graph, ranges: RangeTable, logarithms: str, least: float) 
         divisor = ranges.get(end.inputs[1]) if end is not None and end.standard_op == "Div" else None
         if mean is None or mean.nan_count or end is None or divisor is None or not 0 < divisor.min < math.inf:
             continue
-        value = max(least, math.exp(min(mean.min / factor, mean.max / factor)))
+        value = max(least, math.exp(min(mean.min / factor, mean.max / factor, 0.0)))
         limit = _FEWEST_STEPS * FP16_MIN_SUBNORMAL * abs(factor) / divisor.min
         yield _Row(value, min(limit, FP16_MIN_NORMAL), divisor.min, end)
 
@@ -143,7 +143,8 @@ def _find_rounded(graph: Graph, ranges: RangeTable, small: Part, share: float) -
         seen.add(part.tensor)
         parts = list(carry_back(graph, ranges, writer, part.magnitude))
         pending += parts
-        times = part.magnitude * share / ranges.by_tensor[part.tensor].max_abs
+        largest = ranges.by_tensor[part.tensor].max_abs
+        times = part.magnitude * share / largest if largest else math.inf
         if not parts and writer.standard_op in _TRANSFORMS and times < _HALF_STEP:
             yield writer
             read = next((name for name in writer.inputs if name not in graph.constants), "")

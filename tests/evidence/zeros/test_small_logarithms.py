@@ -170,6 +170,27 @@ def test_a_constant_factor_changes_neither_the_row_nor_its_limit(scale: float, t
     assert found.row.limit * found.row.spread == pytest.approx(16 * 2.0**-24 * abs(scale), rel=1e-5)
 
 
+def test_silence_alone_is_a_row_too_of_which_no_transform_loses_anything(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, SPECTRUM + STANDARDISED, np.zeros((1, FRAMES, LENGTH), np.float32))
+    (found,) = find_small_logarithms(graph, ranges)
+    assert found.row.value == pytest.approx(2.0**-24, rel=1e-5)
+    assert found.rounded == ()
+
+
+def test_a_mean_of_what_a_mask_fills_in_tells_of_no_row(tmp_path: Path) -> None:
+    nodes = [
+        node("Greater", "logs fill", "loud"),
+        node("Where", "loud logs huge", "filled"),
+        node("ReduceMean", "filled", "mean", axes=[1]),
+        *STANDARDISED[1:],
+    ]
+    constants = CONSTANTS | {"fill": scalar(5), "huge": scalar(1e5)}
+    model = make_model(SPECTRUM + nodes, {"x": [None, FRAMES, LENGTH]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": _frames(3e-4)})
+    assert ranges.by_tensor["mean"].min > 1000
+    assert list(find_small_logarithms(graph, ranges)) == []
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_none_of_what_is_not_finite_empty_or_fed(broken: float, tmp_path: Path) -> None:
     x = _frames(3e-4)
