@@ -21,6 +21,7 @@ _COMPARES: Mapping[str, Callable[[float, float], bool]] = {
     "GreaterOrEqual": operator.ge,
     "Equal": operator.eq,
 }
+_ASKED = _COMPARES.keys() | {"Sign", "Cast"}
 _LARGEST = 2.0**-18
 """From here on FP16 holds a number with 64 steps and more."""
 _MOST_ELEMENTS = 4096
@@ -51,7 +52,7 @@ class Comparison(NamedTuple):
 
 def find_tiny_comparisons(graph: Graph) -> Iterator[Comparison]:
     """Every comparison of a computed FP32 tensor with one number of less than 2^-18; a Sign and a truth value are of zero."""
-    for node in graph.nodes:
+    for node in (one for one in graph.nodes if one.op_type in _ASKED):
         for found in _find_at(graph, node):
             if graph.dtypes.get(found.tensor) == TensorProto.FLOAT and found.tensor not in graph.constants:
                 yield found

@@ -19,7 +19,7 @@ from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.choices import find_in_choice
 from overflow_fixer.inner.differences import find_in_difference
-from overflow_fixer.inner.exponentials import find_in_exponential
+from overflow_fixer.inner.exponentials import find_in_exponential, has_exponential
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.norms import (
     find_in_group_normalization,
@@ -129,7 +129,7 @@ class Inside:
 
 def look_inside(graph: Graph, is_native: bool = False) -> Inside:
     """The expressions of all nodes that compute FP32; `is_native`: with the operators of overflow_fixer.native too."""
-    nodes = [node for node in graph.nodes if node.op_type in EXPRESSIONS and _computes_float(graph, node)]
+    nodes = [node for node in graph.nodes if node.op_type in EXPRESSIONS and _is_asked(graph, node)]
     if not nodes:
         return Inside((), graph, {}, find_products(graph))
     prefix, shapes = free_prefix(graph, _PREFIX), graph.sure_shapes
@@ -161,5 +161,6 @@ def _insert(graph: Graph, behind: Mapping[str, Sequence[NodeProto]], tensors: It
     return expressed
 
 
-def _computes_float(graph: Graph, node: Node) -> bool:
-    return node.is_standard and graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
+def _is_asked(graph: Graph, node: Node) -> bool:
+    computes_float = node.is_standard and graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
+    return computes_float and (node.op_type != "Mul" or has_exponential(graph, node))

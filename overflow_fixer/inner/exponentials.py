@@ -46,6 +46,11 @@ def find_in_exponential(expression: Expression) -> Iterator[Found]:
         yield "exponent loss", expression.apply("Sqrt", share)
 
 
+def has_exponential(graph: Graph, node: Node) -> bool:
+    """Whether there is an Exp to look into; of most Mul nodes, of which networks have many, there is none."""
+    return _find_exponential(graph, node) is not None
+
+
 def find_exponent(graph: Graph, node: Node) -> Exponent | None:
     """That of an Exp, or of one that the node multiplies; None without a difference of data.
 
