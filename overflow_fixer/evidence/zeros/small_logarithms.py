@@ -32,7 +32,7 @@ _REDUCES = frozenset("ReduceMean ReduceSum GlobalAveragePool".split())
 _AVERAGES = _REDUCES | frozenset("Div Mul Where".split())
 
 
-class _Row(NamedTuple):
+class QuietRow(NamedTuple):
     """A row that is `value` on average, as the mean of its logarithms tells, and the node that divides these by `spread`.
 
     From `limit` on FP16 would have 16 steps for what they vary by.
@@ -51,7 +51,7 @@ class SmallLogarithm(NamedTuple):
     """
 
     tensor: str
-    row: _Row
+    row: QuietRow
     nodes: tuple[Node, ...]
     rounded: tuple[Node, ...]
 
@@ -85,7 +85,7 @@ def _is_small(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
     )
 
 
-def _find_rows(graph: Graph, ranges: RangeTable, logarithms: str, least: float) -> Iterator[_Row]:
+def _find_rows(graph: Graph, ranges: RangeTable, logarithms: str, least: float) -> Iterator[QuietRow]:
     """The least row at each difference of the logarithms from their mean that is divided by what is made of them."""
     scaled = _follow(graph, ranges, logarithms)
     differences = {
@@ -101,18 +101,19 @@ def _find_rows(graph: Graph, ranges: RangeTable, logarithms: str, least: float) 
             continue
         value = max(least, math.exp(min(mean.min / factor, mean.max / factor, 0.0)))
         limit = _FEWEST_STEPS * FP16_MIN_SUBNORMAL * abs(factor) / divisor.min
-        yield _Row(value, min(limit, FP16_MIN_NORMAL), divisor.min, end)
+        yield QuietRow(value, min(limit, FP16_MIN_NORMAL), divisor.min, end)
 
 
 def _follow(graph: Graph, ranges: RangeTable, tensor: str) -> Mapping[str, float]:
-    """What has the tensor's elements, moved, chosen or scaled by a number, and by which."""
+    """What has the tensor's elements, moved, chosen or scaled by a number, and by which; none of what is zero or infinity."""
     found, pending = {tensor: 1.0}, [tensor]
     while pending:
         name = pending.pop()
         for reader, slot in readers(graph, name):
-            factor = _read_factor(graph, ranges, reader, slot)
-            fresh = [one for one in reader.writes if factor and one not in found]
-            found |= dict.fromkeys(fresh, found[name] * factor)
+            factor = found[name] * _read_factor(graph, ranges, reader, slot)
+            is_one = 0 < abs(factor) < math.inf
+            fresh = [one for one in reader.writes if is_one and one not in found]
+            found |= dict.fromkeys(fresh, factor)
             pending += fresh
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -188,6 +189,22 @@ def test_a_mean_of_what_a_mask_fills_in_tells_of_no_row(tmp_path: Path) -> None:
     model = make_model(SPECTRUM + nodes, {"x": [None, FRAMES, LENGTH]}, "y", constants)
     graph, ranges = scan(model, tmp_path, {"x": _frames(3e-4)})
     assert ranges.by_tensor["mean"].min > 1000
+    assert list(find_small_logarithms(graph, ranges)) == []
+
+
+@pytest.mark.parametrize("number", [1e-30, 1e30])
+def test_what_is_scaled_until_nothing_is_left_of_it_is_no_row(number: float, tmp_path: Path) -> None:
+    names = ["logs", *(f"s{index}" for index in range(12)), "scaled"]
+    scaled = [node("Mul", f"{one} number", other) for one, other in itertools.pairwise(names)]
+    nodes = [*scaled, node("ReduceMean", "scaled", "mean", axes=[1]), node("Sub", "scaled mean", "left")]
+    nodes += [
+        node("Abs", "left", "sizes"),
+        node("Add", "sizes epsilon", "divisor"),
+        node("Div", "left divisor", "y"),
+    ]
+    constants = CONSTANTS | {"number": scalar(number)}
+    model = make_model(SPECTRUM + nodes, {"x": [None, FRAMES, LENGTH]}, "y", constants)
+    graph, ranges = scan(model, tmp_path, {"x": _frames(3e-4)})
     assert list(find_small_logarithms(graph, ranges)) == []
 
 
