@@ -11,7 +11,8 @@ import numpy as np
 from overflow_fixer.evidence.differences.small_differences import LostDifference, read_maxima, tell_steps
 from overflow_fixer.evidence.integers.multiples import find_multiples
 from overflow_fixer.evidence.origins import find_origins
-from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.paths import find_given, find_ways
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.exponentials import DIFFERENCES, find_exponent
@@ -45,20 +46,18 @@ def _shows(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int
     """Whether the loss may show in what is made of what the node writes."""
     output = node.outputs[0]
     most = loss * float(read_maxima(ranges, output)[batch]) / _LARGEST_LOSS
-    pending, seen = [output], {output}
-    while pending:
-        name = pending.pop()
-        if name in graph.outputs:
-            return True
-        for reader, slot in readers(graph, name):
-            is_hidden = name == output and _adds_larger(ranges, reader, slot, most, batch)
-            if is_hidden or reader.standard_op == "Log":
-                continue
-            if reader.standard_op not in _ADDS and not moves(reader, slot):
-                return True
-            pending += [one for one in reader.writes if one not in seen]
-            seen.update(reader.writes)
-    return False
+
+    def is_hidden(reader: Node, slot: int) -> bool:
+        is_first = reader.inputs[slot] == output
+        return reader.standard_op == "Log" or (is_first and _adds_larger(ranges, reader, slot, most, batch))
+
+    def hands_on(reader: Node, slot: int) -> bool:
+        return not is_hidden(reader, slot) and (reader.standard_op in _ADDS or moves(reader, slot))
+
+    def shows(reader: Node, slot: int) -> bool:
+        return not is_hidden(reader, slot) and not hands_on(reader, slot)
+
+    return find_given(graph, output, hands_on) is not None or bool(find_ways(graph, output, hands_on, shows))
 
 
 def _adds_larger(ranges: RangeTable, reader: Node, slot: int, most: float, batch: int) -> bool:

@@ -24,15 +24,18 @@ _MOST_NODES = 16
 def find_whole_parts(graph: Graph, node: Node) -> Iterator[Node]:
     """The nodes that round one term, moved or with constants taken in before and behind, so that another is a whole number."""
     for term in node.inputs if node.standard_op in ("Sub", "Add") else ():
-        others = {name for name in node.inputs if name != term}
-
-        def goes_on(writer: Node, name: str, others: set[str] = others) -> bool:
-            return name not in others and name not in graph.constants and _is_plain(graph, writer)
-
-        makers = list(islice(walk_back(graph, term, goes_on), _MOST_NODES))
+        others = frozenset(node.inputs) - {term}
+        makers = list(islice(_walk_up_to(graph, term, others), _MOST_NODES))
         rounds = any(one.standard_op in _ROUNDS for one in makers)
         if rounds and any(not others.isdisjoint(one.inputs) and _is_plain(graph, one) for one in makers):
             yield from makers
+
+
+def _walk_up_to(graph: Graph, term: str, others: frozenset[str]) -> Iterator[Node]:
+    def goes_on(writer: Node, name: str) -> bool:
+        return name not in others and name not in graph.constants and _is_plain(graph, writer)
+
+    return walk_back(graph, term, goes_on)
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
