@@ -23,6 +23,7 @@ import click
 
 from overflow_fixer.errors import EXIT_STOPPED, BackendError, ModelError
 from overflow_fixer.host.processes import die_with
+from overflow_fixer.host.shortages import ROOM_FOR_A_BATCH
 
 STOPPED = "stopped. Files already written are whole; run the command again to go on."
 _REQUESTS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else ())
@@ -161,10 +162,8 @@ def _explain(number: signal.Signals, stage: str) -> str:
         )
     if number == signal.SIGKILL:
         return (
-            f"It was killed (SIGKILL) during: {stage}; most likely by the kernel, for want of memory. Expected room for "
-            "the model, one batch and what is computed from it. Use a smaller batch (fewer samples a file where a file is a "
-            "batch, --batch-size where batches are cut from one), or a machine with more memory. Files already written are whole; run the command again to "
-            "go on."
+            f"It was killed (SIGKILL) during: {stage}; most likely by the kernel, for want of memory. {ROOM_FOR_A_BATCH}. Files "
+            "already written are whole; run the command again to go on."
         )
     return (
         f"A native library crashed ({number.name}) during: {stage}. Expected TensorRT to build or refuse, "

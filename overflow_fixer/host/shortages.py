@@ -23,10 +23,14 @@ _OF_MEMORY = (
 _OF_FILES = "too many open files"
 _NUMBERS_OF_MEMORY = frozenset({errno.ENOMEM, errno.EAGAIN})
 _NUMBERS_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+ROOM_FOR_A_BATCH = (
+    "Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer samples a file where a "
+    "file is a batch, --batch-size where batches are cut from one), or a machine with more memory"
+)
+"""What to do where memory ran out, without the stop at the end."""
 _TOO_LITTLE_MEMORY = (
-    "memory ran out. Expected room for the model, one batch and what is computed from it. Use a smaller batch (fewer "
-    "samples a file where a file is a batch, --batch-size where batches are cut from one), or a machine with more memory, or raise the limits of what a process may take (ulimit -v) "
-    "and of its threads (ulimit -u). Files already written are whole; run the command again to go on."
+    f"memory ran out. {ROOM_FOR_A_BATCH}, or raise the limits of what a process may take (ulimit -v) and of its threads "
+    "(ulimit -u). Files already written are whole; run the command again to go on."
 )
 _TOO_FEW_FILES = (
     "no more files can be opened: the limit of those that may be open at once is reached. Expected room for the model, its data "

@@ -20,6 +20,7 @@ from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.files import is_utf8
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.host.garbage import no_search_for_garbage
+from overflow_fixer.host.shortages import ROOM_FOR_A_BATCH
 from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.ranges.bodies import ModelWalk
 from overflow_fixer.ranges.coverage import not_observed
@@ -204,11 +205,7 @@ def _hand_on(pending: Future[Batch | None], batches: Iterator[Batch], beside: Ex
 
 
 def _out_of_memory(scan: Scan) -> ModelError:
-    return ModelError(
-        f"Memory ran out over batch {scan.done + 1} of {scan.total}. Expected room for the model, one batch and what is "
-        "computed from it. Use a smaller batch (fewer samples a file where a file is a batch, --batch-size where batches are cut from "
-        "one), or a machine with more memory."
-    )
+    return ModelError(f"Memory ran out over batch {scan.done + 1} of {scan.total}. {ROOM_FOR_A_BATCH}.")
 
 
 class _Checkpoints:
