@@ -40,9 +40,7 @@ def find_stale(document: Document, folder: Path) -> FixError | None:
 
 
 def say_replaced_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
-    """That `plan` takes the place of one that was edited, or made apart, since the report beside it was written; nothing without
-    a report.
-    """
+    """That `plan` takes the place of another than the one of the report beside it; nothing without a report."""
     found = find_earlier_plan(folder / _PLAN, plan.model_sha256)
     if found is None or fingerprint(found, "keep") == fingerprint(plan, "keep"):
         return
@@ -52,9 +50,9 @@ def say_replaced_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
         return
     if fingerprint(found, "keep") != fingerprint(reported, "keep"):
         yield (
-            f"{folder / _PLAN} was replaced: it held another plan than the one that was last verified there, edited by hand or made by "
-            "fix-fp16 plan, and this run made its own. To have such a plan built, use fix-fp16 build and fix-fp16 verify; to keep "
-            "nodes in FP32, or out of it, in every run, --include-nodes and --exclude-nodes."
+            f"{folder / _PLAN} was replaced: it held another plan than the one that was last verified there (edited by hand, made by "
+            "fix-fp16 plan, or of a run that was killed), and this run made its own. To have such a plan built, use fix-fp16 build and "
+            "fix-fp16 verify; to keep nodes in FP32, or out of it, in every run, --include-nodes and --exclude-nodes."
         )
 
 

@@ -22,7 +22,7 @@ def find_lost_comparisons(
 ) -> Iterator[Finding]:
     """A finding for each such comparison that the node makes, or writes tiny values for.
 
-    `value` is one of which FP16 decides otherwise; `limit` is 2^-25, of a number that FP16 holds badly that and a step.
+    `value` is one, between the extremes that were seen, of which FP16 decides otherwise; `limit` is 2^-25, of a number that FP16 holds badly that and a step.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
         comparison = lost.comparison

@@ -1,4 +1,4 @@
-"""Comparisons with zero or a tiny number that FP16 decides otherwise, of values that were seen.
+"""Comparisons with zero or a tiny number that FP16 decides otherwise, of values within what was seen.
 
 FP16 makes zero of 1e-10 and of what is compared with it: x² < 1e-10 guards no division there. One element near zero among
 millions is no danger; so values but zero count where they are there by no chance.
