@@ -88,6 +88,20 @@ def test_what_differs_by_design_is_left_out(tmp_path: Path) -> None:
     assert "/conv4/Conv_output_0" not in {error.tensor for error in traced.trace}
 
 
+def test_what_is_drawn_at_random_is_not_compared(tmp_path: Path) -> None:
+    """It differs each time, in FP32 as well; here it counts for nothing."""
+    nodes = [node("RandomNormalLike", "x", "noise"), node("Mul", "noise zero", "n"), node("Add", "x n", "y")]
+    model = make_model(nodes, {"x": [3]}, "y", {"zero": scalar(0)})
+    feeds = {"x": floats(1, 2, 3)}
+    graph, ranges = scan(model, tmp_path, feeds)
+    batches = InMemoryCalibration([feeds])
+    open_candidate = naive_artifact(graph, tmp_path)
+    found = verify(open_reference(graph), open_candidate(()), batches, TOLERANCE)
+    traced = trace(found, graph, ranges, batches, open_candidate, TOLERANCE)
+    assert [error.tensor for error in traced.trace] == ["n", "y"]
+    assert traced.first_wrong is None
+
+
 def _counting(open_candidate: OpenRunner, chunks: list[Sequence[str]]) -> OpenRunner:
     def open_and_note(tensors: Sequence[str]) -> Runner:
         chunks.append(list(tensors))
