@@ -46,24 +46,29 @@ def test_where_rounding_leaves_less_than_30_db(offset: float, is_found: bool, tm
 PAIR = np.array([[0, 0.001]])
 
 
+BOUNDARIES: list[tuple[list[Any], bool]] = [
+    ([PAIR + 256], True),
+    ([PAIR + 255.9], False),
+    ([PAIR - 256.1], True),
+    ([PAIR - 255.9], False),
+    ([[[2000, 0]]], False),
+    ([PAIR + 3000, [[2000, 0]]], True),
+    ([np.array([[3000.1, 3000.3], [0, 1]])], False),
+    ([np.array([[3000.1, 3000.3], [-3000, -3000.4]])], False),
+    ([PAIR + 70000], False),
+    ([PAIR + 3000, np.zeros((0, 2))], True),
+    ([[[3000, math.nan]]], False),
+    ([[[3000, math.inf]]], False),
+    ([[[3000.1, -math.inf, 3000.2]]], True),
+    ([[[3000.1]]], False),
+]
+
+
 @pytest.mark.parametrize(
     ("batches", "is_found"),
     [
-        ([PAIR + 256], True),
-        ([PAIR + 255.9], False),
-        ([PAIR - 256.1], True),
-        ([PAIR - 255.9], False),
-        ([[[2000, 0]]], False),
+        *BOUNDARIES,
         ([[[2000, 1996.5]]], False),
-        ([PAIR + 3000, [[2000, 0]]], True),
-        ([np.array([[3000.1, 3000.3], [0, 1]])], False),
-        ([np.array([[3000.1, 3000.3], [-3000, -3000.4]])], False),
-        ([PAIR + 70000], False),
-        ([PAIR + 3000, np.zeros((0, 2))], True),
-        ([[[3000, math.nan]]], False),
-        ([[[3000, math.inf]]], False),
-        ([[[3000.1, -math.inf, 3000.2]]], True),
-        ([[[3000.1]]], False),
         ([floats(3000.1, 3000.3)], True),
         ([np.zeros((2, 0))], False),
     ],
@@ -194,26 +199,7 @@ def _ask(folder: Path, nodes: list[onnx.NodeProto], *batches: Any) -> list[Findi
     )
 
 
-@pytest.mark.parametrize(
-    ("batches", "is_found"),
-    [
-        ([PAIR + 256], True),
-        ([PAIR + 255.9], False),
-        ([PAIR - 256.1], True),
-        ([PAIR - 255.9], False),
-        ([[[2000, 0]]], False),
-        ([PAIR + 3000, [[2000, 0]]], True),
-        ([np.array([[3000.1, 3000.3], [0, 1]])], False),
-        ([np.array([[3000.1, 3000.3], [-3000, -3000.4]])], False),
-        ([PAIR + 70000], False),
-        ([PAIR + 3000, np.zeros((0, 2))], True),
-        ([[[3000, math.nan]]], False),
-        ([[[3000, math.inf]]], False),
-        ([[[3000.1, -math.inf, 3000.2]]], True),
-        ([[[3000.1]]], False),
-        ([np.zeros((0, 2))], False),
-    ],
-)
+@pytest.mark.parametrize(("batches", "is_found"), [*BOUNDARIES, ([np.zeros((0, 2))], False)])
 def test_one_that_is_written_out_counts_as_the_operator_does(
     batches: list[Any], is_found: bool, tmp_path: Path
 ) -> None:
