@@ -111,9 +111,7 @@ def fix(
             ):
                 result = _try_all(config, bench, plan, clock)
                 best = replace(result.best, artifact=bench.ship(result.best.artifact))
-            warnings = (*result.warnings, *say_replaced_plan(config.folder, best.plan))
-            save_plan(best.plan, config.folder / "plan.json")
-            result = replace(result, best=best, warnings=warnings)
+            result = _save_plan(config.folder, replace(result, best=best))
             report = _make_report(config, bench, plan, result, reason, clock)
             return _write(report, config, bench, fused)
 
@@ -264,6 +262,14 @@ def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock
         with clock.time("timing"), _tolerate("Nothing was timed", warnings):
             price = bench.measure_price(best.artifact, engines)
     return _Result(best, naive, repaired.rounds, fp32, price, tuple(warnings), lost, repaired.spent)
+
+
+def _save_plan(folder: Path, result: _Result) -> _Result:
+    """Put the plan of what was chosen into its place; with a warning, where it takes that of another which no run verified."""
+    plan = result.best.plan
+    warnings = (*result.warnings, *say_replaced_plan(folder, plan))
+    save_plan(plan, folder / "plan.json")
+    return replace(result, warnings=warnings)
 
 
 @contextmanager
