@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
@@ -33,13 +33,19 @@ class InnerFunction:
 
 
 def find_source(node: Node, graph: Graph, ranges: RangeTable) -> Range | None:
-    """The range that values inside the node follow from; None where there are none, or the scan measured them."""
+    """The range that values inside the node follow from; None where there are none, or the scan measured them.
+
+    Of an output that adds up many numbers it is that of what the scan computed anew.
+    """
     slot, _ = _FUNCTIONS.get(node.standard_op, (None, None))
-    if slot is None or (slot == _OUTPUT and not _MEASURED.isdisjoint(ranges.inner_of.get(node.label, ()))):
+    measured = ranges.inner_of.get(node.label, {}) if slot == _OUTPUT else {}
+    if slot is None or not _MEASURED.isdisjoint(measured):
         return None
     tensor = (node.outputs if slot == _OUTPUT else node.inputs)[0]
     seen = ranges.get(tensor) if graph.dtypes.get(tensor) == TensorProto.FLOAT else None
-    return seen if seen is not None and not seen.nan_count and math.isfinite(seen.max_abs) else None
+    if seen is None or seen.nan_count or not math.isfinite(seen.max_abs):
+        return None
+    return replace(measured["output"].seen, tensor=tensor) if "output" in measured else seen
 
 
 def find_functions(node: Node, graph: Graph, seen: Range) -> Iterator[InnerFunction]:

@@ -29,6 +29,12 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
+from overflow_fixer.inner.outputs import (
+    find_in_global_lp_pool,
+    find_in_log_sum,
+    find_in_log_sum_exp,
+    find_in_lp_pool,
+)
 from overflow_fixer.inner.quantities import (
     BOUNDS,
     DIVIDED_BY,
@@ -44,7 +50,6 @@ from overflow_fixer.inner.softmax import find_in_softmax
 from overflow_fixer.inner.sums import (
     find_in_exclusive_sum,
     find_in_global_average,
-    find_in_global_l2_norm,
     find_in_l2_norm,
     find_in_mean,
     find_in_mean_of_inputs,
@@ -76,7 +81,10 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "ReduceSum": find_in_sum,
     "ReduceL2": find_in_l2_norm,
     "GlobalAveragePool": find_in_global_average,
-    "GlobalLpPool": find_in_global_l2_norm,
+    "ReduceLogSum": find_in_log_sum,
+    "ReduceLogSumExp": find_in_log_sum_exp,
+    "LpPool": find_in_lp_pool,
+    "GlobalLpPool": find_in_global_lp_pool,
     "AveragePool": find_in_average_pool,
     "Mean": find_in_mean_of_inputs,
     "Sum": find_in_mean_of_inputs,

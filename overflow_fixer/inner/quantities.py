@@ -24,6 +24,7 @@ Quantity = Literal[
     "row cancellation",
     "sampling loss",
     "exponent loss",
+    "output",
 ]
 
 Found = tuple[Quantity, str]
@@ -45,6 +46,6 @@ DIVIDED_BY: Mapping[str, frozenset[Quantity]] = {
 """By operator, those of which a small one matters: the node, or one behind it, may divide by it or by its root."""
 
 SIGNED: frozenset[Quantity] = frozenset(
-    {"sum", "last sum", "row maximum", "scores", "scaled scores", "hidden state", "cell state"}
+    {"sum", "last sum", "row maximum", "scores", "scaled scores", "hidden state", "cell state", "output"}
 )
 """Those that can be negative; of the others no minimum is told."""

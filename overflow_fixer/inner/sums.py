@@ -31,12 +31,6 @@ def find_in_mean_of_inputs(expression: Expression) -> Iterator[Found]:
         yield "sum of magnitudes", expression.apply("Sum", *magnitudes)
 
 
-def find_in_global_l2_norm(expression: Expression) -> Iterator[Found]:
-    """The same."""
-    if expression.attribute("p", 2) == 2:
-        yield "sum of squares", expression.add_up("ReduceSumSquare", expression.rows_behind(2))
-
-
 def find_in_global_average(expression: Expression) -> Iterator[Found]:
     rows = expression.rows_behind(2)
     yield "sum", expression.add_up("ReduceSum", rows)

@@ -55,7 +55,7 @@ def _add_up(expression: Expression, source: str) -> str:
     windows = _find_windows(expression)
     add_up = _choose(expression)
     is_small = math.prod(windows["kernel_shape"]) <= FEW
-    for one in [windows] if is_small else _take_apart(windows):
+    for one in [windows] if is_small else take_apart(windows):
         source = add_up(expression, source, one)
     return source
 
@@ -96,7 +96,7 @@ def _pool_magnitudes(expression: Expression, source: str, windows: Mapping[str, 
     return expression.apply("Sub", *pools)
 
 
-def _take_apart(windows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def take_apart(windows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Windows along each axis which together reach over these."""
     rank = len(windows["kernel_shape"])
     for axis in range(rank):
@@ -118,11 +118,16 @@ def _is_same(expression: Expression) -> bool:
     return expression.attribute("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER")
 
 
-def _find_windows(expression: Expression) -> dict[str, Any]:
-    """The attributes that say where the pool's windows are; with ceil_mode those that begin before the end, too."""
+def read_windows(expression: Expression) -> dict[str, Any]:
+    """The attributes that say where the pool's windows are, those that are given."""
     names = ("kernel_shape", "strides", "dilations", "auto_pad", "pads")
     found = {name: expression.attribute(name, None) for name in names}
-    given = {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _find_windows(expression: Expression) -> dict[str, Any]:
+    """The same, with ceil_mode of those that begin before the end, too."""
+    given = read_windows(expression)
     if expression.attribute("ceil_mode", 0) and not _is_same(expression):
         rank, is_valid = len(given["kernel_shape"]), given.pop("auto_pad", b"NOTSET") == b"VALID"
         pads = [0] * (2 * rank) if is_valid or not given.get("pads") else given["pads"]

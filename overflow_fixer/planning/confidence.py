@@ -127,6 +127,7 @@ def _find_measured(
         "row cancellation",
         "sampling loss",
         "exponent loss",
+        "output",
         *(("products",) if policy.accumulators != "pin" else ()),
     }
     for inner in ranges.inner:

@@ -100,6 +100,22 @@ def exponentials(x: Array, axes: Axes) -> Values:
     return {**row_maximum(x, axes), "sum of exponentials": np.exp(shifted).sum(axes)}
 
 
+def log_sum(x: Array, axes: Axes) -> Values:
+    return {"output": np.log(x.sum(axes))}
+
+
+def log_sum_exp(x: Array, axes: Axes) -> Values:
+    return {"output": np.log(np.exp(x).sum(axes))}
+
+
+def lp_norm(exponent: int) -> Callable[[Array, Axes], Values]:
+    return lambda x, axes: {"output": (np.abs(x) ** exponent).sum(axes) ** (1 / exponent)}
+
+
+def lp_pool(exponent: int, **attributes: Any) -> Callable[[Array, Axes], Values]:
+    return lambda x, _: {"output": pool(np.abs(x) ** exponent, **attributes) ** (1 / exponent)}
+
+
 def windows(is_measured: bool, **attributes: Any) -> Callable[[Array, Axes], Values]:
     """Sums of the pool's windows, each place looked up by itself."""
 
@@ -347,7 +363,38 @@ LONG = [
     Case("ReduceL2", 18, (2, 50176), squares, (1,), live={"axes": np.asarray([1], np.int64)}),
     Case("GlobalLpPool", 17, (1, 2, 300, 300), squares, (2, 3)),
     Case("ReduceL2", 13, (2, 512), squares, (1,), {"axes": [1]}),
-    Case("GlobalLpPool", 17, (1, 2, 300, 300), nothing, (2, 3), {"p": 1}),
+    *(Case("GlobalLpPool", 17, (1, 2, 300, 300), lp_norm(p), (2, 3), {"p": p}) for p in (1, 3)),
+    Case("GlobalLpPool", 17, (1, 2, 300, 300), lp_norm(3), (2, 3), {"p": 3}, dims=("n", "c", "h", "w")),
+    Case("GlobalLpPool", 17, (1, 2, 8, 64), nothing, (2, 3), {"p": 3}),
+    *(
+        Case(op, opset, shape, inside, axes, attributes, constants, dims=dims)
+        for op, inside in (("ReduceLogSum", log_sum), ("ReduceLogSumExp", log_sum_exp))
+        for shape, axes, dims in (
+            ((2, 60_000), (1,), None),
+            ((2, 60_000), (1,), ("n", "length")),
+            ((3, 70_000, 2), (1,), None),
+            ((2, 3, 30_000), (0, 2), ("n", "c", "length")),
+        )
+        for opset, attributes, constants in (
+            (13, {"axes": axes}, {}),
+            (18, {"keepdims": 0}, {"axes": ints(*axes)}),
+        )
+        if op == "ReduceLogSumExp" or shape[-1] > 2  # whose rows may be negative as a whole
+    ),
+    *(Case(op, 17, (2, 512), nothing, (1,), {"axes": [1]}) for op in ("ReduceLogSum", "ReduceLogSumExp")),
+    *(
+        Case("LpPool", opset, (1, 4, 90, 80), inside, None, {"p": p, **attributes}, dims=ANY4)
+        for p in (1, 2, 3)
+        for opset, attributes in (
+            (11, {"kernel_shape": [70, 70], "strides": [9, 7], "pads": [30, 0, 20, 10]}),
+            (17, {"kernel_shape": [61, 40], "strides": [9, 7], "auto_pad": "SAME_LOWER"}),
+            (18, {"kernel_shape": [31, 20], "strides": [4, 3], "dilations": [2, 3]}),
+            (18, {"kernel_shape": [61, 40], "strides": [9, 7], "ceil_mode": 1}),
+            (22, {"kernel_shape": [61, 40], "strides": [9, 7], "auto_pad": "VALID"}),
+        )
+        for inside in (lp_pool(p, **attributes),)
+    ),
+    Case("LpPool", 17, (1, 1, 90, 80), nothing, None, {"kernel_shape": [8, 64]}),
     Case("CumSum", 14, (2, 50176), last_sum, (1,), {"exclusive": 1}, {"axis": np.asarray(1, np.int64)}),
     Case("LpNormalization", 17, (2, 50176), norm, (1,), {"axis": 1, "p": 1}),
     Case("LpNormalization", 17, (2, 50176), squares, (1,), {"axis": 1, "p": 2}, dims=("n", "length")),
@@ -476,6 +523,10 @@ CASES += [
         live={"axis": np.asarray(2, np.int64)},
     )
     for reverse in (0, 1)
+]
+CASES += [
+    Case("ReduceLogSumExp", opset, IMAGE, log_sum_exp, (1, 3), attributes, constants, dims=ANY4)
+    for opset, attributes, constants in ((13, {"axes": [1, -1]}, {}), (18, {}, {"axes": ints(1, -1)}))
 ]
 UNKNOWN = [
     *(
@@ -756,11 +807,9 @@ def test_nothing_is_told_of_what_is_not_finite(case: Case, bad: float, place: in
     assert ask(find_large_inner_values, *scan(case, tmp_path / "finite", x))
     x.flat[place] = bad
     graph, ranges = scan(case, tmp_path, draw(case), x)
-    is_mask = bad == -np.inf and case.op in (
-        "Softmax",
-        "LogSoftmax",
-    )  # beside which another row is masked as a whole
-    assert bool(ask(find_large_inner_values, graph, ranges)) == is_mask
+    takes_masks = ("Softmax", "LogSoftmax", "ReduceLogSumExp")  # of whose other elements the same is told
+    is_told = bad == -np.inf and case.op in takes_masks
+    assert bool(ask(find_large_inner_values, graph, ranges)) == is_told
 
 
 @pytest.mark.parametrize("case", FIRST, ids=str)
@@ -780,8 +829,11 @@ def test_an_empty_batch_changes_nothing(case: Case, axis: int, tmp_path: Path) -
     for quantity, one in measured(alone).items():
         if quantity != "row maximum":  # that of an empty row is -inf
             assert measured(found)[quantity].seen.max_abs == one.seen.max_abs
-    said = [[at.reason for at in ask(find_large_inner_values, graph, ranges)] for ranges in (alone, found)]
-    assert said[0] == said[1]
+    if np.isfinite(found.by_tensor["y"].max_abs):  # the logarithm of the sum of nothing is -inf
+        said = [
+            [at.reason for at in ask(find_large_inner_values, graph, ranges)] for ranges in (alone, found)
+        ]
+        assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("opset", [13, 18])
