@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.sessions.settings import has_native_probes
 
 _MOST_TERMS = 256
-"""Of a sum in FP32, as far as channels can be taken apart; so many leave it right to 1e-5."""
+"""Of a sum in FP32; so many leave it right to 1e-5."""
 
 
 class ProductSessions:
@@ -35,25 +35,25 @@ class ProductSessions:
     def run(self, node: Node, batch: Batch) -> Array:
         """The sums, where the batch feeds input_0, input_1, ... in the places of the node's inputs.
 
-        Those of a convolution of one group are added up in float64 from those of fewer channels, where they have more than 256
-        terms: ONNX Runtime adds term by term, and of 64 channels of 225 equal terms the sum in FP32 is 4e-5 too small.
+        Those of a convolution that have more than 256 terms are added up in float64 from such of fewer: ONNX Runtime adds term
+        by term, and of 64 channels of 225 equal terms the sum in FP32 is 4e-5 too small.
         """
-        weights = batch.feeds["input_1"] if node.op_type == "Conv" and count_groups(node) == 1 else None
+        weights = batch.feeds["input_1"] if node.op_type == "Conv" else None
         if weights is None or math.prod(weights.shape[1:]) <= _MOST_TERMS:
             return self._run(node, batch)
-        return self._add_up(node, batch, max(_MOST_TERMS // math.prod(weights.shape[2:]), 1))
+        return self._add_up(node, batch)
 
-    def _add_up(self, node: Node, batch: Batch, step: int) -> Array:
-        """The sums of a convolution, of so many channels at a time; the bias is added once."""
-        feeds, sums = batch.feeds, np.zeros(0)
+    def _add_up(self, node: Node, batch: Batch) -> Array:
+        """The sums of a convolution, of so many terms at a time; the bias is added once."""
+        feeds = batch.feeds
         bias = {"input_2": feeds["input_2"]} if "input_2" in feeds else {}
-        for start in range(0, feeds["input_1"].shape[1], step):
-            factors = {name: feeds[name][:, start : start + step] for name in ("input_0", "input_1")}
-            part = self._run(node, Batch(batch.name, factors | bias))
-            sums = np.add(sums, part, out=sums) if start else part.astype(np.float64)
+        sums = None
+        for x, weights in _split(feeds["input_0"], feeds["input_1"], count_groups(node)):
+            part = self._run(node, Batch(batch.name, {"input_0": x, "input_1": weights, **bias}))
+            sums = part.astype(np.float64) if sums is None else np.add(sums, part, out=sums)
             bias = {name: np.zeros_like(value) for name, value in bias.items()}
         with np.errstate(over="ignore"):
-            return sums.astype(np.float32)
+            return np.asarray(sums, np.float32)
 
     def _run(self, node: Node, batch: Batch) -> Array:
         proto = onnx.NodeProto()
@@ -81,6 +81,27 @@ class ProductSessions:
         if name in values:
             return values[name]
         return batch.feeds[name] if name in batch.feeds else self._graph.read_constant(name)
+
+
+def _split(x: Array, weights: Array, groups: int) -> Iterator[tuple[Array, Array]]:
+    """Parts of the channels of each group, and of the places of a large kernel, with at most 256 terms."""
+    places = math.prod(weights.shape[2:])
+    step = max(_MOST_TERMS // places, 1)
+    grouped = x.reshape(x.shape[0], groups, weights.shape[1], *x.shape[2:])
+    for start in range(0, weights.shape[1], step):
+        taken = weights[:, start : start + step]
+        channels = grouped[:, :, start : start + step]
+        channels = channels.reshape(x.shape[0], groups * taken.shape[1], *x.shape[2:])
+        for first in range(0, places, _MOST_TERMS):
+            yield channels, _keep_places(taken, first) if places > _MOST_TERMS else taken
+
+
+def _keep_places(weights: Array, first: int) -> Array:
+    """The weights at 256 places of the kernel from the first on, and zeros at the others."""
+    kept = np.zeros((*weights.shape[:2], math.prod(weights.shape[2:])), weights.dtype)
+    places = slice(first, first + _MOST_TERMS)
+    kept[..., places] = weights.reshape(kept.shape)[..., places]
+    return kept.reshape(weights.shape)
 
 
 def _make_model(graph: Graph, proto: onnx.NodeProto) -> onnx.ModelProto:
