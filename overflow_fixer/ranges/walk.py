@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,19 +143,13 @@ class _Rows:
         computed = {
             name: row for row, name in enumerate(names) if name not in graph.constants and name != NOTHING
         }
-        copies = {} if are_copies_live else _find_copies(graph, computed)
+        known = {} if are_copies_live else graph.copied_constants
+        copies = {name: known[name] for name in computed if name in known}
         return _Rows(len(names), constants, computed, copies)
 
     @property
     def live(self) -> dict[str, int]:
         return {name: row for name, row in self.computed.items() if name not in self.copies}
-
-
-def _find_copies(graph: Graph, computed: Collection[str]) -> dict[str, str]:
-    """The tensors that are not looked at in the run, with the constants that they copy; a run has to give something."""
-    found = {name: graph.copied_constants[name] for name in computed if name in graph.copied_constants}
-    is_anything_left = any(name in graph.producers for name in computed if name not in found)
-    return found if is_anything_left else {}
 
 
 def _longest_untold(value: InnerValue) -> int:
