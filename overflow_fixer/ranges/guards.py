@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.graph.nodes import Node
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
 
@@ -26,11 +25,6 @@ def find_covers(
         for node in graph.consumers.get(name, ()) if source in probed else ():
             output = node.outputs[0]
             is_shown = 0 < counts.get(source, 0) <= counts.get(output, 0)
-            if is_shown and sources.get(output) == output in probed and _is_arithmetic(graph, node, name):
+            if is_shown and sources.get(output) == output in probed and node.standard_op in _ARITHMETIC:
                 found.setdefault(source, output)
     return {name: found[name] for name in probed if name in found}
-
-
-def _is_arithmetic(graph: Graph, node: Node, read: str) -> bool:
-    is_plain = node.is_standard and node.op_type in _ARITHMETIC
-    return is_plain and graph.dtypes.get(read) == graph.dtypes.get(node.outputs[0])
