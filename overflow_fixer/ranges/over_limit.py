@@ -23,16 +23,14 @@ class OverLimit:
     def __init__(self, limit: float, tell: OnOver) -> None:
         self._limit = limit
         self._tell = tell
-        self._told_max_abs: np.ndarray | None = None
-        self._told_nan: np.ndarray | None = None
+        self._told_max_abs: np.ndarray = np.array(np.nan)
+        self._told_nan: np.ndarray = np.array(False)
 
     def look(self, recording: Recording) -> None:
         """Tell what got worse since the last look; nothing is told where nothing did."""
         totals = recording.totals[: len(recording.tensors)]
         max_abs, has_nan = totals["max_abs"], totals["nan_count"] > 0
-        is_worse = (max_abs > self._limit) | has_nan
-        if self._told_max_abs is not None and self._told_nan is not None:
-            is_worse = (max_abs > np.fmax(self._told_max_abs, self._limit)) | (has_nan & ~self._told_nan)
+        is_worse = (max_abs > np.fmax(self._told_max_abs, self._limit)) | (has_nan & ~self._told_nan)
         self._told_max_abs, self._told_nan = max_abs, has_nan
         rows = np.flatnonzero(is_worse)
         if rows.size:
