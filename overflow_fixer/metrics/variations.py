@@ -40,7 +40,6 @@ class VariationMeter:
     energy: float = 0.0
     within_samples: float = 0.0
     has_samples: bool = True
-    is_finite: bool = True
 
     def add(self, reference: Any) -> None:
         """One batch."""
@@ -62,11 +61,10 @@ class VariationMeter:
             self.within_samples += float((energies - sums**2 / samples.shape[1]).sum())
         self.sum += float(sums.sum())
         self.energy += float(energies.sum())
-        self.is_finite &= bool(np.isfinite(sums).all())
 
     def find_hidden(self, error: TensorError, min_snr_db: float) -> HiddenVariation | None:
         """What varies, where it is under 1 % of the energy and, against the output's `error`, under this SNR; else None."""
-        if self.elements < _LEAST_ELEMENTS or not self.is_finite or not 0 < self.energy < math.inf:
+        if self.elements < _LEAST_ELEMENTS or not 0 < self.energy < math.inf:
             return None
         among_all = self.energy - self.sum**2 / self.elements
         varying = self.within_samples if self.has_samples else among_all
