@@ -38,6 +38,7 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.by_node import list_by_node
 
 _LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
 
@@ -104,12 +105,7 @@ def find_lost_differences(
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[LostDifference]]:
-    """For each node concerned, what is lost."""
-    found: dict[str, list[LostDifference]] = {}
-    for lost in _find_all(graph, ranges):
-        for label in dict.fromkeys(node.label for node in lost.nodes):
-            found.setdefault(label, []).append(lost)
-    return found
+    return list_by_node(_find_all(graph, ranges))
 
 
 def _find_all(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:

@@ -21,6 +21,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
+from overflow_fixer.rules.by_node import list_by_node
 from overflow_fixer.rules.digits import tell_over
 
 LARGEST_ANGLE = 128.0
@@ -62,12 +63,7 @@ def _find_large(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Findin
 
 @lru_cache(maxsize=1)
 def _evidence_of_small(graph: Graph, ranges: RangeTable) -> dict[str, list[SmallAngle]]:
-    """For each node concerned, the small angles."""
-    found: dict[str, list[SmallAngle]] = {}
-    for small in find_small_angles(graph, ranges):
-        for node in small.nodes:
-            found.setdefault(node.label, []).append(small)
-    return found
+    return list_by_node(find_small_angles(graph, ranges))
 
 
 @lru_cache(maxsize=1)

@@ -20,6 +20,7 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.by_node import list_by_node
 
 LARGEST_LOSS = 2.0**-5
 """Of the rms of what is sampled: 30 dB. Half of it where the grid is computed, since what it is made of is rounded as well."""
@@ -55,14 +56,8 @@ def find_lost_places(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[_Places]]:
-    """By the label of the nodes concerned."""
-    found: dict[str, list[_Places]] = {}
-    for node in graph.nodes:
-        places = _find_places(graph, ranges, node) if node.standard_op == "GridSample" else None
-        if places is not None and places.loss > places.limit:
-            for concerned in places.nodes:
-                found.setdefault(concerned.label, []).append(places)
-    return found
+    found = (_find_places(graph, ranges, node) for node in graph.nodes if node.standard_op == "GridSample")
+    return list_by_node(places for places in found if places is not None and places.loss > places.limit)
 
 
 def _find_places(graph: Graph, ranges: RangeTable, node: Node) -> _Places | None:

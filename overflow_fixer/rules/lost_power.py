@@ -18,6 +18,7 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.by_node import list_by_node
 
 LARGEST_ERROR = 2.0**-6
 """Of the largest power, where the worst of them leaves 36 dB: see docs/numerics.md."""
@@ -57,14 +58,8 @@ def find_lost_powers(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[_Power]]:
-    """By the label of the nodes concerned."""
-    found: dict[str, list[_Power]] = {}
-    for node in (one for one in graph.nodes if one.standard_op == "Pow"):
-        power = _find_power(graph, ranges, node)
-        if power is not None and power.error > LARGEST_ERROR:
-            for concerned in power.nodes:
-                found.setdefault(concerned.label, []).append(power)
-    return found
+    found = (_find_power(graph, ranges, node) for node in graph.nodes if node.standard_op == "Pow")
+    return list_by_node(power for power in found if power is not None and power.error > LARGEST_ERROR)
 
 
 def _find_power(graph: Graph, ranges: RangeTable, node: Node) -> _Power | None:

@@ -25,6 +25,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
+from overflow_fixer.rules.by_node import list_by_node
 
 _MOST_NOISE = 10.0**-1.5
 """30 dB below the values, as verification tolerates."""
@@ -87,12 +88,7 @@ def _evidence_of_logarithms(graph: Graph, ranges: RangeTable) -> dict[str, list[
 
 @lru_cache(maxsize=1)
 def _evidence_of_factors(graph: Graph, ranges: RangeTable) -> dict[str, list[SmallFactor]]:
-    """For each node concerned, the factors that are as small."""
-    found: dict[str, list[SmallFactor]] = {}
-    for factor in find_small_factors(graph, ranges):
-        for node in factor.nodes:
-            found.setdefault(node.label, []).append(factor)
-    return found
+    return list_by_node(find_small_factors(graph, ranges))
 
 
 @lru_cache(maxsize=1)
