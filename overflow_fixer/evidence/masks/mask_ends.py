@@ -75,20 +75,22 @@ def find_kept(graph: Graph, node: Node) -> Ends:
     if op == "Slice":
         return _kept_by_slice(graph, node)
     keeps = op in _KEEPS_ROWS or (op == "Transpose" and _is_last_kept(node))
-    keeps = keeps or (op in _KEEPS_ORDER and (_is_last_as_long(graph, node) or _is_put_before(graph, node)))
+    keeps = keeps or keeps_rows_in_order(graph, node) or _is_put_before(graph, node)
     return BOTH_ENDS if keeps else NO_END
+
+
+def keeps_rows_in_order(graph: Graph, node: Node) -> bool:
+    """Whether it keeps the order of all elements, and is known to cut them into rows of the last axis as before."""
+    if node.standard_op not in _KEEPS_ORDER:
+        return False
+    lengths = [graph.sure_shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
+    return lengths[0] == lengths[1] != () and all(isinstance(dim, int) for dim in lengths[0])
 
 
 def _is_last_kept(node: Node) -> bool:
     """Whether a Transpose leaves the last axis the last."""
     order = list(node.value_of("perm", []))
     return bool(order) and order[-1] == len(order) - 1
-
-
-def _is_last_as_long(graph: Graph, node: Node) -> bool:
-    """Whether the last axis is known to be as long as before, so that rows stay rows in the same order."""
-    lengths = [graph.sure_shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
-    return lengths[0] == lengths[1] != () and all(isinstance(dim, int) for dim in lengths[0])
 
 
 def _is_put_before(graph: Graph, node: Node) -> bool:

@@ -22,6 +22,7 @@ from overflow_fixer.evidence.masks.mask_ends import (
     find_kept,
     find_opened,
     is_always_switch,
+    keeps_rows_in_order,
 )
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.constant_shapes import read_fill
@@ -36,7 +37,6 @@ _MASK_SLOT = 3
 """Where Attention reads its mask."""
 _WIDE = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 _KEEPS_LAYOUT = frozenset({"Identity", "Cast", "Dropout"})
-_KEEPS_ORDER = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
 
 
 class NotProvedError(Exception):
@@ -282,12 +282,7 @@ class MaskWalk:
         use = replace(use, ends=use.ends & find_kept(self.graph, node))
         if use.pattern is None or node.standard_op in _KEEPS_LAYOUT:
             return use
-        last = [self.graph.sure_shapes.get(name, ())[-1:] for name in (node.inputs[0], node.outputs[0])]
-        if (
-            node.standard_op in _KEEPS_ORDER
-            and last[0] == last[1]
-            and all(isinstance(d, int) for d in last[0])
-        ):
+        if keeps_rows_in_order(self.graph, node):
             return replace(use, is_aligned=False)
         return replace(use, pattern=None)
 

@@ -424,6 +424,28 @@ REFUSED: dict[str, tuple[Attention, str]] = {
         ),
         "added to the scores, and is not proved to leave",
     ),
+    "causal, then a Reshape that breaks rows, of shapes that are not known before or behind": (
+        Attention(
+            [
+                node("NonZero", "dims", "places"),
+                node("Gather", "dims places", "chosen"),
+                node("Reshape", "chosen flat", "whole"),
+                node("Gather", "halves places", "split"),
+                node("Reshape", "split flat", "parts"),
+                node("Reshape", "x whole", "r"),
+                node("Add", "r k", "a"),
+                node("Reshape", "a parts", "s"),
+                SOFTMAX,
+            ],
+            {
+                "k": pattern_of(CAUSAL, MIN),
+                "dims": ints(*SHAPE),
+                "halves": ints(2, 3, 8, 2),
+                "flat": ints(-1),
+            },
+        ),
+        "added to the scores, and is not proved to leave",
+    ),
     "rows along an axis that is the last one by the recorded shape": (
         Attention(
             [node("Add", "x k", "s"), node("Softmax", "s", "y", axis=1)],
