@@ -75,6 +75,16 @@ def test_what_is_read_early_and_late_stands_before_the_first_reader() -> None:
     assert [node.index for node in delay_fixed(nodes, CONSTANTS)] == [0, 1, 2, 3]
 
 
+def test_what_two_others_need_of_one_node_stands_before_the_first_of_them() -> None:
+    """c is split in two, of which the one is read before the other."""
+    read = [("c", "a"), ("a", "early late"), ("x", "p"), ("p early", "q"), ("q late", "r")]
+    nodes = [
+        Node.of(i, str(i), helper.make_node("Any", names.split(), written.split()))
+        for i, (names, written) in enumerate(read)
+    ]
+    assert [node.index for node in delay_fixed(nodes, CONSTANTS)] == [2, 0, 1, 3, 4]
+
+
 def test_nothing_moves_where_nothing_is_computed_from_constants() -> None:
     nodes = [Node.of(i, str(i), helper.make_node("Add", [f"t{i}", "c"], [f"t{i + 1}"])) for i in range(3)]
     assert list(delay_fixed(nodes, CONSTANTS)) == nodes

@@ -34,6 +34,11 @@ def test_what_the_system_had_too_little_of_is_told_of_an_error_and_what_it_led_t
     assert told[0].startswith(begin)
     assert "ulimit" in told[0]
     assert told[1] == told[0]
+    during = ModelError("m.onnx cannot be closed.")
+    during.__context__ = error
+    assert tell_shortage(during) == told[0]
+    during.__suppress_context__ = True
+    assert tell_shortage(during) is None
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,14 @@ def test_of_what_could_not_be_computed_nothing_matches(reference: Any, is_float:
     assert (found.compared, found.failure, found.worst_batch) == (0, "no such row", "batch_0")
 
 
+def test_why_a_batch_could_not_be_computed_is_told_beside_one_in_which_nothing_matches() -> None:
+    meter = ErrorMeter("t")
+    meter.add(f32(1, 2), f32(np.nan, np.nan), "batch_0")
+    meter.add_failure(f32(1, 2), "batch_1", "no such row")
+    found = meter.result()
+    assert (found.failure, found.worst_batch, found.mismatched) == ("no such row", "batch_1", 4)
+
+
 def test_float16_infinity_against_a_finite_reference() -> None:
     found = measure((f32(70000, 1), np.asarray([np.inf, 1], np.float16)))
     assert (found.candidate_inf, found.mismatched, found.compared) == (1, 1, 1)

@@ -195,6 +195,21 @@ def test_inputs_with_fractions_are_told(tmp_path: Path) -> None:
     assert collect_ranges(graph, MemoryBatches(feeds)).fractional == {"later"}
 
 
+def test_fractions_are_those_of_what_was_fed_and_not_of_what_a_node_wrote_there(tmp_path: Path) -> None:
+    """ONNX Runtime writes the running statistics of BatchNormalization in training where they lie, in a body too."""
+    statistics = ["s", "b", "mean", "variance"]
+    made = [helper.make_node("BatchNormalization", ["x", *statistics], ["t", "m", "v"], training_mode=1)]
+    then_branch = helper.make_graph(made, "then", [], [value_info("t")])
+    plain = [helper.make_node("Identity", ["x"], ["e"])]
+    else_branch = helper.make_graph(plain, "else", [], [value_info("e")])
+    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=then_branch, else_branch=else_branch)]
+    inputs = [value_info("c", TensorProto.BOOL, [1]), value_info("x", dims=[4, 2])]
+    inputs += [value_info(name, dims=[2]) for name in statistics]
+    graph = save_model(tmp_path / "m.onnx", nodes, inputs, [value_info("y")])
+    feeds = {"c": np.array([True]), "x": normal(4, 2), **{name: np.float32([1, 2]) for name in statistics}}
+    assert collect_ranges(graph, MemoryBatches([feeds])).fractional == {"x"}
+
+
 def test_bf16_tensors_and_inputs(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16),

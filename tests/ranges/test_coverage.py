@@ -21,11 +21,12 @@ def test_float_tensors_are_observed_in_graph_order(tmp_path: Path) -> None:
         helper.make_node("Cast", ["m"], ["double"], to=TensorProto.DOUBLE),
         helper.make_node("Cast", ["m"], ["int"], to=TensorProto.INT32),
         helper.make_node("Cast", ["m"], ["flag"], to=TensorProto.BOOL),
+        helper.make_node("DynamicQuantizeLinear", ["m"], ["byte", "scale", "zero"]),
         helper.make_node("Add", ["m", "c"], ["y"]),
     ]
     weights = [numpy_helper.from_array(np.ones(3, np.float32), "w")]
     graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[3])], [value_info("y")], weights)
-    assert observed_tensors(graph) == ("x", "w", "c", "m", "half", "brain", "double", "y")
+    assert observed_tensors(graph) == ("x", "w", "c", "m", "half", "brain", "double", "scale", "y")
     assert not_observed(graph) == {}
 
 

@@ -208,6 +208,18 @@ def test_what_overflows_or_turns_to_nan_is_not_plain() -> None:
     assert is_plain.tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize("added", [20.0, -20.0])
+@pytest.mark.parametrize(("largest", "is_within"), [(65499.0, True), (65500.0, False)])
+def test_what_fp16_makes_infinity_of_is_not_plain(added: float, largest: float, is_within: bool) -> None:
+    """65520 itself, of either sign: it is to be counted."""
+    value = float(np.copysign(largest, added))
+    ends, is_plain = np.float32([[value, np.nan], [value, np.nan]]), np.array([True, False])
+    made = Derivation("y", ("x",), lambda values, numbers: values + numbers[0], (added,))
+    derive(order_steps([made], {"x": 0, "y": 1}), ends, np.ones(2, np.int64), is_plain, np.zeros(2, np.bool_))
+    assert ends[0, 1] == value + added
+    assert is_plain[1] == is_within
+
+
 def test_of_quotients_that_an_int32_does_not_hold_nothing_is_told(tmp_path: Path) -> None:
     """CUDA's kernel makes another number of them than the CPU's."""
     graph = graph_of(tmp_path / "m.onnx", node("DequantizeLinear", ["fine", "third"], ["y"]))
@@ -256,7 +268,9 @@ def test_an_empty_source_tells_nothing_of_what_is_made_of_others_too() -> None:
 
 _COUNTS = {
     **dict.fromkeys(["Concat", "Neg", "Clip"], ()),
-    **dict.fromkeys(["Clip below", "Clip above"], (65520,)),  # an infinity becomes the largest float
+    **dict.fromkeys(
+        ["Clip below", "Clip above", "Clip at the largest"], (65520,)
+    ),  # an infinity becomes the largest float
     **dict.fromkeys(["Relu", "Max", "Min"], (65520, np.inf)),
 }
 """Over which limits there must be values on one side alone, for it to be told of how many of them are left."""

@@ -58,6 +58,29 @@ def test_only_float32_is_tallied(elem: str, tmp_path: Path) -> None:
     assert table.by_tensor["l/body/branch/then_branch/a"].min == -12
 
 
+def test_floats_of_another_width_in_a_body_within_a_body_are_not_tallied(tmp_path: Path) -> None:
+    """In the model's own run, FP16 would not be rounded: 2049 is 2048 in it."""
+    text = """
+    g (float[N] x, int64 trips) => (float[N] y) {
+        [l] y = Loop (trips, , x) <
+            body = b (int64 i, bool c, float[N] s) => (bool c, float[N] t) {
+                [branch] t = If (c) <
+                    then_branch = then () => (float[N] a) {
+                        h = Cast <to = 10> (s)
+                        k = Neg (h)
+                        a = Cast <to = 1> (k)
+                    },
+                    else_branch = else () => (float[N] b) { b = Neg (s) }
+                >
+            }
+        >
+    }"""
+    graph = parse(tmp_path, text)
+    assert not _can_tally(graph)
+    table = scan_runs(graph, [{"x": floats(2049, 1), "trips": np.array(1)}])
+    assert table.by_tensor["l/body/branch/then_branch/k"].min == -2048
+
+
 def test_only_native_probes_that_look_at_the_models_own_tensors_tally(tmp_path: Path) -> None:
     graph = parse(tmp_path, DOUBLING.format(elem="float"))
     assert not _can_tally(graph, observe="outputs")
