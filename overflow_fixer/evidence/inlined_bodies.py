@@ -15,13 +15,12 @@ from overflow_fixer.evidence.body_ranges import has_run, look_into
 from overflow_fixer.graph.body_graphs import Body, find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node, number_nodes
+from overflow_fixer.graph.operator_types import BODY_OUTPUTS
 from overflow_fixer.model_file.subgraphs import bodies
 from overflow_fixer.records import RangeTable
 
 _FIRST_INPUT = {"If": 0, "Loop": 2, "Scan": 0}
 """The first input of the node that is handed to a body, as its input of the same number."""
-_FIRST_OUTPUT = {"If": 0, "Loop": 1, "Scan": 0}
-"""The first output of a body that the node gives out."""
 _HANDS_ON = "hands on"
 """What nodes that are none of the model's say of themselves."""
 _OUT_OF = "out of "
@@ -69,7 +68,9 @@ def list_carried(graph: Graph, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _list_states(body: Body) -> Iterator[tuple[str, str]]:
     """The outputs and inputs of a body that are states: not what a Scan cuts, nor what is put together of all runs."""
     end, op_type = len(body.inputs) - body.node.value_of("num_scan_inputs", 0), body.node.op_type
-    return zip(body.outputs[_FIRST_OUTPUT[op_type] :], body.inputs[_FIRST_INPUT[op_type] : end], strict=False)
+    return zip(
+        body.outputs[BODY_OUTPUTS[op_type][1] :], body.inputs[_FIRST_INPUT[op_type] : end], strict=False
+    )
 
 
 @dataclass
@@ -124,7 +125,7 @@ def _hand_in(node: Node, body: Body, names: Mapping[str, str]) -> Iterator[NodeP
 def _join_outputs(node: Node, within: Sequence[Body], begins: Sequence[str]) -> Iterator[NodeProto]:
     """`begins` are what may come out without a run, as the outputs of the same number."""
     for slot, output in enumerate(node.outputs):
-        place = slot + _FIRST_OUTPUT[node.op_type]
+        place = slot + BODY_OUTPUTS[node.op_type][1]
         sources = [_name_outside(body, body.outputs[place]) for body in within if place < len(body.outputs)]
         sources += filter(None, begins[slot : slot + 1])
         if output and sources:

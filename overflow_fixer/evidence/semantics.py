@@ -67,7 +67,7 @@ _KEEPS_SIGN = _MOVES | frozenset(
     """Add Sum Mean Where Max Min Clip ReduceMax ReduceMin ReduceSum ReduceMean MaxPool AveragePool
     GlobalMaxPool GlobalAveragePool CumSum TopK Pad Trilu OneHot Floor Ceil Round CenterCropPad""".split()
 )
-_SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
+SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 
 
 def moves(node: Node, slot: int) -> bool:
@@ -100,7 +100,7 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
         return frozenset(-sign for sign in signs)
     if op == "Clip":
         return signs - _clipped_signs(node, graph)
-    keeps_sign = op in _KEEPS_SIGN or op == "Sub" or (op in _SCATTERS and not _multiplies(node))
+    keeps_sign = op in _KEEPS_SIGN or op == "Sub" or (op in SCATTERS and not _multiplies(node))
     return signs if keeps_sign else EITHER
 
 

@@ -18,10 +18,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto,
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.model import Graph, derive_graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operator_types import BODY_OUTPUTS
 from overflow_fixer.graph.tensor_types import is_typed
 from overflow_fixer.model_file.subgraphs import bodies, captures
-
-_OPERATORS = frozenset({"If", "Loop", "Scan"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +106,7 @@ def _begins_one(prefix: str, names: list[str]) -> bool:
 
 def _read(graph: Graph, node: Node, attribute: AttributeProto, prefix: str) -> Body:
     """Raises ModelError, in words that say of a body why it is not read."""
-    if node.op_type not in _OPERATORS or not node.is_standard:
+    if node.standard_op not in BODY_OUTPUTS:
         raise ModelError(f"what runs inside {node.op_type} is not looked into")
     proto = attribute.g
     captured = tuple(captures(proto))

@@ -33,11 +33,11 @@ from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operator_types import QUANTIZING
 from overflow_fixer.records import Array, Range, RangeTable
 
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
-_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
 """Operators that show a value or not where the other factor is a mask."""
 
@@ -166,7 +166,7 @@ def may_replace(node: Node, slot: int, reached: Traces, graph: Graph) -> bool:
 def _passes(node: Node, slot: int, tensors: tuple[str, str], graph: Graph) -> bool:
     """Whether values go from one tensor to the other: floats always, integers where they are computed with, or are quantized floats."""
     quantized = [graph.dtypes.get(name) in STEPS for name in tensors]
-    if all(quantized) or (any(quantized) and node.standard_op in _QUANTIZING):
+    if all(quantized) or (any(quantized) and node.standard_op in QUANTIZING):
         is_small = node.standard_op == "DequantizeLinear" and reach_of_steps(node, graph) <= LARGEST_OF_MANY
         return (slot == 0 and not is_small) or moves(node, slot)
     takes_integers = node.standard_op in _INTEGER_ARITHMETIC or moves(node, slot)

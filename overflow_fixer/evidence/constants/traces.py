@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.evidence.semantics import Signs, moves
+from overflow_fixer.evidence.semantics import SCATTERS, Signs, moves
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -25,7 +25,6 @@ STEPS: dict[int, float] = {
     **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16), 65535.0),
 }
 """How far from its zero point a number of these types can be. None is out of range by itself, but as what was quantized."""
-_SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 _ADDS = frozenset("Add Sub Sum".split())
 _SCALES = frozenset("Mul Div".split())
 _BENDS = frozenset(
@@ -131,7 +130,7 @@ def _bound(tensor: str, reached: Traces, ranges: RangeTable) -> float:
 def chooses(node: Node) -> bool:
     """Whether the elements that the node writes are elements that it reads, or as large."""
     is_set = node.value_of("reduction", b"none") in (b"none", b"max", b"min")
-    return node.standard_op in _CHOOSES or (node.standard_op in _SCATTERS and is_set)
+    return node.standard_op in _CHOOSES or (node.standard_op in SCATTERS and is_set)
 
 
 def _scale(
