@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from in_memory_calibration import make_model, node, save
+from in_memory_calibration import ints, make_model, node, save
+from onnx import TensorProto
 
 from overflow_fixer.evidence.paths import find_given, find_leading, find_ways
 from overflow_fixer.graph.model import Graph
@@ -33,6 +34,20 @@ def test_every_way_and_nothing_beside(tmp_path: Path) -> None:
     graph = save(make_model(nodes, {"x": [2]}, "y"), tmp_path)
     assert _ways(graph, "x") == ["Neg_a", "Neg_c", "Log_f", "Log_g"]
     assert _ways(graph, "b") == []
+
+
+def test_the_places_of_what_is_chosen_are_no_values(tmp_path: Path) -> None:
+    nodes = [
+        node("TopK", "x k", "v places"),
+        node("Cast", "places", "p", to=TensorProto.FLOAT),
+        node("Log", "v", "a"),
+        node("Log", "p", "b"),
+        node("Add", "a b", "y"),
+    ]
+    graph = save(make_model(nodes, {"x": [4]}, "y", {"k": ints(2)}), tmp_path)
+    found = find_ways(graph, "x", lambda at, slot: at.op_type != "Add", lambda at, slot: at.op_type == "Log")
+    assert [at.label for at in found] == ["TopK_v", "Log_a"]
+    assert find_given(graph, "x", lambda at, slot: at.op_type in ("TopK", "Cast")) is None
 
 
 def test_every_tensor_with_a_way_in_one_pass(tmp_path: Path) -> None:

@@ -264,6 +264,22 @@ def test_a_maximum_that_stands_along_another_axis_is_no_bound(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (-65504, 65504, NEITHER),
+        (-65520, 65504, NEGATIVE),
+        (-65504, 65520, POSITIVE),
+        (-65520, 65520, EITHER),
+    ],
+)
+def test_a_bound_that_fp16_makes_infinite_stops_nothing(
+    low: float, high: float, shown: Signs, tmp_path: Path
+) -> None:
+    graph = _graph(tmp_path, node("Clip", "x low high", "y"), low=scalar(low), high=scalar(high))
+    assert shown_signs(graph.nodes[0], 0, 0, EITHER, graph) == shown
+
+
+@pytest.mark.parametrize(
     ("op", "slot", "signs", "expected"),
     [
         ("Clip", 1, NEGATIVE, True),
