@@ -301,7 +301,9 @@ def test_the_reason_of_each_quantity_is_one_line(tmp_path: Path) -> None:
     ]
     model = make_model(nodes, {"x": [1, 4]}, "a b c", {"axis": ints(1)})
     graph, ranges = scan(model, tmp_path, {"x": floats(9000, 9000, 9000, 9000)[None]})
-    for one in ask(find_large_inner_values, graph, ranges):
+    found = ask(find_large_inner_values, graph, ranges)
+    assert [one.node for one in found] == ["ReduceMean_a", "CumSum_b", "LpNormalization_c"]
+    for one in found:
         assert f"reaches {one.value:.6g}, over the threshold of 10000" in one.reason
         assert "\n" not in one.reason
 

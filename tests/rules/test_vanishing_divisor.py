@@ -378,7 +378,9 @@ def test_beside_a_guard_that_fp16_makes_zero_of_nothing_is_left(tmp_path: Path) 
     nodes = [node("Sigmoid", "x", "p"), node("Sub", "one p", "q"), *GUARDS["Add"], node("Log", "g", "y")]
     constants = {"one": scalar(1), "guard": scalar(1e-9)}
     graph, ranges = scan(make_model(nodes, {"x": [3]}, "y", constants), tmp_path, {"x": floats(1, 5, 10)})
-    for one in ask(find_vanishing_divisors, graph, ranges):
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert [one.node for one in found] == [one.label for one in graph.nodes]
+    for one in found:
         assert one.reason.endswith("Log_y makes infinity or NaN of it")
 
 
