@@ -320,6 +320,28 @@ def test_a_sum_over_the_limit_is_told_though_a_later_run_is_out_of_range(
 
 
 @pytest.mark.parametrize("product", SUMS)
+@pytest.mark.parametrize("rate", [0.9, 1.1])
+def test_of_runs_that_are_over_the_limit_the_largest_sum_is_told(
+    rate: float, product: str, tmp_path: Path
+) -> None:
+    """Whether it comes first or last."""
+    graph = parse(tmp_path, _put_in(SUMS[product]).replace("100.0", str(rate)))
+    first, last = (50000.0 * rate**i for i in (0, 2))
+    feeds = [{"x": floats(50000, 50000)[None], "w": floats((1, 1), (-1, -1)), "trips": np.array(3)}]
+    found = scan_runs(graph, feeds).inner_of["l/body/m"]["products"].seen
+    terms = 3 if "bias" in product else 2
+    assert found.max_abs == pytest.approx(terms * max(first, last), rel=1e-5)
+
+
+@pytest.mark.parametrize("product", SUMS)
+def test_no_sum_is_told_of_a_run_in_which_a_factor_is_out_of_range(product: str, tmp_path: Path) -> None:
+    """In the second run 30000 - 40000 is small and 70000 is not, but FP16 does not hold the -80000 of which half is added."""
+    graph = parse(tmp_path, _put_in(SUMS[product]))
+    feeds = [{"x": floats(-800, 300)[None], "w": floats((0.5, 0), (1, 0)), "trips": np.array(2)}]
+    assert np.isnan(scan_runs(graph, feeds).inner_of["l/body/m"]["products"].seen.max_abs)
+
+
+@pytest.mark.parametrize("product", SUMS)
 @pytest.mark.parametrize("weight", [200, 70000])
 @pytest.mark.parametrize("is_constant", [False, True])
 def test_no_sum_is_told_where_fp16_can_never_hold_what_is_read_or_written(
