@@ -288,6 +288,20 @@ def test_sha256_covers_external_data(tmp_path: Path) -> None:
     assert graph.read_constant("w").tolist() == [2, 2, 2, 2]
 
 
+def test_a_file_that_is_written_while_it_is_hashed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = load_graph(_save(tmp_path, [helper.make_node("Identity", ["x"], ["y"])]))
+
+    def write(paths: list[Path]) -> str:
+        os.utime(paths[0], ns=(1, 1))
+        return "of neither"
+
+    monkeypatch.setattr(graph_module, "sha256_of", write)
+    with pytest.raises(ModelError, match="changed while it was in use"):
+        _ = graph.sha256
+
+
 def test_files_that_were_not_written_since_are_not_hashed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from overflow_fixer.graph.tensor_types import (
     Types,
     dims_of,
     find_constants,
+    find_defaults,
     infer_shapes,
     is_typed,
     tell_types,
@@ -159,6 +160,30 @@ def test_an_output_left_out_of_such_a_pool_is_nobodys_input() -> None:
     graph = helper.make_graph(nodes, "g", [_info("x", [1, 1, 8, 8])], [_info("y", None)], [top])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert set(infer_shapes(model, {})) == {"x", "y", "top"}
+
+
+@pytest.mark.parametrize(("version", "expected"), [(3, set()), (4, {"w"})])
+def test_before_ir_version_4_no_batch_replaces_an_initializer(version: int, expected: set[str]) -> None:
+    """Though each has to be an input too."""
+    weight = helper.make_tensor("w", FLOAT, [4], [1] * 4)
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    infos = [_info("x", [4]), _info("w", [4])]
+    graph = helper.make_graph(nodes, "g", infos, [_info("y", [4])], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=version)
+    assert find_defaults(model) == expected
+
+
+@pytest.mark.parametrize("past", [["pk", "pv"], []])
+def test_the_scores_that_an_attention_gives_out_are_not_sure_beside_a_past(past: list[str]) -> None:
+    """ONNX infers as many columns as there are new keys."""
+    made = helper.make_node(
+        "Attention", ["q", "k", "v", *([""] if past else []), *past], ["y", "nk", "nv", "s"]
+    )
+    infos = [_info(name, [1, 2, 3, 4]) for name in ["q", "k", "v", *past]]
+    outputs = [_info(name, None) for name in made.output]
+    graph = helper.make_graph([made], "g", infos, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    assert ("s" in infer_shapes(model, {})) == (not past)
 
 
 @pytest.mark.parametrize("records", [False, True])

@@ -182,6 +182,10 @@ def test_very_different_scales_in_one_sum() -> None:
     found = measure(*((r, r * 0.9) for r in reference))
     assert found.snr_db == pytest.approx(20)
     assert found.worst_batch_snr_db == pytest.approx(20)
+    for order in ((1e9, 1e200), (1e200, 1e9)):  # the larger decide, whenever they come
+        off = {1e9: 0.9, 1e200: 0.99}
+        found = measure(*((np.asarray([scale]), np.asarray([scale * off[scale]])) for scale in order))
+        assert found.snr_db == pytest.approx(40)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"])
