@@ -78,16 +78,24 @@ def _find_near_zero(graph: Graph, tensor: str) -> frozenset[str]:
 
 
 def _list_sources(graph: Graph, tensor: str) -> set[str]:
-    found, node = {tensor}, graph.producers.get(tensor)
-    while node is not None:
-        live = [name for name in dict.fromkeys(node.inputs) if name not in graph.constants]
-        is_scaled = node.standard_op in ("Mul", "Div") and len(live) == 1
-        is_plain = is_square(graph, node) or is_scaled or node.standard_op in _IS_ZERO_WITH or moves(node, 0)
-        if not is_plain or not live or live[0] in found:
-            return found
-        found.add(live[0])
-        node = graph.producers.get(live[0])
+    found = {tensor}
+    while (source := _find_source(graph, graph.producers.get(tensor))) is not None:
+        found.add(source)
+        tensor = source
     return found
+
+
+def _find_source(graph: Graph, node: Node | None) -> str | None:
+    """The one float that the node reads but constants, where that is near zero with what it writes; None of another node.
+
+    Not what a constant is divided by: that is large.
+    """
+    live = [] if node is None else [one for one in dict.fromkeys(node.inputs) if graph.is_float(one)]
+    live = [name for name in live if name not in graph.constants]
+    if node is None or len(live) != 1 or not _keeps(graph, node, node.inputs.index(live[0])):
+        return None
+    is_plain = node.standard_op in _IS_ZERO_WITH or is_square(graph, node) or moves(node, 0)
+    return live[0] if is_plain or node.standard_op in ("Mul", "Div") else None
 
 
 def _keeps(graph: Graph, node: Node, slot: int) -> bool:

@@ -35,8 +35,13 @@ HIDDEN = {
 }
 
 
-def _is_shown(folder: Path, nodes: list[onnx.NodeProto], number: float = 0.0) -> bool:
-    nodes = [node("Mul", "given tenth", "x"), node("Greater", "x number", "c"), *nodes]
+SCALED = node("Mul", "given tenth", "x")
+
+
+def _is_shown(
+    folder: Path, nodes: list[onnx.NodeProto], number: float = 0.0, writer: onnx.NodeProto = SCALED
+) -> bool:
+    nodes = [writer, node("Greater", "x number", "c"), *nodes]
     constants = {name: scalar(value) for name, value in (("one", 1), ("zero", 0), ("tenth", 0.1))}
     used = {name for one in nodes for name in one.input}
     constants = {name: value for name, value in constants.items() if name in used}
@@ -58,3 +63,11 @@ def test_hidden(name: str, tmp_path: Path) -> None:
 
 def test_beside_another_number_a_product_hides_no_choice(tmp_path: Path) -> None:
     assert _is_shown(tmp_path, HIDDEN["p times what is chosen"], 1e-10)
+
+
+@pytest.mark.parametrize(("writer", "is_shown"), [("given one", False), ("one given", True)])
+def test_what_a_constant_is_divided_by_is_large_where_the_quotient_is_near_zero(
+    writer: str, is_shown: bool, tmp_path: Path
+) -> None:
+    nodes = [node("Where", "c given zero", "y")]
+    assert _is_shown(tmp_path, nodes, writer=node("Div", writer, "x")) == is_shown
