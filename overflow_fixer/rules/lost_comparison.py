@@ -8,9 +8,8 @@ what writes values as small for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
-from overflow_fixer.evidence.zeros.lost_decisions import LostDecision, find_lost_decisions
+from overflow_fixer.evidence.zeros.decision_sources import find_decision_sources
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -20,26 +19,18 @@ from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 def find_lost_comparisons(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
-    """A finding for each such comparison that the node makes, or writes tiny values for.
+    """A finding where the node makes such a comparison, or writes tiny values for one; of several one alone is told.
 
     `value` is one, between the extremes that were seen, of which FP16 decides otherwise; `limit` is 2^-25, of a number that FP16 holds badly that and a step.
     """
-    for lost in _evidence(graph, ranges).get(node.label, ()):
-        comparison = lost.comparison
-        at, number = comparison.node, comparison.number
-        limit = FP16_UNDERFLOW if abs(number) <= FP16_UNDERFLOW else abs(number) + FP16_MIN_SUBNORMAL
-        reason = (
-            f"{at.op_type} {at.label} compares {comparison.tensor} with {number:.3g}, and decides otherwise of {lost.value:.3g} "
-            "where FP16 rounds both"
-        )
-        yield Finding("lost_comparison", node.label, comparison.tensor, lost.value, limit, reason)
-
-
-@lru_cache(maxsize=1)
-def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, list[LostDecision]]:
-    """For each node concerned, what is decided otherwise."""
-    found: dict[str, list[LostDecision]] = {}
-    for lost in find_lost_decisions(graph, ranges):
-        for node in lost.nodes:
-            found.setdefault(node.label, []).append(lost)
-    return found
+    lost = find_decision_sources(graph, ranges).get(node.label)
+    if lost is None:
+        return
+    comparison = lost.comparison
+    at, number = comparison.node, comparison.number
+    limit = FP16_UNDERFLOW if abs(number) <= FP16_UNDERFLOW else abs(number) + FP16_MIN_SUBNORMAL
+    reason = (
+        f"{at.op_type} {at.label} compares {comparison.tensor} with {number:.3g}, and decides otherwise of {lost.value:.3g} "
+        "where FP16 rounds both"
+    )
+    yield Finding("lost_comparison", node.label, comparison.tensor, lost.value, limit, reason)

@@ -12,6 +12,7 @@ from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto
 
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.rules.lost_comparison import find_lost_comparisons
 
@@ -88,3 +89,55 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert [(one.value, one.limit) for one in ask(find_lost_comparisons, graph, ranges)] == [
         (0, FP16_UNDERFLOW)
     ] * 2
+
+
+LINKS = {
+    "masks": [
+        node("Greater", "h zero", "c"),
+        node("Cast", "c", "m", to=TensorProto.FLOAT),
+        node("Add", "before m", "s"),
+    ],
+    "guards that FP16 holds badly": [
+        node("Less", "h tiny", "c"),
+        node("Where", "c one h", "w"),
+        node("Mul", "before w", "s"),
+    ],
+    "truths that are combined": [node("Greater", "h zero", "c"), node("And", "before c", "s")],
+}
+"""What is done with each tensor h of a long chain, and with what was made `before`."""
+LEAST = {"masks": 1e-9, "guards that FP16 holds badly": 9.9e-7, "truths that are combined": 1e-9}
+
+
+def _make_chain(form: str, length: int) -> onnx.ModelProto:
+    kind = TensorProto.BOOL if "truths" in form else TensorProto.FLOAT
+    nodes = [node("Cast", "one", "s-1", to=kind)]
+    for i in range(length):
+        names = {name: f"{name}{i}" for name in ("h", "c", "m", "w", "s")} | {"before": f"s{i - 1}"}
+        nodes.append(node("Abs", f"h{i - 1}" if i else "x", f"h{i}"))
+        for one in LINKS[form]:
+            read = " ".join(names.get(name, name) for name in one.input)
+            attributes = {"to": TensorProto.FLOAT} if one.op_type == "Cast" else {}
+            nodes.append(node(one.op_type, read, names[one.output[0]], **attributes))
+    nodes += [node("Cast", f"s{length - 1}", "t", to=TensorProto.FLOAT), node("Mul", "t one", "y")]
+    constants = {"zero": scalar(0), "one": scalar(1), "tiny": scalar(1e-6)}
+    used = {name for one in nodes for name in one.input}
+    constants = {name: value for name, value in constants.items() if name in used}
+    return make_model(nodes, {"x": [2]}, "y", constants)
+
+
+@pytest.mark.parametrize("form", LINKS)
+def test_each_node_of_a_long_chain_is_told_of_once_and_looked_at_a_few_times(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What writes h writes it for all comparisons that follow, and each of these is made of all that was written before."""
+    counts, asked = [], list[int]()
+    for module in ("lost_decisions", "shown_decisions", "small_sources"):
+        counted = f"overflow_fixer.evidence.zeros.{module}.moves"
+        monkeypatch.setattr(counted, lambda node, slot: asked.append(slot) or moves(node, slot))
+    for length in (50, 100):
+        graph, ranges = scan(_make_chain(form, length), tmp_path, {"x": floats(LEAST[form], 1)})
+        asked.clear()
+        found = ask(find_lost_comparisons, graph, ranges)
+        assert len(found) == len({one.node for one in found}) == 2 * length
+        counts.append(len(asked))
+    assert counts[1] < 2.5 * counts[0]

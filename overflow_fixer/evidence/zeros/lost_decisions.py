@@ -7,19 +7,15 @@ millions is no danger; so values but zero count where they are there by no chanc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import SUMS, TERMS
 from overflow_fixer.evidence.zeros.shown_decisions import is_shown
-from overflow_fixer.evidence.zeros.small_sources import (
-    Part,
-    is_never_negative,
-    trace_badly_held,
-    trace_small,
-)
-from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
+from overflow_fixer.evidence.zeros.small_sources import is_never_negative
+from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_MIN_SUBNORMAL
 from overflow_fixer.graph.comparisons import Comparison, find_tiny_comparisons
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -33,21 +29,20 @@ _ADDS_SQUARES = "ReduceSumSquare"
 
 
 class LostDecision(NamedTuple):
-    """A comparison, a value of which FP16 decides otherwise, and the nodes that have to be right."""
+    """A comparison, a value of which FP16 decides otherwise, and the smallest magnitude but zero of what it compares."""
 
     comparison: Comparison
     value: float
-    nodes: tuple[Node, ...]
+    least: float
 
 
 def find_lost_decisions(graph: Graph, ranges: RangeTable) -> Iterator[LostDecision]:
-    """Those that show, with the comparison and what writes values as small for it."""
+    """Those that show, in the order of the graph."""
     for comparison in find_tiny_comparisons(graph):
         seen = ranges.get(comparison.tensor)
         value = math.nan if seen is None else _find_otherwise(graph, ranges, comparison, seen)
         if seen is not None and not math.isnan(value) and is_shown(graph, ranges, comparison):
-            nodes = dict.fromkeys((*_trace(graph, ranges, comparison, seen.min_nonzero_abs), comparison.node))
-            yield LostDecision(comparison, value, tuple(nodes))
+            yield LostDecision(comparison, value, seen.min_nonzero_abs)
 
 
 def _find_otherwise(graph: Graph, ranges: RangeTable, comparison: Comparison, seen: Range) -> float:
@@ -74,43 +69,35 @@ def _is_there_by_no_chance(graph: Graph, ranges: RangeTable, tensor: str, seen: 
 
     Of values that are spread evenly up to 2^-14, one in 1024 is within a step of any number.
     """
-    power = _find_power(graph, ranges, tensor)
+    power = _find_powers(graph, ranges).get(tensor, 1)
     if not power or not seen.max_abs > 0:
         return False
     chance = math.pow(seen.min_nonzero_abs / seen.max_abs, 1 / power) * seen.element_count
     return chance <= _RARE or seen.max_abs <= FP16_MIN_NORMAL
 
 
-def _find_power(graph: Graph, ranges: RangeTable, tensor: str) -> int:
-    """2 of squares, moved, scaled and added up, else 1; 0 where a difference was before, of which rounding leaves what it will."""
-    power, node = 1, graph.producers.get(tensor)
-    while node is not None:
-        op = node.standard_op
-        is_squared = is_square(graph, node) or op == _ADDS_SQUARES
-        power = 2 if is_squared else power
-        if not is_squared and op in TERMS | SUMS and not _adds_one_sign(ranges, graph, node):
-            return 0
-        is_scaled = op in _SCALES and any(name in graph.constants for name in node.inputs)
-        goes_on = is_squared or is_scaled or moves(node, 0) or op in ("Abs", "Neg") or op in TERMS | SUMS
-        live = [name for name in node.inputs if name not in graph.constants and graph.is_float(name)]
-        node = graph.producers.get(live[0]) if goes_on and live else None
-    return power
+@lru_cache(maxsize=1)
+def _find_powers(graph: Graph, ranges: RangeTable) -> Mapping[str, int]:
+    """By tensor, 2 of squares, moved, scaled and added up, else 1; 0 where a difference was before, of which rounding leaves what it will."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        found.update(dict.fromkeys(node.writes, _find_power(graph, ranges, node, found)))
+    return found
+
+
+def _find_power(graph: Graph, ranges: RangeTable, node: Node, found: Mapping[str, int]) -> int:
+    """The power of what the node writes, by that of the first float that it reads."""
+    op = node.standard_op
+    is_squared = is_square(graph, node) or op == _ADDS_SQUARES
+    if not is_squared and op in TERMS | SUMS and not _adds_one_sign(ranges, graph, node):
+        return 0
+    is_scaled = op in _SCALES and any(name in graph.constants for name in node.inputs)
+    goes_on = is_squared or is_scaled or moves(node, 0) or op in ("Abs", "Neg") or op in TERMS | SUMS
+    live = (name for name in node.inputs if name not in graph.constants and graph.is_float(name))
+    before = found.get(next(live, ""), 1) if goes_on else 1
+    return 2 if is_squared and before else before
 
 
 def _adds_one_sign(ranges: RangeTable, graph: Graph, node: Node) -> bool:
     floats = [name for name in node.inputs if graph.is_float(name)]
     return node.standard_op != "Sub" and all(is_never_negative(ranges, name) for name in floats)
-
-
-def _trace(graph: Graph, ranges: RangeTable, comparison: Comparison, least: float) -> Iterator[Node]:
-    """What writes the tensor, and values for it that FP16 makes zero of; beside a number that it holds badly, values as small.
-
-    A comparison writes no float: it is in FP32 where what it compares is.
-    """
-    number, writer = abs(comparison.number), graph.producers.get(comparison.tensor)
-    if writer is not None and not any(map(graph.is_float, comparison.node.writes)):
-        yield writer
-    if number > FP16_UNDERFLOW:
-        yield from trace_badly_held(graph, ranges, Part(comparison.tensor, max(number, least)))
-    else:
-        yield from trace_small(graph, ranges, [Part(comparison.tensor, least)])

@@ -6,6 +6,9 @@ and 1, and a quotient do show it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 from overflow_fixer.evidence.paths import list_values
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.formats import FP16_UNDERFLOW
@@ -20,38 +23,55 @@ _KEEPS_ZERO = frozenset(
 )
 _IS_ZERO_WITH = frozenset("Abs Neg Sqrt".split())
 """Operators of which what they read is near zero where what they write is."""
-_COMBINES = frozenset("Not And Or Xor".split())
+_COMBINES = frozenset("Not And Or Xor Neg".split())
 
 
 def is_shown(graph: Graph, ranges: RangeTable, comparison: Comparison) -> bool:
     """Whether some way from the comparison comes to what differs by more than a value near zero."""
-    near_zero = _find_near_zero(graph, comparison.tensor)
-    pending, seen = list(comparison.node.writes), set(comparison.node.writes)
+    root, ends = _find_root(graph, comparison.tensor), _find_ends(graph)
+    pending = [ends.get(name, name) for name in comparison.node.writes]
+    seen = set(pending)
     while pending:
         name = pending.pop()
         if name in graph.outputs:
             return True
         for node, slot in readers(graph, name):
-            if _is_hidden(graph, ranges, node, slot, near_zero):
+            if _is_hidden(graph, ranges, node, slot, root):
                 continue
             if not _hands_on(graph, node, slot, comparison.number):
                 return True
-            fresh = [one for one in node.writes if one not in seen]
-            seen.update(fresh)
+            fresh = {ends.get(one, one) for one in node.writes} - seen
+            seen |= fresh
             pending += fresh
     return False
 
 
-def _is_hidden(graph: Graph, ranges: RangeTable, node: Node, slot: int, near_zero: frozenset[str]) -> bool:
+@lru_cache(maxsize=1)
+def _find_ends(graph: Graph) -> Mapping[str, str]:
+    """Of a truth that one node alone reads, and hands on beside any number, what comes of it at the end of all such nodes.
+
+    In one pass: of a long chain each comparison would go through all behind it.
+    """
+    given, found = set(graph.outputs), dict[str, str]()
+    for node in reversed(graph.nodes):
+        for slot, name in enumerate(node.inputs) if len(node.writes) == 1 else ():
+            is_read_once = len(graph.consumers.get(name, ())) == 1 == node.inputs.count(name)
+            if is_read_once and name not in given and _combines(node, slot):
+                found[name] = found.get(node.writes[0], node.writes[0])
+    return found
+
+
+def _is_hidden(graph: Graph, ranges: RangeTable, node: Node, slot: int, root: str) -> bool:
     """Whether what the node makes of the decision is near zero either way."""
     if node.standard_op == "Where" and slot == 0:
-        return all(_is_small(graph, ranges, name, near_zero) for name in node.inputs[1:])
-    return node.standard_op == "Mul" and node.inputs[1 - slot] in near_zero
+        return all(_is_small(graph, ranges, name, root) for name in node.inputs[1:])
+    return node.standard_op == "Mul" and _is_zero_with(graph, node.inputs[1 - slot], root)
 
 
-def _is_small(graph: Graph, ranges: RangeTable, name: str, near_zero: frozenset[str]) -> bool:
+def _is_small(graph: Graph, ranges: RangeTable, name: str, root: str) -> bool:
     constant = ranges.get(name) if name in graph.constants else None
-    return name in near_zero or (constant is not None and constant.max_abs <= FP16_UNDERFLOW)
+    is_tiny = constant is not None and constant.max_abs <= FP16_UNDERFLOW
+    return is_tiny or _is_zero_with(graph, name, root)
 
 
 def _hands_on(graph: Graph, node: Node, slot: int, number: float) -> bool:
@@ -59,40 +79,52 @@ def _hands_on(graph: Graph, node: Node, slot: int, number: float) -> bool:
 
     Beside another number FP16 may choose a quotient by zero, which no product hides.
     """
-    is_choice = node.standard_op == "Where" and slot == 0 and number == 0
-    return is_choice or node.standard_op in _COMBINES or node.standard_op == "Neg" or moves(node, slot)
+    return _combines(node, slot) or (node.standard_op == "Where" and slot == 0 and number == 0)
 
 
-def _find_near_zero(graph: Graph, tensor: str) -> frozenset[str]:
-    """The tensor, what it is made of that is near zero with it, and what is near zero with these."""
-    found = _list_sources(graph, tensor)
-    pending = list(found)
-    while pending:
-        for node, slot in readers(graph, pending.pop()):
-            fresh = (
-                [one for one in list_values(node) if one not in found] if _keeps(graph, node, slot) else []
-            )
-            found.update(fresh)
+def _combines(node: Node, slot: int) -> bool:
+    return node.standard_op in _COMBINES or moves(node, slot)
+
+
+def _is_zero_with(graph: Graph, tensor: str, root: str) -> bool:
+    """Whether operators that keep zero make the tensor of the root: nothing before that is looked at."""
+    writer = graph.producers.get(root)
+    first = -1 if writer is None else writer.index
+    pending = [_find_root(graph, tensor)]
+    seen = set(pending)
+    while pending and root not in seen:
+        name = pending.pop()
+        node = graph.producers.get(name)
+        if node is not None and node.index > first and name in list_values(node):
+            kept = (one for slot, one in enumerate(node.inputs) if one and _keeps(graph, node, slot))
+            fresh = {_find_root(graph, one) for one in kept} - seen
+            seen |= fresh
             pending += fresh
-    return frozenset(found)
+    return root in seen
 
 
-def _list_sources(graph: Graph, tensor: str) -> set[str]:
-    found = {tensor}
-    while (source := _find_source(graph, graph.producers.get(tensor))) is not None:
-        found.add(source)
-        tensor = source
+def _find_root(graph: Graph, tensor: str) -> str:
+    """What the tensor is made of that is near zero with it, back to the first; itself where that is nothing."""
+    return _find_roots(graph).get(tensor, tensor)
+
+
+@lru_cache(maxsize=1)
+def _find_roots(graph: Graph) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        source = _find_source(graph, node)
+        if source is not None:
+            found.update(dict.fromkeys(list_values(node), found.get(source, source)))
     return found
 
 
-def _find_source(graph: Graph, node: Node | None) -> str | None:
-    """The one float that the node reads but constants, where that is near zero with what it writes; None of another node.
+def _find_source(graph: Graph, node: Node) -> str | None:
+    """The one float that the node reads but constants, where that is near zero with what it writes.
 
     Not what a constant is divided by: that is large.
     """
-    live = [] if node is None else [one for one in dict.fromkeys(node.inputs) if graph.is_float(one)]
-    live = [name for name in live if name not in graph.constants]
-    if node is None or len(live) != 1 or not _keeps(graph, node, node.inputs.index(live[0])):
+    live = [one for one in dict.fromkeys(node.inputs) if graph.is_float(one) and one not in graph.constants]
+    if len(live) != 1 or not _keeps(graph, node, node.inputs.index(live[0])):
         return None
     is_plain = node.standard_op in _IS_ZERO_WITH or is_square(graph, node) or moves(node, 0)
     return live[0] if is_plain or node.standard_op in ("Mul", "Div") else None

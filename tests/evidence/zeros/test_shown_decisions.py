@@ -19,10 +19,29 @@ SHOWN = {
     "the other one": [node("Not", "c", "n"), node("Where", "n x one", "y")],
     "a quotient": [node("Div", "one x", "d"), node("Where", "c d zero", "y")],
     "a product of others": [*CAST, node("Mul", "m one", "y")],
+    "one of two that read it": [
+        node("Not", "c", "n"),
+        node("Where", "n zero x", "w"),
+        *CAST,
+        node("Add", "m w", "y"),
+    ],
+    "a choice behind truths": [
+        node("Not", "c", "n"),
+        node("And", "n n", "a"),
+        node("Identity", "a", "i"),
+        node("Where", "i one x", "y"),
+    ],
     "a logarithm": [node("Log", "x", "l"), node("Where", "c l zero", "y")],
 }
 HIDDEN = {
     "a slope": [node("Mul", "x tenth", "s"), node("Where", "c x s", "y")],
+    "a choice behind truths": [
+        node("Not", "c", "n"),
+        node("And", "n n", "a"),
+        node("Identity", "a", "i"),
+        node("Where", "i zero x", "y"),
+    ],
+    "what is made of it": [node("Tanh", "x", "t"), *CAST, node("Mul", "m t", "y")],
     "zero beside it": [node("Where", "c x zero", "y")],
     "p log p": [node("Log", "x", "l"), node("Mul", "l x", "s"), node("Where", "c s zero", "y")],
     "p times what is chosen": [
