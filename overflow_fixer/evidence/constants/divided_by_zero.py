@@ -27,23 +27,27 @@ _ASKS = frozenset("IsInf IsNaN Equal Less LessOrEqual Greater GreaterOrEqual".sp
 
 @lru_cache(maxsize=1)
 def find_infinities_of_zeros(graph: Graph, ranges: RangeTable) -> frozenset[str]:
-    """Tensors with such infinities, where every node that reads them asks for them, hands them on or ends them."""
-    sources = {node.outputs[0] for node in graph.nodes if divides_by_zero(graph, ranges, node)}
+    """Tensors with such infinities, where every node that reads them asks for them, hands them on or ends them.
+
+    So it is of all that they are handed on to; of others, such as another quotient, it is not asked.
+    """
+    sources = {node.outputs[0] for node in graph.nodes if _divides_by_zero(graph, ranges, node)}
     found = hand_on(graph, ranges, sources)
-    return found if all(_is_taken_out(graph, ranges, name) for name in found) else frozenset()
+    kept = {name for name in found if not _is_taken_out(graph, ranges, name)}
+    for node in reversed(graph.nodes) if kept else ():
+        if not kept.isdisjoint(node.writes):
+            kept |= found.intersection(node.inputs)
+    return found - kept
 
 
-def divides_by_zero(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+def _divides_by_zero(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether the node makes infinities of zeros alone, and FP16 the same ones."""
     slot = 1 if node.standard_op == "Div" else 0
-    is_power = read_exponent(graph, node) < 0
-    if not is_power and node.standard_op not in ("Div", "Reciprocal"):
+    is_quotient = node.standard_op in ("Div", "Reciprocal") or read_exponent(graph, node) < 0
+    if not is_quotient or not has_only_infinities(ranges.get(node.outputs[0])):
         return False
-    if not has_only_infinities(ranges.get(node.outputs[0])) or not _is_plain(
-        graph, ranges, node.inputs[slot]
-    ):
-        return False
-    return not slot or _is_held(ranges.get(node.inputs[0]))
+    is_dividend_held = not slot or _is_held(ranges.get(node.inputs[0]))
+    return is_dividend_held and _is_plain(graph, ranges, node.inputs[slot])
 
 
 def _is_plain(graph: Graph, ranges: RangeTable, tensor: str) -> bool:

@@ -89,3 +89,19 @@ def test_a_tiny_dividend_would_be_nan(tmp_path: Path) -> None:
     graph, ranges = _find(tmp_path, nodes, [1e-9, 1])
     assert ranges.by_tensor["r"].inf_count == 2
     assert find_infinities_of_zeros(graph, ranges) == set()
+
+
+def test_what_is_done_with_another_quotient_is_no_matter(tmp_path: Path) -> None:
+    others = [node("Div", "one x", "q"), node("Unsqueeze", "q axis", "u"), node("Sqrt", "u", "w")]
+    nodes = [QUOTIENTS["Pow"], *MOVED, *others]
+    graph, ranges = _find(tmp_path, nodes, [0, 1, 4], "y w")
+    assert find_infinities_of_zeros(graph, ranges) == {"r", "m"}
+    assert pinned_by(find_non_finite, graph, ranges) == ["Div_q", "Unsqueeze_u", "Sqrt_w"]
+
+
+def test_a_choice_between_two_is_asked_for_both(tmp_path: Path) -> None:
+    nodes = [QUOTIENTS["Pow"], node("Div", "one x", "q"), node("Greater", "x one", "g")]
+    nodes += [node("Where", "g r q", "b"), node("Sqrt", "b", "y")]
+    graph, ranges = _find(tmp_path, nodes, [0, 1, 4])
+    assert ranges.by_tensor["b"].inf_count
+    assert find_infinities_of_zeros(graph, ranges) == set()
