@@ -28,7 +28,7 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
     `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
     batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none. What comes from an overflow in
     the model's own FP16 is for the record, unless there are finite values beside it that FP16 cannot hold. So are
-    infinities of constants of which the node makes in FP16 what it makes in FP32, those of zeros by which FP16 divides as well, and the NaN of a Softmax of rows of these alone.
+    infinities of constants of which the node makes in FP16 what it makes in FP32, those of zeros, of which it makes them as well, and the NaN of a Softmax of rows of these alone.
     """
     for tensor, verb in touched(node).items():
         seen = ranges.get(tensor)
@@ -56,7 +56,7 @@ def _find_excuse(node: Node, graph: Graph, ranges: RangeTable, seen: Range) -> s
     if tensor in find_infinities_handed_on(graph, ranges) and is_same_in_fp16(node, graph, ranges):
         return "a constant brings them, and FP16 makes the same of them"
     if tensor in find_infinities_of_zeros(graph, ranges):
-        return "zeros bring them, by which FP16 divides as well, and they are taken out again"
+        return "zeros bring them, of which FP16 makes infinity as well, and they are taken out again"
     if tensor in find_masked_rows(graph, ranges) and hands_nan_on(node):
         return "rows that a constant masks as a whole are NaN in FP16 as well"
     return ""

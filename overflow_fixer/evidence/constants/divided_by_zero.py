@@ -1,7 +1,9 @@
-"""Infinities of zeros that FP16 has as well, taken out again: deg^-1/2 of a node of a graph without neighbours, filled with 0.
+"""Infinities of zeros, of which FP16 makes them as well, taken out again: deg^-1/2 of a node of a graph without neighbours.
 
-Where the smallest divisor but zero is one of FP16's normal numbers, and the dividend's is, FP16 divides by zero where FP32
-does and nowhere else. Then no pin of the division, and of what replaces its infinities, changes anything.
+Where the smallest divisor but zero is one of FP16's normal numbers, and the dividend's is, a node that divides makes infinity
+of zeros in either precision, and of nothing else. Then no pin of it, and of what replaces its infinities, changes anything:
+not where the divisor comes of a difference, either, of which FP16 may make more zeros. There what writes the difference has
+to be right, which is for the rules of divisors and differences to tell.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def find_infinities_of_zeros(graph: Graph, ranges: RangeTable) -> frozenset[str]
 
 
 def _divides_by_zero(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    """Whether the node makes infinities of zeros alone, and FP16 the same ones."""
+    """Whether the node makes infinities of zeros alone, in FP16 as well."""
     slot = 1 if node.standard_op == "Div" else 0
     is_quotient = node.standard_op in ("Div", "Reciprocal") or read_exponent(graph, node) < 0
     if not is_quotient or not has_only_infinities(ranges.get(node.outputs[0])):

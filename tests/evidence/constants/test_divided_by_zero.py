@@ -14,6 +14,7 @@ from in_memory_calibration import ask, floats, make_model, node, pinned_by, scal
 from overflow_fixer.evidence.constants.divided_by_zero import find_infinities_of_zeros
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.rules.non_finite import find_non_finite
+from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
 
 BELOW = float(np.nextafter(np.float32(FP16_MIN_NORMAL), np.float32(0)))
 QUOTIENTS = {
@@ -105,3 +106,16 @@ def test_a_choice_between_two_is_asked_for_both(tmp_path: Path) -> None:
     graph, ranges = _find(tmp_path, nodes, [0, 1, 4])
     assert ranges.by_tensor["b"].inf_count
     assert find_infinities_of_zeros(graph, ranges) == set()
+
+
+def test_behind_a_difference_fp16_has_more_zeros_which_no_pin_of_the_quotient_gives_back(
+    tmp_path: Path,
+) -> None:
+    nodes = [node("Sub", "x one", "s"), node("Relu", "s", "d"), node("Div", "one d", "r"), *FILLED]
+    graph, ranges = _find(tmp_path, nodes, [1.0004, 1, 1.5])
+    assert find_infinities_of_zeros(graph, ranges) == {"r"}
+    path, feeds = tmp_path / "model.onnx", {"x": floats(1.0004, 1, 1.5)}
+    for pins in (set(), {"r", "y"}):
+        np.testing.assert_array_equal(run_fp16(path, feeds, pins)["y"], floats(0, 0, 2))
+    np.testing.assert_allclose(run_fp32(path, feeds)["y"], floats(2500, 0, 2), rtol=1e-3)
+    assert "Sub_s" in pinned_by(find_vanishing_divisors, graph, ranges)
