@@ -28,18 +28,15 @@ from overflow_fixer.evidence.zeros.divisors import (
     find_guards,
     guards_in_vain,
 )
+from overflow_fixer.evidence.zeros.near_zero import keeps_zero
 from overflow_fixer.evidence.zeros.part_values import is_told_by_itself, may_hold
 from overflow_fixer.evidence.zeros.small_sources import FARTHEST, carry_back, trace_small
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 
-_KEEPS_ZERO = frozenset(
-    """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf ReduceMin
-    ReduceProd""".split()
-)
+_KEEPS_THE_LEAST = frozenset({"ReduceMin", "ReduceProd"})
 
 
 class _Way(NamedTuple):
@@ -178,9 +175,7 @@ def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tupl
 
 def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slot: int) -> bool:
     """Whether the node makes zero of zero: also where a constant would keep it from that, of `passed` at most."""
-    is_power = read_exponent(graph, node) > 0
-    is_quotient = node.standard_op == "Div" and slot == 0
-    is_plain = is_power or is_quotient or node.standard_op in _KEEPS_ZERO or moves(node, slot)
+    is_plain = node.standard_op in _KEEPS_THE_LEAST or keeps_zero(graph, node, slot)
     return is_plain or guards_in_vain(graph, ranges, node, slot, passed)
 
 

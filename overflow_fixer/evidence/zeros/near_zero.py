@@ -1,10 +1,15 @@
-"""What operators make of values near zero: the tables that the rules of small values share.
+"""What operators make of values near zero: the tables that the rules of small values share, and whether a node keeps zero.
 
 They hold for the standard operators alone. What only moves elements is told by semantics.moves; operators that no table
 names, such as Exp, Softmax and Sigmoid, are not zero at zero, or hide what was near it.
 """
 
 from __future__ import annotations
+
+from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
 
 ELEMENTWISE = frozenset(
     """Mul Div Mod Neg Abs Relu LeakyRelu PRelu ThresholdedRelu Shrink Elu Selu Celu Gelu Mish Swish HardSwish
@@ -26,3 +31,12 @@ NO_SMALLER = PLACES | frozenset(
     """Neg Abs Relu Clip Max Min ReduceMax ReduceMin MaxPool GlobalMaxPool ReduceL1 ReduceL2 LpPool GlobalLpPool""".split()
 )
 """Operators whose output is an element that came in, or a bound, or no smaller: a value near zero was one before."""
+_ZERO_AT_ZERO = frozenset(
+    """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf""".split()
+)
+
+
+def keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
+    """Whether the node makes zero of zero, and a value near zero of one near zero, element by element, of what it reads there."""
+    is_plain = node.standard_op in _ZERO_AT_ZERO or moves(node, slot) or read_exponent(graph, node) > 0
+    return is_plain or (node.standard_op == "Div" and slot == 0)

@@ -11,16 +11,14 @@ from functools import lru_cache
 
 from overflow_fixer.evidence.paths import list_values
 from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.zeros.near_zero import keeps_zero
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.comparisons import Comparison
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.powers import is_square, read_exponent
+from overflow_fixer.graph.powers import is_square
 from overflow_fixer.records import RangeTable
 
-_KEEPS_ZERO = frozenset(
-    """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf Sign""".split()
-)
 _IS_ZERO_WITH = frozenset("Abs Neg Sqrt".split())
 """Operators of which what they read is near zero where what they write is."""
 _COMBINES = frozenset("Not And Or Xor Neg".split())
@@ -131,5 +129,4 @@ def _find_source(graph: Graph, node: Node) -> str | None:
 
 
 def _keeps(graph: Graph, node: Node, slot: int) -> bool:
-    is_plain = node.standard_op in _KEEPS_ZERO or moves(node, slot) or read_exponent(graph, node) > 0
-    return is_plain or (node.standard_op == "Div" and slot == 0)
+    return node.standard_op == "Sign" or keeps_zero(graph, node, slot)
