@@ -24,7 +24,6 @@ from overflow_fixer.records import Range, RangeTable
 
 _RARE = 2.0**-10
 """How likely the smallest of evenly spread values is as small by chance, at most."""
-_SCALES = frozenset("Mul Div".split())
 _ADDS_SQUARES = "ReduceSumSquare"
 
 
@@ -89,15 +88,16 @@ def _find_power(graph: Graph, ranges: RangeTable, node: Node, found: Mapping[str
     """The power of what the node writes, by that of the first float that it reads."""
     op = node.standard_op
     is_squared = is_square(graph, node) or op == _ADDS_SQUARES
-    if not is_squared and op in TERMS | SUMS and not _adds_one_sign(ranges, graph, node):
+    if not is_squared and op in TERMS | SUMS and not _adds_one_sign(graph, ranges, node):
         return 0
-    is_scaled = op in _SCALES and any(name in graph.constants for name in node.inputs)
+    scales = node.inputs if op == "Mul" else node.inputs[1:] if op == "Div" else ()
+    is_scaled = any(name in graph.constants for name in scales)
     goes_on = is_squared or is_scaled or moves(node, 0) or op in ("Abs", "Neg") or op in TERMS | SUMS
     live = (name for name in node.inputs if name not in graph.constants and graph.is_float(name))
     before = found.get(next(live, ""), 1) if goes_on else 1
     return 2 if is_squared and before else before
 
 
-def _adds_one_sign(ranges: RangeTable, graph: Graph, node: Node) -> bool:
+def _adds_one_sign(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     floats = [name for name in node.inputs if graph.is_float(name)]
     return node.standard_op != "Sub" and all(is_never_negative(ranges, name) for name in floats)

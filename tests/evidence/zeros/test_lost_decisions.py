@@ -17,7 +17,7 @@ MASK = [node("Greater", "h zero", "b"), node("Cast", "b", "y", to=TensorProto.FL
 
 
 def _found(folder: Path, nodes: list[onnx.NodeProto], x: np.ndarray) -> list[float]:
-    constants = {"zero": scalar(0), "half": scalar(0.5), "one": scalar(1)}
+    constants = {"zero": scalar(0), "half": scalar(0.5), "one": scalar(1), "big": scalar(1e10)}
     used = {name for one in nodes for name in one.input}
     constants = {name: value for name, value in constants.items() if name in used}
     graph, ranges = scan(make_model(nodes, {"x": [None]}, "y", constants), folder, {"x": x})
@@ -56,3 +56,10 @@ def test_the_square_of_what_is_small_by_chance_is_so_too(tmp_path: Path) -> None
 def test_what_a_difference_leaves_is_rounding(tmp_path: Path) -> None:
     nodes = [node("Sub", "one x", "d"), node("Mul", "d d", "h"), *MASK]
     assert _found(tmp_path, nodes, floats(1 + 2**-23, 500)) == []
+
+
+def test_what_a_difference_divides_is_small_where_that_is_large(tmp_path: Path) -> None:
+    nodes = [node("Sub", "x one", "d"), node("Div", "one d", "h"), *MASK]
+    assert _found(tmp_path, nodes, floats(1e10, 2)) == [pytest.approx(1e-10)]
+    nodes = [node("Sub", "x one", "d"), node("Div", "d big", "h"), *MASK]
+    assert _found(tmp_path, nodes, floats(2, 1e10)) == []
