@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from report_factories import make_engine_report, make_lost, make_report
+from zoo_models import make_entry, write_model
 
 from overflow_fixer.backends import BACKENDS
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import Artifact, FixReport, Verification
 from overflow_fixer.reports.numbers_json import parse_json
+from overflow_fixer.trials import bench
 from overflow_fixer.trials.bench import Bench
 from overflow_fixer.trials.finished import Trial, adopt_trials, drop_files, make_key, note_trial
 from overflow_fixer.trials.folders import TrialFolders
@@ -168,10 +170,32 @@ def test_a_stopped_job_repeats_no_trial_that_it_had_finished(
     assert list((tmp_path / "out").glob(".trials-*")) == []
 
 
-def test_other_settings_make_other_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _ask_more(config: FixConfig, monkeypatch: pytest.MonkeyPatch) -> FixConfig:
+    return config.model_copy(update={"verify": config.verify.model_copy(update={"min_snr_db": 31.0})})
+
+
+def _change_data(config: FixConfig, monkeypatch: pytest.MonkeyPatch) -> FixConfig:
+    """The first batch becomes the same as the second."""
+    first, second, *_ = sorted(Path(config.calib).iterdir())
+    shutil.copy(second, first)
+    return config
+
+
+def _upgrade(config: FixConfig, monkeypatch: pytest.MonkeyPatch) -> FixConfig:
+    monkeypatch.setattr(bench, "__version__", "another")
+    return config
+
+
+@pytest.mark.parametrize(
+    ("change", "verified"), [(_ask_more, 3), (_change_data, 3), (_upgrade, 3), (None, 2)]
+)
+def test_other_settings_data_or_versions_make_other_trials(
+    change: Any, verified: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(SAMPLE / "data", tmp_path / "data")
     config = FixConfig(
         model=SAMPLE / "model.onnx",
-        calib=SAMPLE / "data",
+        calib=tmp_path / "data",
         out=tmp_path / "out",
         build=BuildOptions(backend="onnx"),
     )
@@ -180,9 +204,19 @@ def test_other_settings_make_other_trials(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         fix(config)
     counted.stop = None
-    other = config.model_copy(update={"verify": config.verify.model_copy(update={"min_snr_db": 31.0})})
-    assert fix(other).passed
-    assert counted.verified == 3
+    other = config if change is None else change(config, monkeypatch)
+    assert fix(other, existing="replace").passed
+    assert counted.verified == verified
+
+
+def test_a_job_that_fails_leaves_no_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("as a fault does")
+
+    monkeypatch.setattr(Bench, "ship", fail)
+    with pytest.raises(RuntimeError, match="as a fault does"):
+        fix(make_entry(write_model(tmp_path, "m")).config)
+    assert list((tmp_path / "out" / "m").glob(".trials-*")) == []
 
 
 REPAIR = """
