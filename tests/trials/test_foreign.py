@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,8 +11,8 @@ import pytest
 from in_memory_calibration import make_model, node
 from onnx import TensorProto
 
-from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import BackendError
+from overflow_fixer.config import FixConfig, VerifyOptions
+from overflow_fixer.errors import BackendError, ConfigError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Verification
@@ -27,13 +28,13 @@ _IN_FP16 = [
 
 
 def _verify(
-    folder: Path, nodes: list[onnx.NodeProto], largest: float
+    folder: Path, nodes: list[onnx.NodeProto], largest: float, **options: Any
 ) -> tuple[Verification, tuple[str, ...]]:
     """The nodes instead of |x| as the root of a square, of x up to `largest`."""
     onnx.save(make_model(_SQUARE, {"x": [4]}, "y", {}), folder / "model.onnx")
     onnx.save(make_model(nodes, {next(iter(nodes[0].input)): [4]}, "y", {}), folder / "typed.onnx")
     np.savez(folder / "b.npz", x=np.array([1, 2, 3, largest], np.float32))
-    config = FixConfig(model=folder / "model.onnx", calib=folder / "b.npz")
+    config = FixConfig(model=folder / "model.onnx", calib=folder / "b.npz", verify=VerifyOptions(**options))
     return verify_foreign(config, load_graph(folder / "model.onnx"), folder / "typed.onnx", silent)
 
 
@@ -42,6 +43,11 @@ def test_fp16_is_right_as_long_as_its_squares_are(largest: float, passes: bool, 
     found, remarks = _verify(tmp_path, _IN_FP16, largest)
     assert (found.passed, found.batch_count, remarks) == (passes, 1, ())
     assert found.outputs[0].error.lost_count == (0 if passes else 1)
+
+
+def test_a_part_without_an_element_proves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="y has no element there in any batch"):
+        _verify(tmp_path, _IN_FP16, 1.0, parts=("y[4:]",))
 
 
 def test_a_model_without_fp16_proves_nothing(tmp_path: Path) -> None:

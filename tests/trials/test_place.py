@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,16 @@ def _configure(folder: Path, **given: Any) -> FixConfig:
 
 
 @pytest.mark.parametrize(
-    "weights", ["m.fp16.onnx.data", "m.fp16.onnx", "plan.json", "ranges.h5", "report.html", "report.json"]
+    "weights",
+    [
+        "m.fp16.onnx.data",
+        "m.fp16.onnx",
+        "plan.json",
+        "ranges.h5",
+        "report.html",
+        "report.json",
+        "timing.cache",
+    ],
 )
 def test_weights_are_not_replaced(weights: str, tmp_path: Path) -> None:
     _save(tmp_path, weights)
@@ -77,6 +87,21 @@ def test_data_are_not_replaced_by_ranges(tmp_path: Path) -> None:
     config = FixConfig(model=tmp_path / "m.onnx", calib=tmp_path / "ranges.h5", out=tmp_path)
     with pytest.raises(OutputError, match=r"ranges\.h5 is a file that is read here"):
         fix(config, existing="overwrite")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda folder: {"custom_ops": (folder / "plan.json",)},
+        lambda folder: {"build": {"plugins": [folder / "plan.json"]}},
+    ],
+)
+def test_libraries_are_not_replaced(given: Callable[[Path], Any], tmp_path: Path) -> None:
+    _save(tmp_path)
+    (tmp_path / "plan.json").write_bytes(b"a library")
+    config = _configure(tmp_path, **given(tmp_path))
+    with pytest.raises(OutputError, match=r"plan\.json is a file that is read here"):
+        check_place(config, load_graph(config.model), "onnx")
 
 
 def test_a_link_to_the_weights_is_known(tmp_path: Path) -> None:
