@@ -12,7 +12,7 @@ from in_memory_calibration import node
 from repair_trials import TOLERANCE, Trial, cancelling
 
 from overflow_fixer.records import Tolerance
-from overflow_fixer.repair.attempts import Attempt, is_better
+from overflow_fixer.repair.attempts import Attempt, is_better, is_hopeless
 
 
 @pytest.fixture
@@ -88,3 +88,19 @@ def test_the_worst_snr_is_not_that_of_healthy_outputs_beside_one_that_has_none(
     outputs = (*broken.verification.outputs, *healthy.verification.outputs)
     found = replace(attempt, verification=replace(attempt.verification, outputs=outputs)).worst_snr_db
     assert found == pytest.approx(snr_db, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "hopeless"),
+    [
+        ({"mismatched": 2, "reference_nan": 2, "snr_db": 40.0}, True),
+        ({"mismatched": 3, "reference_nan": 2, "snr_db": 40.0}, False),
+        ({"mismatched": 2, "reference_nan": 2, "snr_db": 20.0}, False),
+        ({"mismatched": 0, "reference_nan": 2, "snr_db": 40.0}, False),
+    ],
+)
+def test_only_what_fails_by_nan_of_fp32_alone_is_hopeless(
+    error: dict[str, Any], hopeless: bool, attempt: Attempt
+) -> None:
+    (verdict,) = _with(attempt, **error).verification.outputs
+    assert is_hopeless(verdict.error, TOLERANCE) is hopeless
