@@ -76,6 +76,14 @@ def test_models_stand_by_name_with_counts_and_links(tmp_path: Path) -> None:
     assert (b["name"], b["report"], b["log"], b["result"]) == ("b", None, "b/log.txt", None)
 
 
+def test_the_report_of_an_earlier_run_is_not_linked_as_that_of_one_that_failed(tmp_path: Path) -> None:
+    outcome = _outcome(tmp_path, "m", "failed")
+    outcome.folder.mkdir()
+    (outcome.folder / "report.html").write_text("of a run before")
+    (found,) = build_document(Path("zoo"), tmp_path, [outcome])["models"]
+    assert found["report"] is None
+
+
 def test_the_files_say_the_same(tmp_path: Path) -> None:
     timed = _result(tmp_path, latency_ms={"fixed": 1.5, "FP32": 3.0})
     outcomes = [
@@ -146,6 +154,7 @@ def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: P
         _outcome(tmp_path, "breaks", versions=old),
         _outcome(tmp_path, "mends", "crashed", versions=old, content=""),
         _outcome(tmp_path, "pins", versions=old, content="d" * 64),
+        _outcome(tmp_path, "stays", "crashed", versions=old),
         _outcome(tmp_path, "gone", versions=old),
     )
     now = summary(
@@ -153,6 +162,7 @@ def test_a_comparison_tells_what_newly_fails_and_which_plans_changed(tmp_path: P
         _outcome(tmp_path, "breaks", "not_verified", versions=new),
         _outcome(tmp_path, "mends", versions=new),
         _outcome(tmp_path, "pins", versions=new, result=_result(tmp_path, ("b", "c"))),
+        _outcome(tmp_path, "stays", "not_verified", versions=new),
         _outcome(tmp_path, "come", versions=new),
         earlier=earlier,
     )
