@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from overflow_fixer.calibration.options import ImageOptions
-from overflow_fixer.config import FixConfig, make_config, read_config_file
+from overflow_fixer.config import FixConfig, check_folders, make_config, read_config_file
 from overflow_fixer.errors import ConfigError, ModelError
 from overflow_fixer.records import PlanPolicy, Tolerance
 
@@ -279,3 +279,13 @@ def test_random_data_and_a_folder_of_that_name_are_told_apart_in_json() -> None:
         config = FixConfig(model="m.onnx", calib=calib)
         assert FixConfig.model_validate_json(config.model_dump_json()).calib == read
         assert config.model_dump()["calib"] == calib
+
+
+def test_results_among_the_data_are_refused_behind_links_too(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    for folder, calib in (("link/out", "data"), ("data/out", "link"), ("link", "data")):
+        with pytest.raises(ConfigError, match="lies in the folder of the calibration data"):
+            check_folders(tmp_path / folder, tmp_path / calib)
+    check_folders(tmp_path / "data2", tmp_path / "data")
+    check_folders(tmp_path / "data" / "out", "random")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,8 @@ def test_a_batch_that_does_not_fit_is_told_as_one_from_files_is(feeds: Any, told
 def test_what_is_not_finite_is_taken_where_the_set_allows_it() -> None:
     feeds = {"x": np.float32([np.nan, -np.inf])}
     assert _check(InMemoryCalibration((feeds,), allow_nonfinite=True), X).feeds["x"] is feeds["x"]
+    silent = SimpleNamespace(source="memory")
+    assert check_given(Batch("b", feeds), silent, (X,), ()).feeds["x"] is feeds["x"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("word", [["a"], np.array(["a"], object), np.array([b"a"])])

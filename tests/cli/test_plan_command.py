@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from edited_ranges import edit_ranges
 
 from overflow_fixer.cli import main
-from overflow_fixer.reports import load_plan
+from overflow_fixer.reports import load_plan, save_plan
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
 
@@ -45,6 +46,18 @@ def test_a_branch_that_was_never_taken_is_named(tmp_path: Path, capsys: pytest.C
     _run("plan", *common)
     told = "branch/else_branch was not observed: If branch never took its else_branch on this data."
     assert told in capsys.readouterr().out.splitlines()
+
+
+def test_a_plan_of_another_model_is_replaced_and_not_compared_with(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(out / "ranges.h5", tmp_path)
+    arguments = ("plan", SAMPLE / "model.onnx", "--out", tmp_path)
+    _run(*arguments, "-q")
+    for sha256, compares in ((load_plan(tmp_path / "plan.json").model_sha256, True), ("0" * 64, False)):
+        save_plan(replace(load_plan(tmp_path / "plan.json"), model_sha256=sha256), tmp_path / "plan.json")
+        _run(*arguments)
+        assert ("Against the plan there was" in capsys.readouterr().out) is compares
 
 
 def test_ranges_alone_name_the_model_and_where_its_plan_is(

@@ -150,6 +150,8 @@ def test_bodies_of_a_file_with_a_second_hard_link_run_too(optimize: bool, tmp_pa
             r"have the offset '-4' and the length '8'\. Expected whole numbers of bytes, none below 0",
         ),
         ("length", "-8", "none below 0"),
+        ("offset", "1", r"ends at byte 9 of .*w\.bin, which has 8\. Expected the whole external data file"),
+        ("length", "9", "ends at byte 9 of"),
         ("location", "w\0.bin", "which names no file"),
         ("location", ".", r"lies in '\.', which names no file"),
         ("location", "", "lies in '', which names no file"),

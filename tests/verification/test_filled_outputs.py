@@ -47,6 +47,7 @@ MASK = {"x": ["N", 2], "m": (TensorProto.BOOL, ["N", 2])}
         ([node("Mul", "x high", "k"), node("Add", "x k", "y")], ()),
         ([node("Mul", "x low", "k"), node("Sub", "x k", "y")], ()),
         ([node("Mul", "x low", "k"), node("Sub", "k x", "y")], ()),
+        ([node("Mul", "x high", "k"), node("Sub", "k x", "y")], ()),
         ([node("Mul", "x one", "k"), node("Add", "x k", "y")], ()),
         ([node("Mul", "x x", "k"), node("Add", "x k", "y")], ()),
         ([node("Add", "x low", "y")], ()),
