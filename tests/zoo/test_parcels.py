@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from report_factories import make_report
+from zoo_models import make_entry, write_model
 
 from overflow_fixer.config import BuildOptions, FixConfig
 from overflow_fixer.errors import OutputError
+from overflow_fixer.pipeline import fix
+from overflow_fixer.ranges.store import load_recording
 from overflow_fixer.trials.finished import adopt_trials, note_trial
 from overflow_fixer.trials.folders import TrialFolders
 from overflow_fixer.zoo.entries import ZooEntry
@@ -126,3 +129,14 @@ def test_what_only_a_run_needs_is_no_result(entry: ZooEntry) -> None:
     kept = _write(entry.folder / "outcome.json", b"{}")
     cache = entry.config.build.timing_cache
     assert list_results(entry) == [kept, cache]
+
+
+def test_ranges_name_model_and_data_by_where_they_lie_here(tmp_path: Path) -> None:
+    entry, root = make_entry(write_model(tmp_path / "here", "m")), tmp_path / "root"
+    unpack(pack([entry.config.model, Path(entry.config.calib)]), root)
+    moved = move_entry(entry, root)
+    fix(moved.config)
+    put_in_place(pack_results(moved, root), (), entry.folder)
+    found = load_recording(entry.folder / "ranges.h5")
+    assert found.model_path == str(entry.config.model)
+    assert [part.calibration for part in found.parts] == [str(entry.config.calib)]

@@ -149,6 +149,16 @@ def test_paths_are_relative_to_the_file(models: Path) -> None:
     assert entry.config.build.timing_cache == models / "t.cache"
 
 
+@pytest.mark.parametrize("calib", ["{folder}/a.npz", "{stem}.npz"])
+def test_a_zoo_file_that_is_named_by_a_relative_path_finds_its_data(
+    calib: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _write(models, f'[[model]]\npath = "a.onnx"\ncalib = "{calib}"\n')
+    monkeypatch.chdir(models.parent)
+    (entry,) = read_zoo_file(path.relative_to(models.parent)).entries
+    assert entry.config.calib == Path(models.name, "a.npz")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
