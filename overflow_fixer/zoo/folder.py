@@ -28,9 +28,7 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
     that names every model without data, and for a folder that cannot be read.
     """
     out = folder or Path(f"{root.resolve().name}.zoo")
-    models = [
-        path for path in sorted(_walk(root)) if path.suffix.lower() == ".onnx" and _is_wanted(path, root)
-    ]
+    models = [path for path in sorted(_walk(root)) if path.suffix.lower() == ".onnx" and _is_wanted(path)]
     counts = Counter(model.parent for model in models)
     found = {model: find_data(model, is_alone=counts[model.parent] == 1) for model in models}
     lacking = [str(model) for model, data in found.items() if data is None]
@@ -45,7 +43,7 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Every file and folder below, links followed; a folder that may not be read, for there may be models in it, is an error.
+    """Every file and folder below, links followed, but for hidden folders; one that may not be read, for there may be models in it, is an error.
 
     Of several ways to one folder the first is taken. A link to a folder that this one lies in is not: it leads out of the zoo.
     """
@@ -89,10 +87,10 @@ def _make_entries(root: Path, out: Path, found: dict[Path, Path | None]) -> Iter
         yield ZooEntry(name, config)
 
 
-def _is_wanted(path: Path, root: Path) -> bool:
-    is_hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+def _is_wanted(path: Path) -> bool:
+    """Of a path that is in no hidden folder."""
     is_result = path.name.lower().endswith(".fp16.onnx") or _is_fused(path)
-    return not is_hidden and not is_result and not os.path.isdir(path)
+    return not path.name.startswith(".") and not is_result and not os.path.isdir(path)
 
 
 def _is_fused(path: Path) -> bool:
