@@ -8,6 +8,7 @@ from pathlib import Path
 from overflow_fixer.backends.origins import Origin, read_origin
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.errors import BackendError, FixError, PlanError
+from overflow_fixer.files import name_data
 from overflow_fixer.ranges import load_ranges
 from overflow_fixer.ranges.recording import FORMAT_VERSION
 from overflow_fixer.ranges.store import load_header
@@ -67,7 +68,7 @@ def _check_artifact(document: Document, folder: Path, plan: PrecisionPlan) -> It
     backend = document["backend"]
     path = folder / Path(backend["artifact"]).name
     sizes = {Path(file["path"]).name: file["size_bytes"] for file in document["files"]}
-    for name in (path.name, *{f"{path.name}.data"}.intersection(sizes)):
+    for name in (path.name, *{name_data(path).name}.intersection(sizes)):
         if not (folder / name).is_file():
             yield f"{name} is not there"
         elif sizes.get(name) not in (None, (folder / name).stat().st_size):

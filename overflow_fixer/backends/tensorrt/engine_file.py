@@ -40,7 +40,7 @@ def write_engine(
         "schema_version": _VERSION,
         "tool_version": __version__,
         "model_sha256": graph.sha256,
-        "engine_sha256": hashlib.sha256(plan_bytes).hexdigest(),
+        "engine_sha256": _sha256(plan_bytes),
         "plan_sha256": fingerprint(plan, settings.io_types),
         "flags": asdict(precision),
         "settings": {
