@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from overflow_fixer.errors import BackendError, ConfigError, FixError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.records import BuildSettings, FixReport, PrecisionPlan, ShapeRange
+from overflow_fixer.reports.verdict import judge
 from overflow_fixer.trials.bench import Bench
 
 SAMPLES = Path(__file__).parents[1] / "calib_data"
@@ -101,6 +103,24 @@ def test_a_repair_keeps_few_of_its_engines(
     assert max(kept) <= 4  # the FP32 engine besides
     assert report.artifact.path.is_file()
     assert not list(out.glob(".trials-*"))
+
+
+def test_nothing_is_repaired_where_tensorrt_is_wrong_in_fp32_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try_fp32 = Bench.try_fp32
+
+    def spoil(bench: Bench) -> Any:
+        artifact, found = try_fp32(bench)
+        return artifact, replace(found, outputs=tuple(replace(one, passed=False) for one in found.outputs))
+
+    monkeypatch.setattr(Bench, "try_fp32", spoil)
+    trt = working_tensorrt("8.6", tmp_path / "works")
+    with use_standin_gpu(trt):
+        report = _fix("conv_chain", tmp_path / "out", min_snr_db=75, compare=False)
+    assert not report.passed
+    assert report.rounds == ()
+    assert "TensorRT's own FP32 engine is wrong too" in judge(report).sentence
 
 
 @pytest.mark.parametrize(("variant", "built"), [("8.6", "weak"), ("10.0", "strong"), ("11", "strong")])

@@ -476,3 +476,13 @@ def test_a_plan_that_was_edited_since_its_report_is_not_replaced_without_a_word(
         assert not [warning for warning in fix(verified).warnings if "was replaced" in warning]
     assert load_plan(plan) != made
     assert rerun(has_report=False) == []
+
+
+def test_a_plan_that_was_edited_to_pin_otherwise_is_refused_where_it_is_verified(tmp_path: Path) -> None:
+    """The pin's operator decides nothing of what is built, which therefore is still the plan's."""
+    config = _config(tmp_path)
+    made = fix(config).plan
+    pins = (replace(made.pins[0], op_type="Tanh"), *made.pins[1:])
+    save_plan(replace(made, pins=pins), config.folder / "plan.json")
+    with pytest.raises(PlanError, match="is of a Tanh with the outputs"):
+        verify_built(config)

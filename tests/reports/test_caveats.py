@@ -233,6 +233,7 @@ def test_that_plain_fp16_passes_in_one_build_is_told_as_luck(
     told = list(say_luck(best, report.fixed if naive_passes else report.naive))
     assert (len(told) == 1) is is_told
     assert all(text.startswith("Plain FP16 passes in this build.") for text in told)
+    assert list(say_luck(replace(best, plan=replace(best.plan, pins=())), report.fixed)) == []
 
 
 @pytest.mark.parametrize(
