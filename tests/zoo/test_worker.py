@@ -1,0 +1,33 @@
+"""What one model of a zoo came to, as its worker tells it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zoo_models import make_entry, write_model
+
+from overflow_fixer.config import FixConfig
+from overflow_fixer.zoo.worker import Job, run_job
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "code"),
+    [
+        ({}, "fixed", 0),
+        ({"verify": {"min_snr_db": 200.0}, "repair": {"max_rounds": 0}}, "not_verified", 1),
+        ({"calib": "nowhere"}, "failed", 4),
+        ({"model": "nowhere.onnx"}, "failed", 3),
+    ],
+)
+def test_a_model_is_fixed_only_where_it_was_verified(
+    asked: dict[str, Any], kind: str, code: int, tmp_path: Path
+) -> None:
+    given = make_entry(write_model(tmp_path, "m")).config.model_dump()
+    config = FixConfig.model_validate({**given, **asked})
+    job = Job(name="m", config=config, timeout_minutes=1.0, memory_gib=None, threads=1, parent=os.getpid())
+    outcome = run_job(job)
+    assert (outcome.kind, outcome.exit_code, outcome.passed) == (kind, code, kind == "fixed")
+    assert (outcome.result is not None) is (code in (0, 1))
