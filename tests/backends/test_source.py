@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from fake_tensorrt import Script, fake_tensorrt
+from in_memory_calibration import make_model, node, save
 from onnx import TensorProto, helper, numpy_helper
 from standin_gpu import use_standin_gpu
 from typed_models import write_model
@@ -17,7 +18,7 @@ from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source, parse_graph
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph, load_graph
-from overflow_fixer.records import Clamp
+from overflow_fixer.records import Clamp, ShapeRange
 
 _MASK = np.array([0, -3.4e38, -np.inf, 3.4e38, np.nan, 5], np.float32)
 OLD, NEW = (probe(fake_tensorrt(variant, Script())) for variant in ("8.6", "10.0"))
@@ -208,4 +209,83 @@ def test_the_doubt_is_told_where_the_model_is_refused(tmp_path: Path) -> None:
     graph = load_graph(write_model(tmp_path, "g (float[2] x) => (float[2] y) { y = Abs(x) }", opset=18))
     trt = fake_tensorrt("8.6", Script(parse_errors=["no importer"]))
     with use_standin_gpu(trt), pytest.raises(BackendError, match="The model is of opset 18"):
-        parse_graph(trt, OLD, graph, (), "weak")
+        parse_graph(trt, OLD, graph, (), "weak", {})
+
+
+# ---------------------------------------------------------------- bounds that are none
+
+
+@pytest.mark.parametrize(
+    ("reads", "kept"),
+    [
+        (["x", "low", "inf"], ["x", "low", ""]),
+        (["x", "minus_inf", "high"], ["x", "", "high"]),
+        (["x", "minus_inf", "inf"], ["x", "", ""]),
+        (["x", "", "made"], ["x", "", ""]),
+        (["x", "low", "high"], None),
+        (["x", "inf", "minus_inf"], None),
+        (["x", "low"], None),
+        (["x", "low", "fed"], None),
+    ],
+)
+def test_an_infinite_bound_of_a_clip_is_left_out(
+    tmp_path: Path, reads: list[str], kept: list[str] | None
+) -> None:
+    numbers = {"low": -0.5, "high": 0.5, "inf": np.inf, "minus_inf": -np.inf}
+    constants = {name: np.float32(value) for name, value in numbers.items()}
+    nodes = [node("Identity", "inf", "made"), helper.make_node("Clip", reads, ["y"])]
+    inputs = {"x": [2, 3, 4], "fed": []}
+    graph = save(make_model(nodes, inputs, "y", constants), tmp_path)
+    source = find_source(graph, [], NEW)
+    if kept is None:
+        assert source == graph.path
+        return
+    assert isinstance(source, bytes)
+    assert list(onnx.ModelProto.FromString(source).graph.node[-1].input) == kept
+    x = np.array([np.nan, -3.4e38, 3.4e38, *np.linspace(-1, 1, 21)], np.float32)
+    feeds = {"x": x.reshape(2, 3, 4), "fed": np.asarray(1, np.float32)}
+    before, after = (
+        onnxruntime.InferenceSession(m).run(None, feeds) for m in (graph.path.read_bytes(), source)
+    )
+    np.testing.assert_array_equal(after, before)
+
+
+# ---------------------------------------------------------------- dimensions of one name
+
+_SQUARE = {"x": ShapeRange((1, 4), (1, 4), (8, 8)), "z": ShapeRange((1, 4), (1, 4), (8, 8))}
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "shapes", "unequal"),
+    [
+        ("n c", "n c", _SQUARE, ""),
+        ("n c", "n c", {}, ""),
+        ("n c", "n c", {"x": ShapeRange((1, 4), (2, 4), (8, 4))}, ""),
+        ("n c", "n c", _SQUARE | {"z": ShapeRange((1, 4), (1, 4), (8, 9))}, "x1 z1"),
+        ("n c", "n c", _SQUARE | {"z": ShapeRange((1, 4), (2, 4), (8, 8))}, "x0 z0"),
+        ("n c", "n c", _SQUARE | {"z": ShapeRange((1, 3), (1, 4), (8, 8))}, "x1 z1"),
+        ("? ?", "n c", _SQUARE, "x0 x1"),
+        ("s s", "n s", _SQUARE, "x0 x1 z1"),
+        ("4 4", "4 4", dict.fromkeys("xz", ShapeRange((4, 4), (4, 4), (4, 4))), ""),
+    ],
+)
+def test_dimensions_that_need_not_be_equal_get_names_of_their_own(
+    tmp_path: Path, x: str, z: str, shapes: dict[str, ShapeRange], unequal: str
+) -> None:
+    """Those of one input may differ in a batch though their ranges do not."""
+    dims = {name: [int(d) if d.isdigit() else d for d in told.split()] for name, told in (("x", x), ("z", z))}
+    nodes = [node("Abs", "x", "a"), node("Shape", "z", "b"), node("Expand", "a b", "y")]
+    graph = save(make_model(nodes, dims, "y"), tmp_path)
+    source = find_source(graph, [], NEW, shapes)
+    assert isinstance(source, bytes) == bool(unequal)
+    if not isinstance(source, bytes):
+        return
+    changed = onnx.ModelProto.FromString(source)
+    names = {
+        f"{info.name}{axis}": dim.dim_param
+        for info in changed.graph.input
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim)
+    }
+    assert " ".join(sorted(place for place, name in names.items() if "." in name)) == unequal
+    assert len({name for name in names.values() if "." in name}) == len(unequal.split())
+    onnxruntime.InferenceSession(source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from overflow_fixer.graph.constant_shapes import clip_fill
 from overflow_fixer.graph.copies import embed_weights
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Array, Clamp, Typing
+from overflow_fixer.records import Array, Clamp, ShapeRange, Typing
 
 _REDUCTIONS = frozenset(
     f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
@@ -25,15 +26,17 @@ _REDUCTIONS = frozenset(
 """Those that have axes as an input from opset 18 on. ReduceSum has had them since 13, and every parser here reads them."""
 
 
+Shapes = Mapping[str, ShapeRange]
+_NOTHING: Shapes = MappingProxyType({})
 _OLD_OPSET = 17
 """The newest that parsers before TensorRT 10 say they know (onnx-tensorrt, docs/operators.md of 8.5 and 8.6)."""
 
 
 def parse_graph(
-    trt: Any, found: Capabilities, graph: Graph, clamps: Sequence[Clamp], typing: Typing
+    trt: Any, found: Capabilities, graph: Graph, clamps: Sequence[Clamp], typing: Typing, shapes: Shapes
 ) -> ParsedNetwork:
     """The network of the model with its constants clamped. Raises BackendError as find_source and parse_model do."""
-    source = find_source(graph, clamps, found)
+    source = find_source(graph, clamps, found, shapes)
     return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found))
 
 
@@ -47,23 +50,35 @@ def doubt_opset(graph: Graph, found: Capabilities) -> str:
     )
 
 
-def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> Path | bytes:
-    """The model's file, or its bytes where something is changed for TensorRT.
+def find_source(
+    graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes = _NOTHING
+) -> Path | bytes:
+    """The model's file, or its bytes where something is changed for TensorRT, which is to be built for these shapes.
 
-    That is where functions were inlined, constants are clamped, or reductions are told their constant axes by an attribute,
-    since the parser overlooks the input. External data stays where it is, beside the file. Raises BackendError where the bytes
-    would not fit one message.
+    That is where functions were inlined, constants are clamped, a Clip has an infinite bound or dimensions of one name need
+    not be equal, which TensorRT refuses, or reductions are told their constant axes by an attribute, since the parser
+    overlooks the input. External data stays where it is, beside the file. Raises BackendError where the bytes would not fit
+    one message.
     """
     axes = {} if found.axes_inputs else read_axes(graph)
-    if not (clamps or axes or graph.is_inlined):
+    unbounded, unequal = read_unbounded(graph), find_unequal(graph, shapes)
+    if not (clamps or axes or unbounded or unequal or graph.is_inlined):
         return graph.path
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     embed_weights(model, graph)
     _clamp(model, graph, {clamp.tensor: clamp for clamp in clamps})
     for node in model.graph.node:
-        if node.output and node.output[0] in axes:
-            _tell_axes(node, axes[node.output[0]])
+        written = node.output[0] if node.output else ""
+        if written in axes:
+            _tell_axes(node, axes[written])
+        for slot in unbounded.get(written, ()):
+            node.input[slot] = ""
+    _part_names(model.graph, unequal)
+    return _serialize(model, graph, clamps, found)
+
+
+def _serialize(model: onnx.ModelProto, graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> bytes:
     try:
         return bytes(model.SerializeToString())
     except Exception as error:
@@ -72,6 +87,14 @@ def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> P
             f"{graph.path}, changed for TensorRT {found.version}, does not fit one message: {error}. Expected under 2 GB "
             f"outside external data. Save the model with its weights in external data{pinned}."
         ) from error
+
+
+def _part_names(graph: onnx.GraphProto, places: Collection[tuple[str, int]]) -> None:
+    """Give each of these dimensions of inputs a name of its own."""
+    for info in graph.input:
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+            if (info.name, axis) in places:
+                dim.dim_param = f"{dim.dim_param}.{info.name}.{axis}"
 
 
 def read_axes(graph: Graph) -> dict[str, list[int]]:
@@ -84,6 +107,49 @@ def read_axes(graph: Graph) -> dict[str, list[int]]:
         for node, axes in read
         if axes is not None and not _is_noop(node, axes)
     }
+
+
+def find_unequal(graph: Graph, shapes: Shapes) -> frozenset[tuple[str, int]]:
+    """The dimensions of inputs, each as (input, axis), that share a name with others and need not be equal in these shapes.
+
+    Some exporters name every open dimension "?". TensorRT refuses to build for ranges that differ among dimensions of one
+    name, and to run on sizes that do; of one input even ranges that are alike may hold sizes that differ.
+    """
+    told = [(spec.name, spec.dims, shapes[spec.name]) for spec in graph.inputs if spec.name in shapes]
+    named: dict[str, list[tuple[str, int, tuple[int, int, int]]]] = {}
+    for name, dims, wanted in told:
+        sizes = zip(wanted.min, wanted.opt, wanted.max, strict=True)
+        for axis, (dim, size) in enumerate(zip(dims or (), sizes, strict=False)):
+            if isinstance(dim, str):
+                named.setdefault(dim, []).append((name, axis, size))
+    unequal = [
+        places
+        for places in named.values()
+        if len({size for _, _, size in places}) > 1 or len({name for name, _, _ in places}) < len(places)
+    ]
+    return frozenset((name, axis) for places in unequal for name, axis, _ in places)
+
+
+def read_unbounded(graph: Graph) -> dict[str, list[int]]:
+    """By what a Clip writes, its inputs that are a constant bound of -inf below or inf above, which changes no finite number.
+
+    Without it the bound is the largest finite number (ONNX, Clip), which is what infinity becomes.
+    """
+    found = {
+        node.outputs[0]: [
+            slot
+            for slot, bound in ((1, -np.inf), (2, np.inf))
+            if _is_always(graph, node.inputs[slot : slot + 1], bound)
+        ]
+        for node in graph.nodes
+        if node.standard_op == "Clip"
+    }
+    return {written: slots for written, slots in found.items() if slots}
+
+
+def _is_always(graph: Graph, names: Sequence[str], value: float) -> bool:
+    held = [graph.read_fixed(graph.copied_constants.get(name, name)) for name in names if name]
+    return any(one is not None and one.size > 0 and bool((one == value).all()) for one in held)
 
 
 def _is_noop(node: Node, axes: Array) -> bool:

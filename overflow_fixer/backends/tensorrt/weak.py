@@ -55,7 +55,9 @@ class WeakBuild:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.parsed: ParsedNetwork = parse_graph(self.trt, self.found, self.graph, self.plan.clamps, "weak")
+        self.parsed: ParsedNetwork = parse_graph(
+            self.trt, self.found, self.graph, self.plan.clamps, "weak", self.settings.shapes
+        )
         self.network = self.parsed.network
         self.layers: tuple[NetworkLayer, ...] = read_layers(self.network)
         self.mapped: Mapping[str, Sequence[NetworkLayer]] = map_layers(self.layers, self.graph)
