@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
-from overflow_fixer.evidence.constants.folding import find_folder
+from overflow_fixer.graph.folding import find_folder
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Range, RangeTable

@@ -129,13 +129,34 @@ def find_room(product: Product, max_bias: float) -> float:
 
 
 def summed_axis(node: Node, is_right: bool) -> int:
-    """The axis of that factor, which is not an Einsum's nor a ConvTranspose's weights, along which products are added up.
+    """The axis of that factor, which is not a ConvTranspose's weights, along which products are added up.
 
-    A kernel's places aside. From the end where it is negative; of one dimension it is that one.
+    A kernel's places aside. From the end where it is negative; of one dimension it is that one. Of an Einsum that is_plain.
     """
+    if node.op_type == "Einsum":
+        terms, output = _read_equation(node)
+        return next(axis for axis, letter in enumerate(terms[is_right]) if letter not in (output or ""))
     if node.op_type.startswith("Conv"):
         return 1
     return -2 if _sums_rows(node, is_right) else -1
+
+
+def is_plain(node: Node) -> bool:
+    """Whether an Einsum multiplies two factors as matrices are: it sums along one axis, which both have, and no other is left out."""
+    terms, output = _read_equation(node)
+    if len(terms) != 2 or output is None or "." in "".join((*terms, output)):
+        return False
+    has_each_once = all(len(set(term)) == len(term) for term in terms)
+    summed = [{letter for letter in term if letter not in output} for term in terms]
+    return has_each_once and len(summed[0]) == 1 and summed[0] == summed[1]
+
+
+def _read_equation(node: Node) -> tuple[list[str], str | None]:
+    """The terms of an Einsum, and its output; None where no arrow tells of one."""
+    found = node.attribute("equation")
+    equation = (found.s.decode() if found is not None else "").replace(" ", "")
+    left, arrow, output = equation.partition("->")
+    return left.split(","), output if arrow else None
 
 
 def express_products(graph: Graph, products: Sequence[Product]) -> tuple[Graph, tuple[str, ...]]:
@@ -205,16 +226,14 @@ def count_terms(product: Product, shapes: Shapes) -> float:
 
 def _summed_dims(node: Node, shapes: Sequence[Sequence[Dim]]) -> Sequence[Dim]:
     """The dimensions of an Einsum's letters that are not in its output, in which what "..." stands for is."""
-    found = node.attribute("equation")
-    equation = found.s.decode().replace(" ", "") if found is not None else ""
-    terms, arrow, output = equation.partition("->")
+    terms, output = _read_equation(node)
     dims: dict[str, list[Dim]] = {}
-    for term, shape in zip(terms.split(","), shapes, strict=True):
+    for term, shape in zip(terms, shapes, strict=True):
         head, _, tail = term.partition("...")
         named = (*shape[: len(head)], *shape[len(shape) - len(tail) :])
         for letter, dim in zip((*head, *tail), named, strict=True):
             dims.setdefault(letter, []).append(dim)
-    kept = output if arrow else {letter for letter in dims if terms.count(letter) == 1}
+    kept = output if output is not None else {letter for letter in dims if "".join(terms).count(letter) == 1}
     return [_longest(found) for letter, found in dims.items() if letter not in kept]
 
 

@@ -991,13 +991,15 @@ void compute_watch(void *state, Context *context) {
   if (IS_PAIR) y.read(context, 4, watch.axis_y, 1);
   if (!x.count || !y.count) return;
   double places = watch.is_kernel ? double(y.inner) : 1;
-  double magnitude = told.magnitude() * (IS_PAIR ? told_y.magnitude() * double(x.length) * places : 1);
+  bool is_stretched = IS_PAIR && !watch.is_kernel && x.length != y.length; /* one of an Einsum's is of one element */
+  double terms = double(is_stretched && y.length > x.length ? y.length : x.length) * places;
+  double magnitude = told.magnitude() * (IS_PAIR ? told_y.magnitude() * terms : 1);
   while (!(magnitude <= allowed->magnitude) && allowed->can_grow) watch.ask();
   if (magnitude <= allowed->magnitude) return;
   double length = find_largest_length(context, x, told.magnitude());
   if (!IS_PAIR && is_given(context, 3)) y.x = input<float>(context, 3, &count, y.dimensions, MOST_DIMENSIONS, &y.rank);
   if (IS_PAIR) length *= find_largest_length(context, y, told_y.magnitude()) * places;
-  if (!(length <= allowed->length)) watch.show(x, y);
+  if (is_stretched || !(length <= allowed->length)) watch.show(x, y);
 }
 
 /* ---- Tally ---- */

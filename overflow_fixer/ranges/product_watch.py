@@ -12,6 +12,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.formats import FP16_MAX
+from overflow_fixer.graph.folding import find_folder
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import (
     ChannelNorm,
@@ -19,9 +20,11 @@ from overflow_fixer.inner.accumulators import (
     count_groups,
     count_terms,
     find_room,
+    is_plain,
     summed_axis,
 )
 from overflow_fixer.ranges.carried import Carried
+from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
 from overflow_fixer.ranges.product_sessions import ProductSessions
@@ -35,7 +38,13 @@ _LARGE_BYTES = 1 << 24
 """Of a constant that is read in pieces: in one piece, it is the faster to multiply with."""
 _MOST_DIMENSIONS = 64
 _EITHER: tuple[list[int], ...] = ([0], [1], [0, 1])
-_WATCHED = {"Conv": ([0], [0, 1]), "ConvTranspose": ([0],), "MatMul": _EITHER, "Gemm": _EITHER}
+_WATCHED = {
+    "Conv": ([0], [0, 1]),
+    "ConvTranspose": ([0],),
+    "MatMul": _EITHER,
+    "Gemm": _EITHER,
+    "Einsum": ([0, 1],),
+}
 """Of operators, the places of factors of which none is constant."""
 _NO_BATCH = Batch("", {})
 _UNKNOWN, _EVERYTHING = (0.0, 0.0, 2.0), (math.inf, math.inf, 0.0)
@@ -65,6 +74,7 @@ class ProductWatch:
         self._allowed = np.full((len(products), len(_UNKNOWN)), _UNKNOWN)
         self._constants = graph.constants.keys()
         self._fed: frozenset[str] = frozenset()
+        self._biases = _read_lasting_biases(graph, products)
         self._live = graph.producers.keys() | {spec.name for spec in graph.inputs}
         look = weakref.WeakMethod(self._look)  # a function that held this would keep all of it to the end
         self._function = _LOOK(lambda row, *tensors: look()(row, *tensors))  # type: ignore[misc]
@@ -107,12 +117,14 @@ class ProductWatch:
     def _find_watched(self, product: Product) -> list[int]:
         """The places of the factors that are computed or fed.
 
-        None where a bias is computed, or only the weights of a convolution, or those of a ConvTranspose, and of products of
-        any number of factors.
+        None where a bias is computed of more than constants, or only the weights of a convolution, or those of a
+        ConvTranspose, and of an Einsum that is not as a product of matrices.
         """
+        if product.node.op_type == "Einsum" and not is_plain(product.node):
+            return []
         live = [slot for slot, name in enumerate(product.factors) if name not in self._constants]
         is_known = all(product.factors[slot] in self._live for slot in live)
-        has_plain_bias = not product.bias or product.bias in self._constants
+        has_plain_bias = not product.bias or product.bias in self._constants or product.bias in self._biases
         is_watched = live in _WATCHED.get(product.node.op_type, ())
         return live if is_known and has_plain_bias and is_watched else []
 
@@ -165,10 +177,11 @@ class ProductWatch:
             allowed[:] = np.fmax(allowed[0], room / norm.sum), room / norm.length, 0
 
     def _find_largest_of(self, product: Product) -> dict[str, float]:
-        """The largest magnitudes of its constants in this batch."""
+        """The largest magnitudes of its constants in this batch, and of a bias that is made of such."""
         names = [name for name in (*product.factors, product.bias) if name in self._constants]
         feeds = self._batch.feeds
-        return {
+        made = {name: self._biases[name] for name in {product.bias} & self._biases.keys()}
+        return {name: float(np.abs(value).max(initial=0)) for name, value in made.items()} | {
             name: float(np.abs(feeds[name]).max(initial=0)) if name in self._fed else self._find_largest(name)
             for name in names
         }
@@ -181,12 +194,15 @@ class ProductWatch:
         values = {name: self._view(name, *tensors[3 * i : 3 * i + 3]) for i, name in enumerate(shown)}
         if any((values[name] < -FP16_MAX).any() for name in live):  # what is told need not tell
             return
+        if product.bias in self._biases:
+            values[product.bias] = self._biases[product.bias]
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)
         if place is None:
             found = self._sessions.measure(product, self._batch, values)
         else:
-            bias = Carried(self._graph, filter(None, (product.bias,))).complete(self._batch, {})
+            others = [product.bias] if product.bias and product.bias not in values else []
+            bias = Carried(self._graph, others).complete(self._batch, {})
             piecewise = PiecewiseSum(self._graph, product, place, self._sessions)
             found = piecewise.measure(self._batch, {**values, **bias})
         before = self.found.get(row)
@@ -204,3 +220,11 @@ class ProductWatch:
             return np.empty(shape, np.float32)
         flat = (ctypes.c_float * math.prod(shape)).from_address(address)
         return np.asarray(np.ctypeslib.as_array(flat).reshape(shape))
+
+
+def _read_lasting_biases(graph: Graph, products: Sequence[Product]) -> dict[str, Array]:
+    """By name the biases that are computed of constants, as a quantized model's are, and one in FP16 that is cast."""
+    computed = {product.bias for product in products if product.bias in graph.producers}
+    lasting = computed & find_lasting(graph) if computed else computed
+    found = find_folder(graph).values(sorted(lasting)) if lasting else {}
+    return {name: value for name, value in found.items() if value is not None}

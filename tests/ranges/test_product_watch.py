@@ -64,13 +64,22 @@ def watched_cases(draw: st.DrawFn) -> Case:
     """Of every operator that is watched."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     m, k, n = (draw(st.integers(1, 5)) for _ in range(3))
-    op = draw(st.sampled_from(["MatMul", "Gemm", "Conv", "ConvTranspose"]))
+    op = draw(st.sampled_from(["MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"]))
+    left, right, output = draw(
+        st.sampled_from([("ij", "jk", "ik"), ("bij", "bkj", "kbi"), ("j", "kj", "k"), ("j", "j", "")])
+    )
+    sizes = {"b": 2, "i": m, "j": k, "k": n}
+    shorter = draw(st.sampled_from(["", "a", "b"]))  # one of the factors may have a single element along j
     group = draw(st.integers(1, 3)) if op.startswith("Conv") else 1
     shapes = {
         "MatMul": {"a": draw(st.sampled_from([(k,), (m, k), (2, m, k)])), "b": (k, n)},
         "Gemm": {"a": (m, k), "b": (n, k), "c": (n,)},
         "Conv": {"x": (m, group * k, 4, 5), "w": (group * n, k, 2, 3), "b": (group * n,)},
         "ConvTranspose": {"x": (m, group * k, 3, 2), "w": (group * k, n, 2, 2), "b": (group * n,)},
+        "Einsum": {
+            name: tuple(1 if letter == "j" and name == shorter else sizes[letter] for letter in term)
+            for name, term in (("a", left), ("b", right))
+        },
     }[op]
     inputs = {name: draw_values(rng, *shape) for name, shape in shapes.items()}
     attributes: dict[str, Any] = (
@@ -78,7 +87,11 @@ def watched_cases(draw: st.DrawFn) -> Case:
     )
     if group > 1:
         attributes["group"] = group
-    constants = {"MatMul": ["a", "b", ""], "Gemm": ["bc"], "Conv": ["wb", "b"]}.get(op, ["wb"])
+    if op == "Einsum":
+        attributes["equation"] = f"{left},{right}->{output}"
+    constants = {"MatMul": ["a", "b", ""], "Gemm": ["bc"], "Conv": ["wb", "b"], "Einsum": [""]}.get(
+        op, ["wb"]
+    )
     return Case(op, inputs, attributes, draw(st.sampled_from(constants)))
 
 
@@ -365,6 +378,21 @@ def _watch(folder: Path, nodes: list[Any], inputs: dict[str, Any], **constants: 
         (node("Gemm", "x w w", "y"), True),
         (node("Gemm", "x w x", "y"), False),
         (node("Einsum", "x w", "y", equation="ij,jk->ik"), False),
+        *(
+            (node("Einsum", "x x", "y", equation=equation), is_watched)
+            for equation, is_watched in (
+                ("ij, jk -> ik", True),
+                ("ij,kj->ki", True),
+                ("ij,ij->i", True),
+                ("ij,jk", False),
+                ("ij,ij->", False),
+                ("ij,jk->i", False),
+                ("ij,jk->ijk", False),
+                ("ii,ij->j", False),
+                ("...j,jk->...k", False),
+            )
+        ),
+        (node("Einsum", "x x x", "y", equation="ij,jk,kl->il"), False),
     ],
 )
 def test_which_products_are_watched(made: Any, is_watched: bool, tmp_path: Path) -> None:
@@ -389,6 +417,31 @@ def test_which_convolutions_are_watched(made: Any, is_watched: bool, tmp_path: P
     shapes = {"x": [1, 2, 4, 4], "v": [2, 2, 1, 1], "b": [2]}
     constants = {"w": np.ones((2, 2, 1, 1), np.float32), "c": np.ones((1, 2, 4, 4), np.float32)}
     assert bool(_watch(tmp_path, [made], shapes, **constants).watches) is is_watched
+
+
+@pytest.mark.parametrize(("x", "expected"), [(60, np.nan), (130, 65_540.0), (127, np.nan)])
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_a_bias_that_is_made_of_constants_is_known(
+    is_quantized: bool, x: float, expected: float, measured: list[int], tmp_path: Path
+) -> None:
+    """As that of a quantized model, and one in FP16 that is cast: 504 x, and 20 more. Nothing near the limit is run again."""
+    if is_quantized:
+        made = [node("DequantizeLinear", "w s", "v"), node("DequantizeLinear", "b t", "c")]
+        held = {"w": np.int8([[[[126]], [[-126]]]]), "s": np.float32(2), "b": np.int32([-2]), "t": floats(10)}
+    else:
+        made = [node("Cast", f"{one}", two, to=1) for one, two in ("wv", "bc")]
+        held = {"w": np.float16([[[[252]], [[-252]]]]), "b": np.float16([-20])}
+    nodes = [*made, node("Conv", "x v c", "y")]
+    scan = _scan(tmp_path, nodes, {"x": [1, 2, 1, 1]}, "y", **held)
+    sums = _sums(scan({"x": np.full((1, 2, 1, 1), x, np.float32)}))
+    assert sums == [pytest.approx(expected, nan_ok=True)]
+    assert measured == ([] if np.isnan(expected) else [0])
+
+
+def test_a_bias_that_the_data_feed_is_not_known(tmp_path: Path) -> None:
+    shapes = {"x": [1, 1, 1, 1], "b": [1]}
+    nodes = [node("Abs", "b", "c"), node("Conv", "x w c", "y")]
+    assert not _watch(tmp_path, nodes, shapes, w=np.ones((1, 1, 1, 1), np.float32)).watches
 
 
 def test_no_shape_is_inferred_for_what_is_watched(

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.evidence.constants.folding import find_folder
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
+from overflow_fixer.graph.folding import find_folder
 from overflow_fixer.graph.model import FLOAT_TYPES, Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Range, RangeTable

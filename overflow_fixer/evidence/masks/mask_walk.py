@@ -11,7 +11,6 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.evidence.constants.carriers import find_carriers
-from overflow_fixer.evidence.constants.folding import find_folder
 from overflow_fixer.evidence.masks.mask_conditions import find_decided
 from overflow_fixer.evidence.masks.mask_ends import (
     BOTH_ENDS,
@@ -26,6 +25,7 @@ from overflow_fixer.evidence.masks.mask_ends import (
 )
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.constant_shapes import read_fill
+from overflow_fixer.graph.folding import find_folder
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable

@@ -10,7 +10,7 @@ import pytest
 from in_memory_calibration import ints, make_model, node, save, scalar
 from onnx import numpy_helper
 
-from overflow_fixer.evidence.constants.folding import Folder
+from overflow_fixer.graph.folding import Folder
 from overflow_fixer.graph.model import Graph, load_graph
 
 
@@ -54,6 +54,15 @@ def test_values(graph: Graph) -> None:
     np.testing.assert_array_equal(folder.value("upper"), np.asarray([[-6, -6], [0, -6]], np.float32))
     np.testing.assert_array_equal(folder.value("condition"), [[False, False], [True, False]])
     assert folder.value("upper") is folder.value("upper")
+
+
+def test_several_values_are_those_of_each_though_one_cannot_be_computed(graph: Graph) -> None:
+    names = ["upper", "k", "broken", "y", "full", "nowhere", "upper"]
+    together, alone = Folder(graph).values(names), Folder(graph)
+    assert list(together) == list(dict.fromkeys(names))
+    for name, value in together.items():
+        np.testing.assert_equal(value, alone.value(name))
+    assert [name for name, value in together.items() if value is None] == ["broken", "y", "nowhere"]
 
 
 @pytest.mark.parametrize("tensor", ["x", "y", "size", "live", "noise", "noisy", "dropped", "nowhere"])
