@@ -97,3 +97,9 @@ def test_every_file_of_tests_runs_alone() -> None:
         if name in places and places[name] not in (tests, path.parent)
     ]
     assert not lost
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """They stand in no package, so that Python would take the one for the other."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
