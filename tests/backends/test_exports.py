@@ -222,7 +222,7 @@ def test_the_loader_clamps_what_the_backend_clamps(
         _import_script(path, monkeypatch).load_network()
     ((content, origin),) = trt.script.parsed
     assert Path(origin).samefile(graph.path)
-    expected = find_source(graph, plan.clamps, probe(trt))
+    expected = find_source(graph, plan.clamps, probe(trt), {})
     assert isinstance(expected, bytes)
     found, wanted = onnx.ModelProto.FromString(content), onnx.ModelProto.FromString(expected)
     assert found == wanted
@@ -265,7 +265,7 @@ def test_the_loader_tells_axes_as_the_backend_does(
     with pytest.raises(RuntimeError, match="matches no layer"):
         _import_script(path, monkeypatch).load_network()
     (parsed,) = trt.script.parsed
-    source = find_source(graph, (), probe(trt))
+    source = find_source(graph, (), probe(trt), {})
     assert isinstance(source, bytes) == isinstance(parsed, tuple) == is_told
     if isinstance(source, bytes):
         assert onnx.ModelProto.FromString(parsed[0]) == onnx.ModelProto.FromString(source)

@@ -37,14 +37,14 @@ def _save(
 
 
 def _clamped(graph: Graph, tensor: str) -> onnx.ModelProto:
-    source = find_source(graph, [Clamp(tensor, 1e4, "a mask")], OLD)
+    source = find_source(graph, [Clamp(tensor, 1e4, "a mask")], OLD, {})
     assert isinstance(source, bytes)
     return onnx.ModelProto.FromString(source)
 
 
 def test_an_unchanged_model_is_its_file(tmp_path: Path) -> None:
     graph = _save(tmp_path, [helper.make_node("Abs", ["x"], ["y"])], [])
-    assert find_source(graph, [], OLD) == graph.path
+    assert find_source(graph, [], OLD, {}) == graph.path
 
 
 def test_an_initializer_is_clamped_and_the_rest_is_untouched(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_inlined_functions_go_as_bytes(tmp_path: Path) -> None:
     function = '<domain: "local", opset_import: ["" : 17]> twice (a) => (b) { b = Add(a, a) }'
     path = write_model(tmp_path, "g (float[4] x) => (float[4] y) { y = local.twice(x) }", functions=function)
     assert onnx.load(path).functions
-    source = find_source(load_graph(path), [], OLD)
+    source = find_source(load_graph(path), [], OLD, {})
     assert isinstance(source, bytes)
     model = onnx.ModelProto.FromString(source)
     assert not model.functions
@@ -157,10 +157,10 @@ def test_a_parser_that_overlooks_axes_as_an_input_gets_them_as_an_attribute(
 ) -> None:
     graph = _reduction(tmp_path, f"Reduce{name}<keepdims=0>(x, axes)", axes)
     before = graph.model.SerializeToString()
-    changed = _as_opset_17(find_source(graph, [], OLD))
+    changed = _as_opset_17(find_source(graph, [], OLD, {}))
     np.testing.assert_array_equal(_run(changed.SerializeToString()), _run(graph.path.read_bytes()))
     assert graph.model.SerializeToString() == before
-    assert find_source(graph, [], NEW) == graph.path
+    assert find_source(graph, [], NEW, {}) == graph.path
 
 
 @pytest.mark.parametrize("made", ["Constant<value_ints=[-1]>()", "Identity(shared)"])
@@ -169,7 +169,7 @@ def test_axes_of_a_node_and_those_that_are_shared_are_constants_too(tmp_path: Pa
         axes = {made} y = ReduceMean(x, axes)
     }}"""
     graph = load_graph(write_model(tmp_path, text, opset=18))
-    changed = _as_opset_17(find_source(graph, [], OLD))
+    changed = _as_opset_17(find_source(graph, [], OLD, {}))
     np.testing.assert_array_equal(_run(changed.SerializeToString()), _run(graph.path.read_bytes()))
 
 
@@ -185,13 +185,13 @@ def test_axes_of_a_node_and_those_that_are_shared_are_constants_too(tmp_path: Pa
 )
 def test_other_reductions_are_left_as_they_are(tmp_path: Path, node: str, constants: str) -> None:
     graph = _reduction(tmp_path, node, constants)
-    assert find_source(graph, [], OLD) == graph.path
+    assert find_source(graph, [], OLD, {}) == graph.path
 
 
 def test_axes_that_a_batch_may_feed_are_left_as_they_are(tmp_path: Path) -> None:
     text = "g (float[2,3,4] x, int64[1] axes = {1}) => (float[2,1,4] y) { y = ReduceMean(x, axes) }"
     graph = load_graph(write_model(tmp_path, text, opset=18))
-    assert find_source(graph, [], OLD) == graph.path
+    assert find_source(graph, [], OLD, {}) == graph.path
 
 
 @pytest.mark.parametrize(("opset", "is_doubted"), [(17, False), (18, True)])
@@ -236,7 +236,7 @@ def test_an_infinite_bound_of_a_clip_is_left_out(
     nodes = [node("Identity", "inf", "made"), helper.make_node("Clip", reads, ["y"])]
     inputs = {"x": [2, 3, 4], "fed": []}
     graph = save(make_model(nodes, inputs, "y", constants), tmp_path)
-    source = find_source(graph, [], NEW)
+    source = find_source(graph, [], NEW, {})
     if kept is None:
         assert source == graph.path
         return

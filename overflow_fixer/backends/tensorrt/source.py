@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,9 @@ _REDUCTIONS = frozenset(
     f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
 )
 """Those that have axes as an input from opset 18 on. ReduceSum has had them since 13, and every parser here reads them."""
-
-
-Shapes = Mapping[str, ShapeRange]
-_NOTHING: Shapes = MappingProxyType({})
 _OLD_OPSET = 17
 """The newest that parsers before TensorRT 10 say they know (onnx-tensorrt, docs/operators.md of 8.5 and 8.6)."""
+Shapes = Mapping[str, ShapeRange]
 
 
 def parse_graph(
@@ -50,9 +46,7 @@ def doubt_opset(graph: Graph, found: Capabilities) -> str:
     )
 
 
-def find_source(
-    graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes = _NOTHING
-) -> Path | bytes:
+def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes) -> Path | bytes:
     """The model's file, or its bytes where something is changed for TensorRT, which is to be built for these shapes.
 
     That is where functions were inlined, constants are clamped, a Clip has an infinite bound or dimensions of one name need
@@ -61,7 +55,7 @@ def find_source(
     one message.
     """
     axes = {} if found.axes_inputs else read_axes(graph)
-    unbounded, unequal = read_unbounded(graph), find_unequal(graph, shapes)
+    unbounded, unequal = find_infinite_bounds(graph), find_unequal_dimensions(graph, shapes)
     if not (clamps or axes or unbounded or unequal or graph.is_inlined):
         return graph.path
     model = onnx.ModelProto()
@@ -74,7 +68,7 @@ def find_source(
             _tell_axes(node, axes[written])
         for slot in unbounded.get(written, ()):
             node.input[slot] = ""
-    _part_names(model.graph, unequal)
+    _rename_dimensions(model.graph, unequal)
     return _serialize(model, graph, clamps, found)
 
 
@@ -89,7 +83,7 @@ def _serialize(model: onnx.ModelProto, graph: Graph, clamps: Sequence[Clamp], fo
         ) from error
 
 
-def _part_names(graph: onnx.GraphProto, places: Collection[tuple[str, int]]) -> None:
+def _rename_dimensions(graph: onnx.GraphProto, places: Collection[tuple[str, int]]) -> None:
     """Give each of these dimensions of inputs a name of its own."""
     for info in graph.input:
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
@@ -100,8 +94,7 @@ def _part_names(graph: onnx.GraphProto, places: Collection[tuple[str, int]]) -> 
 def read_axes(graph: Graph) -> dict[str, list[int]]:
     """The constant axes of each reduction that takes them as an input, by what it writes; without those that reduce nothing."""
     reductions = (node for node in graph.nodes if node.standard_op in _REDUCTIONS and any(node.inputs[1:]))
-    names = ((node, graph.copied_constants.get(node.inputs[1], node.inputs[1])) for node in reductions)
-    read = ((node, graph.read_fixed(name)) for node, name in names)
+    read = ((node, _read_fixed(graph, node.inputs[1])) for node in reductions)
     return {
         node.outputs[0]: axes.reshape(-1).tolist()
         for node, axes in read
@@ -109,7 +102,7 @@ def read_axes(graph: Graph) -> dict[str, list[int]]:
     }
 
 
-def find_unequal(graph: Graph, shapes: Shapes) -> frozenset[tuple[str, int]]:
+def find_unequal_dimensions(graph: Graph, shapes: Shapes) -> frozenset[tuple[str, int]]:
     """The dimensions of inputs, each as (input, axis), that share a name with others and need not be equal in these shapes.
 
     Some exporters name every open dimension "?". TensorRT refuses to build for ranges that differ among dimensions of one
@@ -130,7 +123,7 @@ def find_unequal(graph: Graph, shapes: Shapes) -> frozenset[tuple[str, int]]:
     return frozenset((name, axis) for places in unequal for name, axis, _ in places)
 
 
-def read_unbounded(graph: Graph) -> dict[str, list[int]]:
+def find_infinite_bounds(graph: Graph) -> dict[str, list[int]]:
     """By what a Clip writes, its inputs that are a constant bound of -inf below or inf above, which changes no finite number.
 
     Without it the bound is the largest finite number (ONNX, Clip), which is what infinity becomes.
@@ -139,7 +132,7 @@ def read_unbounded(graph: Graph) -> dict[str, list[int]]:
         node.outputs[0]: [
             slot
             for slot, bound in ((1, -np.inf), (2, np.inf))
-            if _is_always(graph, node.inputs[slot : slot + 1], bound)
+            if slot < len(node.inputs) and _is_always(graph, node.inputs[slot], bound)
         ]
         for node in graph.nodes
         if node.standard_op == "Clip"
@@ -147,9 +140,14 @@ def read_unbounded(graph: Graph) -> dict[str, list[int]]:
     return {written: slots for written, slots in found.items() if slots}
 
 
-def _is_always(graph: Graph, names: Sequence[str], value: float) -> bool:
-    held = [graph.read_fixed(graph.copied_constants.get(name, name)) for name in names if name]
-    return any(one is not None and one.size > 0 and bool((one == value).all()) for one in held)
+def _is_always(graph: Graph, name: str, value: float) -> bool:
+    held = _read_fixed(graph, name)
+    return held is not None and held.size > 0 and bool((held == value).all())
+
+
+def _read_fixed(graph: Graph, name: str) -> Array | None:
+    """The value of a constant, or of what copies one; None for another tensor."""
+    return graph.read_fixed(graph.copied_constants.get(name, name))
 
 
 def _is_noop(node: Node, axes: Array) -> bool:
