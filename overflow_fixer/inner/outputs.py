@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from overflow_fixer.inner.axes import find_live_axes, read_axes
 from overflow_fixer.inner.expression import FEW, Expression, Rows
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.sums import find_rows
 from overflow_fixer.inner.windows import read_windows, take_apart
 
 
@@ -55,11 +55,8 @@ def find_in_global_lp_pool(expression: Expression) -> Iterator[Found]:
 
 def _find_long_rows(expression: Expression) -> Rows | None:
     """What the node reduces, where that may be more than FP32 adds up right; None of axes that the model computes."""
-    axes = read_axes(expression.graph, expression.node)
-    if axes is None or find_live_axes(expression.graph, expression.node):
-        return None
-    rows = expression.rows(axes, as_given=True)
-    return rows if _may_be_long(expression, rows) else None
+    rows = find_rows(expression)
+    return rows if isinstance(rows, Rows) and _may_be_long(expression, rows) else None
 
 
 def _may_be_long(expression: Expression, rows: Rows) -> bool:
@@ -76,11 +73,9 @@ def _raise(expression: Expression, tensor: str, exponent: int) -> str:
     if exponent == 2:
         return expression.apply("Mul", tensor, tensor)
     magnitudes = expression.apply("Abs", tensor)
-    return (
-        magnitudes
-        if exponent == 1
-        else expression.apply("Pow", magnitudes, expression.number(float(exponent)))
-    )
+    if exponent == 1:
+        return magnitudes
+    return expression.apply("Pow", magnitudes, expression.number(float(exponent)))
 
 
 def _take_root(expression: Expression, total: str, exponent: int) -> str:

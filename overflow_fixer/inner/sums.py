@@ -48,6 +48,13 @@ def find_in_exclusive_sum(expression: Expression) -> Iterator[Found]:
         yield "last sum", _find_last_sum(expression)
 
 
+def find_rows(expression: Expression) -> Rows | str | None:
+    """What the node reduces: the tensor of its axes, where the model computes them; None where it reduces none."""
+    live = find_live_axes(expression.graph, expression.node)
+    axes = read_axes(expression.graph, expression.node)
+    return live or (None if axes is None else expression.rows(axes, as_given=True))
+
+
 def _find_last_sum(expression: Expression) -> str:
     """Along an axis that the model computes: the last of the sums that leave nothing out, in FP64."""
     axis = expression.node.inputs[1]
@@ -64,17 +71,10 @@ def _find_last_sum(expression: Expression) -> str:
 
 def _find_sums(expression: Expression, wanted: Mapping[Quantity, str]) -> Iterator[Found]:
     """Over the node's axes, of whatever form; nothing where it reduces none."""
-    rows = _rows_of(expression)
+    rows = find_rows(expression)
     keeps_all = expression.attribute("noop_with_empty_axes", 0)
     for quantity, op_type in wanted.items() if rows is not None else ():
         if isinstance(rows, str):
             yield quantity, expression.add_up_live(op_type, rows, noop_with_empty_axes=keeps_all)
         elif rows is not None:
             yield quantity, expression.add_up(op_type, rows)
-
-
-def _rows_of(expression: Expression) -> Rows | str | None:
-    """What the node reduces: the tensor of its axes, where the model computes them; None where it reduces none."""
-    live = find_live_axes(expression.graph, expression.node)
-    axes = read_axes(expression.graph, expression.node)
-    return live or (None if axes is None else expression.rows(axes, as_given=True))
