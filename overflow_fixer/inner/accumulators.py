@@ -131,7 +131,7 @@ def find_room(product: Product, max_bias: float) -> float:
 def summed_axis(node: Node, is_right: bool) -> int:
     """The axis of that factor, which is not a ConvTranspose's weights, along which products are added up.
 
-    A kernel's places aside. From the end where it is negative; of one dimension it is that one. Of an Einsum that is_plain.
+    A kernel's places aside. From the end where it is negative; of one dimension it is that one. Of an Einsum that is_matrix_product.
     """
     if node.op_type == "Einsum":
         terms, output = _read_equation(node)
@@ -141,7 +141,7 @@ def summed_axis(node: Node, is_right: bool) -> int:
     return -2 if _sums_rows(node, is_right) else -1
 
 
-def is_plain(node: Node) -> bool:
+def is_matrix_product(node: Node) -> bool:
     """Whether an Einsum multiplies two factors as matrices are: it sums along one axis, which both have, and no other is left out."""
     terms, output = _read_equation(node)
     if len(terms) != 2 or output is None or "." in "".join((*terms, output)):

@@ -12,7 +12,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.formats import FP16_MAX
-from overflow_fixer.graph.folding import find_folder
+from overflow_fixer.graph.folding import Folder
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import (
     ChannelNorm,
@@ -20,7 +20,7 @@ from overflow_fixer.inner.accumulators import (
     count_groups,
     count_terms,
     find_room,
-    is_plain,
+    is_matrix_product,
     summed_axis,
 )
 from overflow_fixer.ranges.carried import Carried
@@ -120,7 +120,7 @@ class ProductWatch:
         None where a bias is computed of more than constants, or only the weights of a convolution, or those of a
         ConvTranspose, and of an Einsum that is not as a product of matrices.
         """
-        if product.node.op_type == "Einsum" and not is_plain(product.node):
+        if product.node.op_type == "Einsum" and not is_matrix_product(product.node):
             return []
         live = [slot for slot, name in enumerate(product.factors) if name not in self._constants]
         is_known = all(product.factors[slot] in self._live for slot in live)
@@ -178,11 +178,10 @@ class ProductWatch:
 
     def _find_largest_of(self, product: Product) -> dict[str, float]:
         """The largest magnitudes of its constants in this batch, and of a bias that is made of such."""
-        names = [name for name in (*product.factors, product.bias) if name in self._constants]
-        feeds = self._batch.feeds
-        made = {name: self._biases[name] for name in {product.bias} & self._biases.keys()}
-        return {name: float(np.abs(value).max(initial=0)) for name, value in made.items()} | {
-            name: float(np.abs(feeds[name]).max(initial=0)) if name in self._fed else self._find_largest(name)
+        held = {name: self._batch.feeds[name] for name in self._fed} | self._biases
+        names = (name for name in (*product.factors, product.bias) if name in held or name in self._constants)
+        return {
+            name: float(np.abs(held[name]).max(initial=0)) if name in held else self._find_largest(name)
             for name in names
         }
 
@@ -194,15 +193,14 @@ class ProductWatch:
         values = {name: self._view(name, *tensors[3 * i : 3 * i + 3]) for i, name in enumerate(shown)}
         if any((values[name] < -FP16_MAX).any() for name in live):  # what is told need not tell
             return
-        if product.bias in self._biases:
-            values[product.bias] = self._biases[product.bias]
+        values |= {name: self._biases[name] for name in (product.bias,) if name in self._biases}
         counts = {name: value.size for name, value in values.items()}
         place = find_large_factor(self._graph, product, counts, _LARGE_BYTES)
         if place is None:
             found = self._sessions.measure(product, self._batch, values)
         else:
-            others = [product.bias] if product.bias and product.bias not in values else []
-            bias = Carried(self._graph, others).complete(self._batch, {})
+            rest = [name for name in (product.bias,) if name and name not in values]
+            bias = Carried(self._graph, rest).complete(self._batch, {})
             piecewise = PiecewiseSum(self._graph, product, place, self._sessions)
             found = piecewise.measure(self._batch, {**values, **bias})
         before = self.found.get(row)
@@ -226,5 +224,5 @@ def _read_lasting_biases(graph: Graph, products: Sequence[Product]) -> dict[str,
     """By name the biases that are computed of constants, as a quantized model's are, and one in FP16 that is cast."""
     computed = {product.bias for product in products if product.bias in graph.producers}
     lasting = computed & find_lasting(graph) if computed else computed
-    found = find_folder(graph).values(sorted(lasting)) if lasting else {}
+    found = Folder(graph).values(sorted(lasting)) if lasting else {}
     return {name: value for name, value in found.items() if value is not None}
