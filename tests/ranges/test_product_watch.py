@@ -441,7 +441,13 @@ def test_a_bias_that_is_made_of_constants_is_known(
 def test_a_bias_that_the_data_feed_is_not_known(tmp_path: Path) -> None:
     shapes = {"x": [1, 1, 1, 1], "b": [1]}
     nodes = [node("Abs", "b", "c"), node("Conv", "x w c", "y")]
-    assert not _watch(tmp_path, nodes, shapes, w=np.ones((1, 1, 1, 1), np.float32)).watches
+    constants = {"w": np.ones((1, 1, 1, 1), np.float32)}
+    assert not _watch(tmp_path, nodes, shapes, **constants).watches
+    assert not _watch(
+        tmp_path, nodes, shapes, **constants, b=floats(1)
+    ).watches  # a default, which a batch may replace
+    del shapes["b"]
+    assert _watch(tmp_path, nodes, shapes, **constants, b=floats(1)).watches
 
 
 def test_no_shape_is_inferred_for_what_is_watched(
