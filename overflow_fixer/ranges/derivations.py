@@ -13,9 +13,12 @@ import numpy.typing as npt
 
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.ranges.monotone import Step, Values, clip, find_monotone, keep, negate
+from overflow_fixer.ranges.monotone import Step, Values, clip, find_monotone, keep, leaves_fp16, negate
 from overflow_fixer.ranges.summaries import Summaries
 from overflow_fixer.records import Array
+
+_COUNTED = (keep, negate, clip)
+"""The steps of which `tally` can count what comes of them."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,22 @@ def find_derivations(graph: Graph, sources: Mapping[str, str]) -> Iterator[Deriv
                 break
 
 
+def leave_out_of_range(graph: Graph, derivations: Iterable[Derivation]) -> Iterator[Derivation]:
+    """Those but the ones that would be given up when a run shows values over FP16's range, where these are to be expected.
+
+    Logarithms give -inf of zeros (as those of T5's distances), fills of masks are over the range; what is made of them by
+    steps that `tally` cannot count is better probed from the start than the session opened anew. Sources come before what is
+    derived of them.
+    """
+    beyond = {tensor for node in graph.nodes if node.standard_op == "Log" for tensor in node.outputs}
+    for one in derivations:
+        if leaves_fp16(one.step, one.numbers) or not beyond.isdisjoint(one.sources):
+            beyond.add(one.tensor)
+            if one.step not in _COUNTED:
+                continue
+        yield one
+
+
 def derive_from_rows(tensor: str, rows: tuple[str, str, str], element_count: int) -> Derivation:
     """From tensors that hold, of each row, the largest and the smallest, which hide a NaN, and one that shows it."""
     return Derivation(tensor, rows[:2], keep, guard=rows[2], element_count=element_count)
@@ -133,7 +152,7 @@ def tally(steps: Iterable[Steps], seen: Summaries, high: Array, is_counted: npt.
     what they hold; one that is clipped what lies on the sides that are open.
     """
     for one in steps:
-        if one.step not in (keep, negate, clip):
+        if one.step not in _COUNTED:
             continue
         can_tell = one.counts < 0  # of rows, a NaN is shown elsewhere
         can_tell &= one.join(np.logical_and, is_counted[one.sources])

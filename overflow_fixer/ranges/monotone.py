@@ -102,6 +102,11 @@ def find_ends(step: Step, numbers: tuple[float, ...]) -> tuple[float, float]:
     return (numbers[0], numbers[1]) if step is clip else (-math.inf, math.inf)
 
 
+def leaves_fp16(step: Step, numbers: tuple[float, ...]) -> bool:
+    """Whether it adds, takes away or multiplies by a number that FP16 cannot hold, as of a mask's fill."""
+    return step in (_add, _subtract, _subtract_from, multiply) and abs(numbers[0]) > FP16_MAX
+
+
 def _add(values: Values, numbers: Values) -> Values:
     return np.asarray(values + numbers[0], np.float32)
 

@@ -20,6 +20,7 @@ from overflow_fixer.ranges.derivations import (
     derive,
     derive_from_rows,
     find_derivations,
+    leave_out_of_range,
     order_steps,
     tally,
 )
@@ -201,11 +202,11 @@ class ReductionObserver:
         self._is_detailed = np.full(len(self._tensors), not is_repeatable(graph))
         self._is_detailed[[row_of[sources[name]] for name in wanted.detailed]] = True
         self._shapes = graph.sure_shapes if shapes is None else shapes
+        self._is_native = is_native("reductions", provider)
         self._derivations = [
             one for one in self._find_derivations(wanted.extremes) if one.tensor not in self._small
         ]
         self._in_rows = provider == "cpu"  # CUDA reduces 64 rows some 500 times slower than one
-        self._is_native = is_native("reductions", provider)
         self._lasting = dict.fromkeys(find_lasting(graph), 0) if self._is_native else {}
         if self._is_native:
             self._is_detailed |= self._find_native()
@@ -223,6 +224,8 @@ class ReductionObserver:
         """Sources come before what is derived of them; each is a tensor of which both extremes are taken."""
         partial = {name for name, words in self._words.items() if not {"max", "min"} <= words}
         everything = find_derivations(self._graph, self._sources)
+        if self._is_native:
+            everything = leave_out_of_range(self._graph, everything)
         found = [derivation for derivation in everything if partial.isdisjoint(derivation.sources)]
         derived = {derivation.tensor for derivation in found}
         for tensor, rows in extremes.items():

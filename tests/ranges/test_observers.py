@@ -241,6 +241,44 @@ def test_counts_that_follow_from_others_do_not_run_a_batch_again(
             ]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "fed"),
+    [
+        ([("Log", "x", "l"), ("Div", "l two", "d"), ("Neg", "d", "n"), ("Mul", "n two", "y")], [0, 1]),
+        ([("Sub", "two x", "s"), ("Mul", "s fill", "m"), ("Concat", "m x", "y")], [2, 1]),
+        ([("Add", "x fill", "m"), ("Max", "m two", "c"), ("Mul", "two c", "y")], [0, 1]),
+    ],
+    ids=["logarithm", "fill", "sum"],
+)
+def test_values_out_of_range_that_are_to_be_expected_do_not_run_a_batch_again(
+    tmp_path: Path,
+    count_runs: dict[str, int],
+    probes: Probes,
+    nodes: list[tuple[str, str, str]],
+    fed: list[float],
+) -> None:
+    made = [
+        helper.make_node(op, reads.split(), [writes], **({"axis": 0} if op == "Concat" else {}))
+        for op, reads, writes in nodes
+    ]
+    constants = [
+        numpy_helper.from_array(np.array(value, np.float32), name)
+        for name, value in (("two", 2), ("fill", -3e38))
+    ]
+    graph = save_model(tmp_path / "m.onnx", made, [value_info("x", dims=[2])], [value_info("y")], constants)
+    tensors = ["x", *(writes for *_, writes in nodes)]
+    observer, marked = (kind(graph, Wanted(tensors)) for kind in (ReductionObserver, OutputObserver))
+    count_runs.update(run_session=0, open_session=0)
+    batch = Batch("b", {"x": np.float32(fed)})
+    seen = observer.observe(batch).summaries
+    assert count_runs == {
+        "run_session": 1 if probes != "operators" else 2,
+        "open_session": 0 if probes != "operators" else 1,
+    }
+    told = ["min", "max", "nan_count", "inf_count", "over_fp16_count"]
+    assert seen[told].tolist() == marked.observe(batch).summaries[told].tolist()
+
+
 def test_a_random_model_is_run_once_a_batch(tmp_path: Path, count_runs: dict[str, int]) -> None:
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["r"], seed=1.0, scale=1e6),

@@ -140,8 +140,8 @@ def test_a_batch_that_runs_again_is_counted_once(
     """What a Mul leaves follows from a probe of what it reads, until it is over the limit and is to be counted."""
     text = """
     g (float[N] x, int64 trips) => (float[N] y) {
-        large = Constant <value_float = 70000.0> ()
-        h = Tanh (x)
+        large = Constant <value_float = 30000.0> ()
+        h = Sinh (x)
         m = Mul (h, large)
         half = Sin (m)
         [l] y = Loop (trips, , half) <
