@@ -54,14 +54,20 @@ def _read_rows(dataset: Any, cut: Cut, index: int) -> Array:
 def _datasets(file: Any, inputs: Sequence[InputSpec]) -> dict[str, Any]:
     """Every dataset of the file, under the input's name where it is one's."""
     names = {_dataset_path(spec.name): spec.name for spec in inputs}
-    found: dict[str, Any] = {}
+    paths: list[str] = []
+    file.visit_links(paths.append)  # visititems tells one name of a dataset that has several
+    items = {path: _open_own(file, path) for path in paths}
+    return {
+        names.get(path, path): _plain(path, item) for path, item in items.items() if hasattr(item, "shape")
+    }
 
-    def visit(path: str, item: Any) -> None:
-        if hasattr(item, "shape"):
-            found[names.get(path, path)] = _plain(path, item)
 
-    file.visititems(visit)
-    return found
+def _open_own(file: Any, path: str) -> Any:
+    """What the file itself has of that name. A link to another file would be read unseen by the fingerprint."""
+    target = getattr(file.get(path, getlink=True), "path", None)
+    if target is not None:
+        raise ValueError(f"its {path!r} is a link to {target!r}, which is not followed")
+    return file[path]
 
 
 def _dataset_path(name: str) -> str:

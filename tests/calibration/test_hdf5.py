@@ -46,6 +46,14 @@ def test_a_name_with_slashes_is_a_dataset_in_groups(tmp_path, name):
     np.testing.assert_array_equal(batches[1].feeds[name], floats(2, 1, 3)[1])
 
 
+def test_a_dataset_of_two_names_is_that_of_two_inputs(tmp_path):
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["g/x"] = floats(1, 3)
+        file["y"] = file["g/x"]
+    (batch,) = walk(tmp_path / "b.h5", spec("g/x", 1, 3), spec("y", 1, 3))
+    np.testing.assert_array_equal(batch.feeds["y"], batch.feeds["g/x"])
+
+
 def test_one_batch_with_a_scalar_input(tmp_path):
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["x"], file["s"] = floats(1, 3), np.float32(2)
@@ -82,3 +90,11 @@ def test_strings_and_empty_datasets_are_refused(tmp_path, data):
     text = refusal(tmp_path / "b.h5", X)
     assert "its dataset 'x'" in text
     assert "is not an array of numbers" in text
+
+
+@pytest.mark.parametrize("link", [h5py.SoftLink("/z"), h5py.ExternalLink("other.h5", "/z")])
+def test_a_link_is_refused_as_one(tmp_path, link):
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["z"] = floats(1, 3)
+        file["x"] = link
+    assert "its 'x' is a link to '/z', which is not followed" in refusal(tmp_path / "b.h5", X)
