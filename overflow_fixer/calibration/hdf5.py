@@ -77,4 +77,7 @@ def _dataset_path(name: str) -> str:
 def _plain(path: str, dataset: Any) -> Any:
     if dataset.dtype.hasobject or dataset.shape is None:
         raise ValueError(f"its dataset {path!r} ({dataset.dtype}) is not an array of numbers")
+    # where the sources of a virtual one are not there, HDF5 fills up with zeros
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"its dataset {path!r} (virtual, or stored externally) has its values elsewhere")
     return dataset

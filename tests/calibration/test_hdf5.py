@@ -98,3 +98,15 @@ def test_a_link_is_refused_as_one(tmp_path, link):
         file["z"] = floats(1, 3)
         file["x"] = link
     assert "its 'x' is a link to '/z', which is not followed" in refusal(tmp_path / "b.h5", X)
+
+
+def test_a_dataset_with_its_values_in_another_file_is_refused(tmp_path):
+    layout = h5py.VirtualLayout((5, 1, 3), "f4")
+    layout[:] = h5py.VirtualSource("other.h5", "z", (5, 1, 3))
+    with h5py.File(tmp_path / "virtual.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    with h5py.File(tmp_path / "external.h5", "w") as file:
+        file.create_dataset("x", (5, 1, 3), "f4", external=[("raw", 0, 60)])
+    for name in ("virtual.h5", "external.h5"):
+        text = refusal(tmp_path / name, X)
+        assert "its dataset 'x' (virtual, or stored externally) has its values elsewhere" in text
