@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from overflow_fixer.errors import CalibrationError
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import Array, Dim, Feeds, InputSpec, is_fixed
 
 _STRING = onnx.TensorProto.STRING
@@ -99,7 +100,7 @@ def check_rank(place: str, spec: InputSpec, shape: tuple[int, ...]) -> None:
     if spec.dims is None or len(shape) == len(spec.dims):
         return
     raise CalibrationError(
-        f"{place}: input {spec.name!r} has shape {list(shape)}, {len(shape)} dimensions. Expected {len(spec.dims)}: "
+        f"{place}: input {spec.name!r} has shape {list(shape)}, {say_plural(len(shape), 'dimension')}. Expected {len(spec.dims)}: "
         f"{describe_dims(spec.dims)}. {_advice(spec, shape)}"
     )
 

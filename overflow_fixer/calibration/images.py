@@ -16,6 +16,7 @@ from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions, ImageOptions
 from overflow_fixer.calibration.source import Part, Source
 from overflow_fixer.errors import CalibrationError
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import Array, Dim, Feeds, InputSpec, is_fixed
 
 SUFFIXES: tuple[str, ...] = (".png", ".jpg", ".jpeg")
@@ -103,7 +104,7 @@ def _image_dims(spec: InputSpec, images: ImageOptions) -> tuple[Dim, ...]:
 def _misfit(spec: InputSpec, images: ImageOptions, advice: str) -> CalibrationError:
     size = "no size" if images.size is None else f"size {list(images.size)}"
     return CalibrationError(
-        f"[calibration.images] makes {images.layout} images with {images.channel_count} channels ({images.channels}) and "
+        f"[calibration.images] makes {images.layout} images with {say_plural(images.channel_count, 'channel')} ({images.channels}) and "
         f"{size}. Expected what the model's input {spec.name!r} takes: {describe_dims(spec.dims)}. {advice}"
     )
 
@@ -152,7 +153,7 @@ def _group(listing: Listing, target: _Target, batch_size: int) -> list[tuple[Pat
     count = 1 if not target.has_batch_axis else first if is_fixed(first) else batch_size
     if is_fixed(first) and (count == 0 or len(files) % count):
         raise CalibrationError(
-            f"{listing.root} holds {len(files)} images, which cannot be cut into batches of {count}. Expected a multiple "
+            f"{listing.root} holds {say_plural(len(files), 'image')}, which cannot be cut into batches of {count}. Expected a multiple "
             f"of the model's first dimension: {describe_dims(target.spec.dims)}. Add or remove images."
         )
     return [files[start : start + count] for start in range(0, len(files), count)]

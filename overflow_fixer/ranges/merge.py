@@ -14,6 +14,7 @@ import numpy as np
 
 from overflow_fixer.arguments import need_word
 from overflow_fixer.errors import PlanError
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, fold, list_differences
 from overflow_fixer.ranges.resumption import Existing, find_begun
 from overflow_fixer.ranges.store import check_finished, load_recording, save_recording
@@ -51,7 +52,7 @@ def merge_ranges(
     need_word("existing", existing, get_args(Existing))
     if len(files) < 2:
         raise PlanError(
-            f"There is nothing to merge: {len(files)} ranges files were named. Expected two or more, of scans of "
+            f"There is nothing to merge in {say_plural(len(files), 'ranges file')}. Expected two or more, of scans of "
             "different parts of the data. Name them all."
         )
     paths = [Path(file) for file in files]

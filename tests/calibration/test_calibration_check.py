@@ -46,7 +46,7 @@ def test_a_dtype_is_never_converted(dtype):
 
 
 def test_rank_and_fixed_dimensions():
-    assert "has shape [2], 1 dimensions. Expected 2: [n, 3]" in fault({"x": floats(2)}, spec("x", "n", 3))
+    assert "has shape [2], 1 dimension. Expected 2: [n, 3]" in fault({"x": floats(2)}, spec("x", "n", 3))
     text = fault({"x": floats(2, 4)}, spec("x", "n", 3))
     assert "has shape [2, 4], dimension 1 is 4. Expected 3: [n, 3]" in text
     assert "dimension 0 is 2. Expected 0" in fault({"x": floats(2)}, spec("x", 0))

@@ -113,7 +113,7 @@ def test_unequal_numbers_of_samples_are_refused(shapes, inputs, found, batch_siz
     [
         ((10, 3), (4, 3), "axis 0 cannot be cut into batches of 4"),
         ((10, 3), (0, 3), "axis 0 cannot be cut into batches of 0"),
-        ((3,), (4, 3), "1 dimensions. Expected 2"),
+        ((3,), (4, 3), "1 dimension. Expected 2"),
         ((1, 1, 4, 3), (4, 3), "4 dimensions. Expected 2"),
         ((0, 3), ("n", 3), "holds no samples"),
         ((0, 4, 3), (4, 3), "holds no samples"),
