@@ -15,6 +15,7 @@ from typing import NamedTuple
 from overflow_fixer.evidence.differences.cancelled_biases import find_cancelled_biases
 from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
 from overflow_fixer.evidence.differences.chosen_differences import find_chosen
+from overflow_fixer.evidence.differences.compared_distances import find_compared_distances
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_divided, find_sources
 from overflow_fixer.evidence.differences.exponents import find_exponents
@@ -55,6 +56,7 @@ _FORMS = (
     _Form(find_cancelled_biases, False),
     _Form(find_cancelled, False),
     _Form(find_given_distances, False),
+    _Form(find_compared_distances, False),
     _Form(find_normalised, True),
     _Form(find_row_differences, False),
     _Form(find_exponents, False),
@@ -77,7 +79,8 @@ def find_lost_differences(
     Of a difference from a square that is never negative `tensor` is it, `value` how many times an element of it the term is
     at most, and `limit` 32, or 128 where it is divided by.
 
-    Of squared distances that are given out, `value` is the least, of whatever batch.
+    Of squared distances that are given out, `value` is the least, of whatever batch; of those that are compared with a radius
+    it is the square of that, and `limit` 64 steps at the largest term.
 
     Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
     `limit` 64 steps of the feature that loses most.
