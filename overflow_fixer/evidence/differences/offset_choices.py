@@ -1,0 +1,70 @@
+"""Scores with an offset in common, of which a TopK chooses: a class, a group or a batch times a large number keeps them apart.
+
+At 3000 FP16's steps are 2: of scores up to 1 nothing is left there, and those of a group are chosen in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from overflow_fixer.evidence.differences.divided_differences import find_sources
+from overflow_fixer.evidence.differences.small_differences import (
+    DIFFERENCES,
+    FEWEST_STEPS,
+    LostDifference,
+    find_lost_terms,
+    is_finite,
+    tell_steps,
+)
+from overflow_fixer.evidence.paths import find_ways, walk_back
+from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.formats import step_at
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import RangeTable
+
+
+def find_offset_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
+    """Each sum whose scores have less than 64 of FP16's steps at the least that is chosen; the value is the largest score.
+
+    Of a TopK whose places are read, behind moves. What FP16 is known to hold is offset, and all else scores. None of sums or
+    scores with NaN or infinities.
+    """
+    for choice in graph.nodes:
+        node = _find_sum(graph, choice) if _tells_places(graph, choice) else None
+        if node is None or not all(
+            is_finite(graph, ranges, name) for name in (*node.inputs, choice.outputs[0])
+        ):
+            continue
+        chosen = ranges.by_tensor[choice.outputs[0]]
+        least = max(chosen.min, -chosen.max, 0.0)
+        most = max(
+            (ranges.by_tensor[name].max_abs for name in find_lost_terms(graph, ranges, node)), default=0.0
+        )
+        limit = FEWEST_STEPS * step_at(least)
+        if 0 < most < limit:
+            reason = (
+                f"{choice.op_type} {choice.label} tells the places of what is {least:.6g} or more in magnitude, and what is "
+                f"added up to {node.outputs[0]} besides an offset is {most:.6g} at most: {tell_steps(least)}"
+            )
+            nodes = (*find_sources(graph, ranges, node, most), *_find_way(graph, node, choice))
+            yield LostDifference(nodes, node.outputs[0], most, limit, reason)
+
+
+def _tells_places(graph: Graph, node: Node) -> bool:
+    places = node.outputs[1:] if node.standard_op == "TopK" else ()
+    return any(name in graph.outputs or graph.consumers.get(name) for name in places)
+
+
+def _find_sum(graph: Graph, choice: Node) -> Node | None:
+    """The sum or difference that is chosen among, as it is or moved."""
+    behind = walk_back(graph, choice.inputs[0], lambda node, name: moves(node, node.inputs.index(name)))
+    first = next((node for node in behind if not moves(node, 0)), None)
+    return first if first is not None and first.standard_op in DIFFERENCES else None
+
+
+def _find_way(graph: Graph, node: Node, choice: Node) -> tuple[Node, ...]:
+    def is_choice(reader: Node, slot: int) -> bool:
+        return reader is choice and slot == 0
+
+    return find_ways(graph, node.outputs[0], moves, is_choice)
