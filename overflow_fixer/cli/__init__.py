@@ -102,7 +102,7 @@ def run(args: list[str] | None) -> int:
     except click.ClickException as error:
         message = error.format_message()
         end = "" if message.endswith(("?", ".")) else "."
-        click.echo(f"fix-fp16: {message}{end} See fix-fp16 --help for what is expected.", err=True)
+        click.echo(f"fix-fp16: {message}{end} See {_name_help(error)} for what is expected.", err=True)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(f"fix-fp16: {str(error.__cause__ or error) or STOPPED}", err=True)
@@ -113,6 +113,12 @@ def run(args: list[str] | None) -> int:
         message, code = _explain(error)
         click.echo(f"fix-fp16: {message}", err=True)
     return int(code or 0)
+
+
+def _name_help(error: click.ClickException) -> str:
+    """The command that lists the options of the verb that was called: of the group's own lists none."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{context.command_path if context is not None else 'fix-fp16'} --help"
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -49,6 +49,20 @@ def test_a_word_that_was_meant_as_a_verb_is_named(refuse: Refuse, args: tuple[st
     assert told in refuse(*args)
 
 
+@pytest.mark.parametrize(
+    ("args", "page"),
+    [
+        (("m.onnx", "--masks", "no"), "fix-fp16 fix --help"),
+        (("scan", "m.onnx", "--observe", "no"), "fix-fp16 scan --help"),
+        (("plan", "m.onnx", "--calib", "d"), "fix-fp16 plan --help"),
+        (("scan", "--merge", "a", "b"), "fix-fp16 scan --help"),
+        (("report",), "fix-fp16 report --help"),
+    ],
+)
+def test_the_help_that_is_named_is_that_of_the_verb(refuse: Refuse, args: tuple[str, ...], page: str) -> None:
+    assert f"See {page} for what is expected." in refuse(*args)
+
+
 def test_a_file_is_never_taken_for_a_mistyped_verb(
     refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
