@@ -28,6 +28,21 @@ from overflow_fixer.reports.wording import say_batches
 from overflow_fixer.trials.bench import make_tolerance
 from overflow_fixer.trials.foreign import verify_foreign
 
+_OF_BUILDS = {
+    "ranges": "ranges",
+    "plan": "plan",
+    "backend": "backend",
+    "io-types": "io_types",
+    "typing": "typing",
+    "profile": "profile",
+    "workspace-gib": "workspace_gib",
+    "optimization-level": "optimization_level",
+    "tactic-source": "tactic_sources",
+    "timing-cache": "timing_cache",
+    "compare": "compare",
+}
+"""The flags that count for what is built here, with the names of their values."""
+
 
 @click.command("verify", cls=TellsHelp)
 @options.model_argument
@@ -77,11 +92,11 @@ def verify_command(
 
 def _refuse_beside(flags: Mapping[str, Any]) -> None:
     """Raise UsageError for what nothing reads where an artifact is given."""
-    given = next((name for name in ("ranges", "plan", "backend", "compare") if flags[name] is not None), None)
+    given = next((flag for flag, name in _OF_BUILDS.items() if flags[name] not in (None, ())), None)
     if given is not None:
         raise click.UsageError(
-            f"--artifact was given with --{given}. Expected one of them: an artifact has no plan, its name tells its "
-            "backend, and it is compared with FP32 alone."
+            f"--artifact was given with --{given}. Expected one of them: an artifact is built already and has no plan, its "
+            "name tells its backend, and it is compared with FP32 alone."
         )
 
 
