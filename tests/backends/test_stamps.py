@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from overflow_fixer.backends.stamps import fingerprint
+import pytest
+
+from overflow_fixer.backends.stamps import fingerprint, refuse_other_types
+from overflow_fixer.errors import BackendError
 from overflow_fixer.records import Clamp, Pin, PrecisionPlan
 
 
@@ -20,3 +24,14 @@ def test_the_fingerprint_is_of_pins_clamps_and_io_types() -> None:
         fingerprint(plan, "fp16"),
     ]
     assert len({fingerprint(plan, "keep"), *others}) == 5
+
+
+def test_the_types_that_a_file_was_built_with_are_named() -> None:
+    plan = PrecisionPlan("model", 1e4, (), ())
+    for used, asked in (("keep", "fp16"), ("fp16", "keep")):
+        with pytest.raises(
+            BackendError, match=rf"io_types '{used}'\. Expected '{asked}'.* Add --io-types {used}"
+        ):
+            refuse_other_types(Path("m"), plan, asked, fingerprint(plan, used))
+        for other in (None, fingerprint(plan, asked), "of another plan"):
+            refuse_other_types(Path("m"), plan, asked, other)

@@ -137,7 +137,7 @@ def test_fp16_inputs_and_outputs_are_part_of_what_was_built(
         assert _run("verify", *engine, "--calib", DATA, "--io-types", "fp16") in (0, 1)
         capsys.readouterr()
         assert _run("verify", *engine, "--calib", DATA) == 6
-    assert "was not built from this model and plan with io_types 'keep'" in _error(capsys)
+    assert "was built from this plan with io_types 'fp16'. Expected 'keep'" in _error(capsys)
 
 
 # ---------------------------------------------------------------- an engine of another tool

@@ -431,7 +431,12 @@ def test_a_model_that_another_plan_built_is_not_verified_as_this_one(
     plan["pins"] = []
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     assert _run("verify", *arguments, "-q") == 6
-    assert capsys.readouterr().err.count("was not built from this plan") == 2
+    told = capsys.readouterr().err
+    assert (
+        "was built from this plan with io_types 'keep'. Expected 'fp16', as the settings say. Add --io-types keep"
+        in told
+    )
+    assert told.count("was not built from this plan. Expected the model that this plan gives") == 1
 
 
 def test_an_artifact_that_was_cut_short_is_told_in_one_paragraph(

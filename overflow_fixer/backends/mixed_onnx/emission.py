@@ -16,7 +16,7 @@ from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assign
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel, rewrite
 from overflow_fixer.backends.mixed_onnx.weights import write_model
-from overflow_fixer.backends.stamps import fingerprint
+from overflow_fixer.backends.stamps import fingerprint, refuse_other_types
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import has_unfinished, is_there, name_data, refuse_to_replace, replace_files
 from overflow_fixer.graph.constant_shapes import clip_fill
@@ -75,10 +75,11 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
             f"{path} was built from a model with the SHA-256 {stamps.get(_SHA256, '(none named)')}. Expected that of "
             f"{graph.path}, {graph.sha256}. Build it again with fix-fp16 build, or compare another tool's model with --artifact."
         )
+    refuse_other_types(path, plan, io_types, stamps.get(_PLAN))
     if stamps.get(_PLAN) != fingerprint(plan, io_types):
         raise BackendError(
-            f"{path} was not built from this plan with io_types {io_types!r}. Expected the model that this plan gives. "
-            "Build it again with fix-fp16 build, name the plan that it was built from with --plan, or compare another tool's model with --artifact."
+            f"{path} was not built from this plan. Expected the model that this plan gives. Build it again with fix-fp16 build, "
+            "name the plan that it was built from with --plan, or compare another tool's model with --artifact."
         )
     files = name_files(path) if any(built.external_tensors()) else (path,)
     return _describe(graph, *_type(graph, plan, io_types), files)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overflow_fixer import __version__
-from overflow_fixer.backends.stamps import fingerprint
+from overflow_fixer.backends.stamps import fingerprint, refuse_other_types
 from overflow_fixer.backends.tensorrt.builder import Precision
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
@@ -82,11 +82,12 @@ def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: Build
             f"{path} is not the engine that its sidecar {sidecar_of(path).name} tells of. Expected the two as one build "
             "left them. Build it again with fix-fp16 build --backend tensorrt."
         ) from error
+    if origin[0] == graph.sha256:
+        refuse_other_types(path, plan, settings.io_types, origin[1])
     if origin != (graph.sha256, fingerprint(plan, settings.io_types)):
         raise BackendError(
-            f"{path} was not built from this model and plan with io_types {settings.io_types!r}. Expected the engine that "
-            "this plan gives. Build it again with fix-fp16 build --backend tensorrt, or name the plan that it was built from "
-            "with --plan."
+            f"{path} was not built from this model and plan. Expected the engine that this plan gives. Build it again with "
+            "fix-fp16 build --backend tensorrt, or name the plan that it was built from with --plan."
         )
     return artifact
 
