@@ -40,7 +40,7 @@ def test_without_a_driver_there_is_no_gpu(driver: StandInDriver, monkeypatch: py
     monkeypatch.setattr(cuda, "_load_driver", _REAL_LOADER)
     monkeypatch.setattr(ctypes, "CDLL", _refuse_library)
     assert _refusal().startswith(
-        "No GPU: the CUDA driver is missing or finds no device. Expected an NVIDIA GPU"
+        "No GPU: the CUDA driver is missing or finds no device. Expected an NVIDIA GPU, to build or run an engine"
     )
 
 

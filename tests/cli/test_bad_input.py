@@ -211,7 +211,7 @@ CASES: list[tuple[Callable[[Path], list[str]], int, tuple[str, ...]]] = [
     (unknown_flag, 2, ("--treshold",)),
     (pattern_without_match, 5, ("no such node", "none of the")),
     (out_is_a_file, 2, ("out", "could not be written")),
-    (missing_backend, 6, ("GPU", "--backend tensorrt")),
+    (missing_backend, 6, ("No GPU", "--backend onnx")),
 ]
 
 

@@ -156,7 +156,7 @@ def open_device() -> Device:
     driver, count = _count_devices()
     if driver is None or count == 0:
         raise BackendError(
-            "No GPU: the CUDA driver is missing or finds no device. Expected an NVIDIA GPU for --backend tensorrt. "
+            "No GPU: the CUDA driver is missing or finds no device. Expected an NVIDIA GPU, to build or run an engine. "
             "Run this on the machine with the GPU, or build the typed model with --backend onnx."
         )
     return Device(driver)
