@@ -277,7 +277,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"The config file {path} is not TOML: {error}. Expected the layout of configs/default.toml."
+            f"The config file {path} is not TOML: {error}. Expected the layout of configs/default.toml. Correct it there; text "
+            "stands in quotes, and the file is UTF-8."
         ) from error
 
 

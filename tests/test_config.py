@@ -289,3 +289,16 @@ def test_results_among_the_data_are_refused_behind_links_too(tmp_path: Path) -> 
             check_folders(tmp_path / folder, tmp_path / calib)
     check_folders(tmp_path / "data2", tmp_path / "data")
     check_folders(tmp_path / "data" / "out", "random")
+
+
+@pytest.mark.parametrize("content", [b"masks = auto\n", b"# \xff\n"])
+def test_a_file_that_is_not_toml_is_told_with_the_place_and_what_to_do(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(path)
+    told = str(caught.value)
+    assert "position 2" in told or "(at line 1, column 9)" in told
+    assert "Correct it there; text stands in quotes, and the file is UTF-8." in told

@@ -70,7 +70,8 @@ def read_zoo_file(path: Path, folder: Path | None = None) -> Zoo:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"The zoo file {path} is not TOML: {error}. Expected the layout of configs/zoo.toml."
+            f"The zoo file {path} is not TOML: {error}. Expected the layout of configs/zoo.toml. Correct it there; text stands "
+            "in quotes."
         ) from error
     reader = _Reader(path, find_lines(text))
     options = list(reader.read_options(document))

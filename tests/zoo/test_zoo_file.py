@@ -164,6 +164,7 @@ def test_a_zoo_file_that_is_named_by_a_relative_path_finds_its_data(
     [
         ("", "line 1: no [[model]] is in it"),
         ("[[model]\n", "is not TOML"),
+        ("out = zoo\n", "(at line 1, column 7). Expected the layout of configs/zoo.toml. Correct it there"),
         ("model = 3\n", "each model as [[model]]"),
         ('out = 3\n[[model]]\npath = "a.onnx"\ncalib = "a.npz"\n', "line 1: out: input should be a path"),
         (
