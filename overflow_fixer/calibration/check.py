@@ -157,8 +157,8 @@ def _check_finite(place: str, name: str, array: Array) -> None:
     first = [int(index) for index in np.unravel_index(int(bad.argmax()), array.shape)]
     raise CalibrationError(
         f"{place}: input {name!r} holds {nan} NaN and {int(bad.sum()) - nan} infinite values of {array.size}, the "
-        f"first at {first}. Expected finite numbers. Repair or remove the batch, or set allow_nonfinite = true in "
-        "[calibration], or in a class of your own for arrays in memory, if the model is fed such values in use."
+        f"first at {first}. Expected finite numbers. Repair or remove the batch, or, if the model is fed such values in "
+        "use, give --allow-nonfinite (allow_nonfinite = true in [calibration], or in a class of your own for arrays in memory)."
     )
 
 

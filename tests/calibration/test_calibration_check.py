@@ -83,6 +83,9 @@ def test_nonfinite_values_are_counted_and_placed(dtype):
         x[0, 1] = -np.inf
     text = fault({"x": x}, spec("x", 2, 3, dtype=dtype))
     assert f"input 'x' holds 2 NaN and {int(infinite)} infinite values of 6" in text
+    assert (
+        "give --allow-nonfinite (allow_nonfinite = true in [calibration], or in a class of your own" in text
+    )
     assert f"the first at {[0, 1] if infinite else [1, 0]}" in text
     check_feeds(PLACE, {"x": x}, [spec("x", 2, 3, dtype=dtype)], allow_nonfinite=True)
 
