@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from onnx import TensorProto
@@ -144,14 +145,22 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
 
 
 def _warn_of_nothing_to_convert(graph: Graph, best: Attempt) -> Iterator[str]:
-    """That a model is in FP16 already, so that there is no FP32 to be held against."""
-    half = sum(dtype == TensorProto.FLOAT16 for dtype in graph.dtypes.values())
+    """That a model is in FP16 already, so that there is no FP32 to be held against, or in floats that are not converted."""
     floats = {*best.artifact.fp16_nodes, *best.artifact.fp32_nodes}
-    if half and all(node.standard_op == "Cast" for node in graph.nodes if node.label in floats):
+    if any(node.label in floats and node.standard_op != "Cast" for node in graph.nodes):
+        return
+    counts = Counter(graph.dtypes.values())
+    if half := counts[TensorProto.FLOAT16]:
         yield (
             f"No node of this model computes FP32 floats, and {say_plural(half, 'tensor')} {'is' if half == 1 else 'are'} FP16 "
             "already: nothing was converted, and what it was compared with is the model as it stands. What FP16 does to it is seen "
             "in the model alone that it was made from, before it was converted: give that."
+        )
+    elif other := counts[TensorProto.DOUBLE] + counts[TensorProto.BFLOAT16]:
+        yield (
+            f"No node of this model computes FP32 floats, and {say_plural(other, 'tensor')} {'is' if other == 1 else 'are'} FP64 "
+            "or BF16, which stay as they are: nothing was converted, and nothing is told of what FP16 does to it. Export the model "
+            "in FP32, and give that."
         )
 
 

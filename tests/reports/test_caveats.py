@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -389,13 +389,30 @@ INSIDE = [node("Cast", "x", "a", to=HALF), node("Neg", "a", "b"), node("Cast", "
 def test_a_model_that_is_in_fp16_already_is_told(
     kind: int, nodes: list[onnx.NodeProto], is_told: bool, tmp_path: Path
 ) -> None:
-    save(make_model(nodes, {"x": (kind, [2])}, "y", output_types={"y": kind}), tmp_path)
-    np.savez(tmp_path / "data.npz", x=np.array([3, 5], helper.tensor_dtype_to_np_dtype(kind)))
-    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")
+    told = [one for one in _tell_of(kind, nodes, tmp_path) if " FP16 already: nothing was converted" in one]
+    assert len(told) == is_told
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator"), [(TensorProto.DOUBLE, "Neg"), (TensorProto.BFLOAT16, "Identity")]
+)
+def test_a_model_in_floats_that_are_not_converted_is_told(kind: int, operator: str, tmp_path: Path) -> None:
+    told = _tell_of(kind, [node(operator, "x", "a"), node(operator, "a", "y")], tmp_path)
+    assert any(
+        "3 tensors are FP64 or BF16, which stay as they are: nothing was converted" in one for one in told
+    )
+    mixed = [node("Cast", "x", "a", to=SINGLE), node("Neg", "a", "b"), node("Cast", "b", "y", to=kind)]
+    assert not any("nothing was converted" in one for one in _tell_of(kind, mixed, tmp_path))
+
+
+def _tell_of(kind: int, nodes: list[onnx.NodeProto], folder: Path) -> Sequence[str]:
+    """The warnings of a model whose input and output are of a kind."""
+    save(make_model(nodes, {"x": (kind, [2])}, "y", output_types={"y": kind}), folder)
+    np.savez(folder / "data.npz", x=np.array([3, 5], helper.tensor_dtype_to_np_dtype(kind)))
+    config = FixConfig(model=folder / "model.onnx", calib=folder / "data.npz", out=folder / "out")
     report = fix(config.model_copy(update={"build": BuildOptions(backend="onnx")}))
     assert report.passed
-    told = [one for one in report.warnings if " FP16 already: nothing was converted" in one]
-    assert len(told) == is_told
+    return report.warnings
 
 
 @pytest.mark.parametrize(
