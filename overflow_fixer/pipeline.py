@@ -47,6 +47,7 @@ from overflow_fixer.repair.rounds import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import (
     say_changed_data,
+    say_excluded,
     say_fragile,
     say_half_io,
     say_left_out,
@@ -336,6 +337,7 @@ def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[
     yield from bench.unheeded
     yield from say_luck(result.best, result.naive)
     yield from say_spent(result.best.verification, result.rounds, config.repair.budget(), result.spent)
+    yield from say_excluded(result.best.plan, result.best.verification)
     yield from say_left_out(result.best.verification, config.verify.jitter)
     if result.rounds or not result.best.verification.passed:
         yield from map(say_unsettled, bench.find_unsettled())

@@ -29,6 +29,7 @@ from overflow_fixer.records import (
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
+from overflow_fixer.rules.settling import EXCLUDED
 from overflow_fixer.verification.comparison import worst_snr_db
 from overflow_fixer.verification.half_io import say_over_range
 
@@ -112,6 +113,17 @@ def say_unclamped(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, policy:
         yield (
             f"Although --masks clamp asks for it, {say_plural(len(left), 'constant')} {'is' if len(left) == 1 else 'are'} not clamped: "
             f"{name_few(verdict.origin.tensor for verdict in left)}. Of {left[0].origin.tensor}, {left[0].origin.value:g}: {first}."
+        )
+
+
+def say_excluded(plan: PrecisionPlan, fixed: Verification) -> Iterator[str]:
+    """Of what does not pass: which nodes would be pinned if the user had not excluded them."""
+    left = [finding for finding in plan.considered if finding.reason.endswith(EXCLUDED)]
+    nodes = list(dict.fromkeys(finding.node for finding in left))
+    if nodes and not fixed.passed:
+        yield (
+            f"{say_plural(len(nodes), 'node')} that would be pinned {'is' if len(nodes) == 1 else 'are'} left in FP16, since --exclude-nodes "
+            f"or --exclude-ops says so: {name_few(nodes)}. {left[0].node} {left[0].reason}. Take out of these what has to be in FP32."
         )
 
 

@@ -11,6 +11,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.subgraphs import bodies
 from overflow_fixer.records import Finding, PlanPolicy
 
+EXCLUDED = "left in FP16 because you excluded it"
+"""How the reason ends of a finding that would pin a node if the user had not excluded it."""
 _ABOUT_INSIDE = frozenset({"inner_value", "accumulator"})
 """Rules whose findings a backend answers that computes the operator in FP32 by itself."""
 
@@ -45,7 +47,7 @@ def settle(finding: Finding, node: Node, graph: Graph, policy: PlanPolicy, *, is
     if protection is not None:
         return replace(finding, action="protected", reason=f"{finding.reason}; {protection}")
     if is_excluded:
-        reason = f"{finding.reason}; left in FP16 because you excluded it"
+        reason = f"{finding.reason}; {EXCLUDED}"
         return replace(finding, action="none", reason=reason)
     why = why_never_pinned(graph, node)
     if why is not None:

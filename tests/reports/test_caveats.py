@@ -13,10 +13,10 @@ import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, make_model, node, save, scalar
 from onnx import TensorProto, helper
-from report_factories import make_error, make_table
+from report_factories import make_error, make_failing, make_finding, make_passing, make_plan, make_table
 
 from overflow_fixer.calibration import CalibrationOptions
-from overflow_fixer.config import BuildOptions, FixConfig
+from overflow_fixer.config import BuildOptions, FixConfig, PlanOptions, RepairOptions
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.planning.plan import plan_precision
@@ -34,6 +34,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.caveats import (
+    say_excluded,
     say_luck,
     say_spent,
     say_thin,
@@ -439,3 +440,33 @@ def test_a_report_tells_of_settings_that_do_nothing(tmp_path: Path) -> None:
     for report in (fix(config), verify_built(config)):
         for name in ("build.optimization_level", "calibration.seed"):
             assert any(warning.startswith(f"{name} has no effect") for warning in report.warnings)
+
+
+@pytest.mark.parametrize("fixed", [make_failing("y"), make_passing("y")])
+def test_excluded_nodes_are_named_where_the_verification_fails(fixed: Verification) -> None:
+    reason = "writes a, whose max |x| is large"
+    findings = (
+        make_finding("c", action="none", reason=f"{reason}; left in FP16 because you excluded it"),
+        make_finding("c", action="none", reason="reads b; left in FP16 because you excluded it"),
+        make_finding("d", action="none", reason="writes d; not pinned: a constant is typed by its readers"),
+    )
+    told = list(say_excluded(make_plan(considered=findings), fixed))
+    assert len(told) == (not fixed.passed)
+    for one in told:
+        assert one.startswith("1 node that would be pinned is left in FP16, since --exclude-nodes or")
+        assert f": c. c {reason}; left in FP16 because you excluded it. Take out of these" in one
+
+
+def test_a_model_that_fails_for_what_was_excluded_says_so(tmp_path: Path) -> None:
+    sample = Path(__file__).parents[2] / "calib_data" / "conv_chain"
+    config = FixConfig(
+        model=sample / "model.onnx",
+        calib=sample / "data",
+        out=tmp_path,
+        plan=PlanOptions(exclude_nodes=("conv4",)),
+        build=BuildOptions(backend="onnx"),
+        repair=RepairOptions(max_rounds=0),
+    )
+    report = fix(config)
+    assert not report.passed
+    assert any("--exclude-nodes or --exclude-ops says so: /conv4/Conv." in one for one in report.warnings)
