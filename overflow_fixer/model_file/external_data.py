@@ -67,7 +67,7 @@ def _follow(path: Path) -> Path:
 
 
 def list_data_files(path: Path) -> tuple[Path, ...]:
-    """The files below the model's folder that it names for its weights, as far as they are there; nothing is checked.
+    """The files below the model's folder that it names for its weights, there or not; nothing else is checked.
 
     Links to files in the folder of what is behind a link count. None for a file that is no model: `load_graph` says why.
     """
@@ -83,7 +83,7 @@ def list_data_files(path: Path) -> tuple[Path, ...]:
         file
         for file, behind in resolved.items()
         if behind is not None
-        and os.path.isfile(behind)
+        and (os.path.isfile(behind) or not os.path.lexists(behind))
         and behind != home
         and any(map(behind.is_relative_to, folders))
     )

@@ -33,7 +33,7 @@ TOKEN = ".ray-"
 
 def pack(paths: Iterable[Path]) -> Parcel:
     """The files and folders (not what is in them) that are there, by absolute path; mapped, not read."""
-    return {os.path.abspath(path): _map(path) for path in paths if path.exists()}
+    return {os.path.abspath(path): _map(path) for path in paths if os.path.exists(path)}
 
 
 def unpack(parcel: Parcel, root: Path = Path("/")) -> None:

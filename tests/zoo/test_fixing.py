@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from onnxruntime_extensions import get_library_path
 from zoo_models import AddModel, make_entry, write_model
@@ -147,6 +149,23 @@ def test_new_files_in_a_folder_of_data_are_seen(add_model: AddModel, tmp_path: P
     assert _fix(entry) == {"m": True}
     shutil.copy(model.with_suffix(".npz"), data / "1.npz")
     assert _fix(entry) == {"m": False}
+
+
+def test_weights_that_were_missing_or_torn_are_seen_once_they_are_there(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul (x, w) }'
+    path, weights = tmp_path / "m.onnx", tmp_path / "w.bin"
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    onnx.save(model, path, save_as_external_data=True, location=weights.name, size_threshold=0)
+    np.savez(path.with_suffix(".npz"), x=np.ones(4, np.float32))
+    content, entry = weights.read_bytes(), make_entry(path)
+    weights.unlink()
+    for given, kind in ((None, "failed"), (content[:4], "failed"), (content, "fixed")):
+        if given is not None:
+            weights.write_bytes(given)
+        (found,) = fix_zoo([entry], MACHINE)
+        assert (found.kind, found.is_earlier) == (kind, False)
+        assert _fix(entry) == {"m": True}
 
 
 def _with_data(entry: ZooEntry, calib: Path | str) -> ZooEntry:

@@ -140,3 +140,7 @@ def test_ranges_name_model_and_data_by_where_they_lie_here(tmp_path: Path) -> No
     found = load_recording(entry.folder / "ranges.h5")
     assert found.model_path == str(entry.config.model)
     assert [part.calibration for part in found.parts] == [str(entry.config.calib)]
+
+
+def test_what_is_not_there_is_not_packed_nor_what_no_file_can_be_called(tmp_path: Path) -> None:
+    assert pack([tmp_path / "lost.bin", tmp_path / ("w" * 300)]) == {}
