@@ -148,12 +148,12 @@ def describe_basis(entry: ZooEntry) -> Basis:
 
 
 def list_inputs(entry: ZooEntry, more: Iterable[Path] = ()) -> list[Path]:
-    """The model, its data with the folders that they lie in, libraries, and `more`."""
+    """The model, its data with the folders that they lie in, behind links too, libraries, and `more`."""
     config = entry.config
     found = [config.model, *config.custom_ops, *config.build.plugins, *more]
     if config.calib != "random":
         root = Path(config.calib)
-        inside = sorted(root.rglob("*")) if os.path.isdir(root) else []
+        inside = sorted((*root.glob("*"), *root.glob("*/*"))) if os.path.isdir(root) else []
         found += [root, *inside]
     return list(dict.fromkeys(found))
 

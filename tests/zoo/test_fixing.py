@@ -151,6 +151,18 @@ def test_new_files_in_a_folder_of_data_are_seen(add_model: AddModel, tmp_path: P
     assert _fix(entry) == {"m": False}
 
 
+def test_new_data_behind_a_link_in_a_folder_of_data_are_seen(add_model: AddModel, tmp_path: Path) -> None:
+    entry = _with_data(make_entry(add_model("m")), tmp_path / "data")
+    for place in (tmp_path / "elsewhere", tmp_path / "data"):
+        place.mkdir()
+    np.save(tmp_path / "elsewhere" / "0.npy", np.ones((1, 8), np.float32))
+    (tmp_path / "data" / "x").symlink_to(tmp_path / "elsewhere")
+    _fix(entry)
+    assert _fix(entry) == {"m": True}
+    np.save(tmp_path / "elsewhere" / "0.npy", np.full((1, 8), 3, np.float32))
+    assert _fix(entry) == {"m": False}
+
+
 def test_weights_that_were_missing_or_torn_are_seen_once_they_are_there(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul (x, w) }'
     path, weights = tmp_path / "m.onnx", tmp_path / "w.bin"
