@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 Key = tuple[str | int, ...]
 """The names that lead to a value; a number counts the tables of an array, as in ("model", 1, "path")."""
@@ -11,17 +11,17 @@ Key = tuple[str | int, ...]
 _HEADER = re.compile(r"^\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PIECE = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
+_STRING_OR_COMMENT = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*''', re.DOTALL
+)
 
 
 def find_lines(text: str) -> dict[Key, int]:
-    """The line, counted from 1, of each table and of each key that begins a line.
-
-    Lines inside a string of several lines that look like keys are taken for such: what is asked for are known keys.
-    """
+    """The line, counted from 1, of each table and of each key that begins a line; what looks like one in a value is none."""
     found: dict[Key, int] = {}
     counts: dict[Key, int] = {}
     table: Key = ()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in _outer_lines(text):
         header, key = _HEADER.match(line), _KEY.match(line)
         if header:
             table = _resolve(_split(header[2]), counts, is_array=header[1] == "[[")
@@ -39,6 +39,16 @@ def line_of(key: Sequence[str | int], lines: dict[Key, int]) -> int | None:
     while names and names not in lines:
         names = names[:-1]
     return lines.get(names)
+
+
+def _outer_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that begin in no array and in no string, as TOML counts them: a line separator of Unicode ends none."""
+    bare = _STRING_OR_COMMENT.sub(lambda found: '""' + "\n" * found[0].count("\n"), text)
+    depth = 0
+    for number, (line, code) in enumerate(zip(text.split("\n"), bare.split("\n"), strict=True), 1):
+        if depth == 0 and code.strip():
+            yield number, line
+        depth += code.count("[") - code.count("]")
 
 
 def _split(dotted: str) -> Key:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from overflow_fixer.zoo.toml_lines import Key, find_lines, line_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 TEXT = """\
 out = "o"
@@ -50,3 +57,19 @@ x = [
 )
 def test_a_key_has_its_line_or_that_of_the_table_around_it(key: Key, line: int | None) -> None:
     assert line_of(key, find_lines(TEXT)) == line
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[\n  [1, 2],\n  [3]\n]",
+        '[ # [\n  \'a]\', # ]\n  "b\\"]",\n]',
+        '"""\n[other]\ny = [\\""""',
+        "'''\n[other]\ny = [\n'''",
+        "1 # a line separator of Unicode ends no line: \u2028",
+    ],
+)
+def test_what_looks_like_a_table_in_a_value_is_none(value: str) -> None:
+    text = f"[model]\nx = {value}\ny = 1\n"
+    assert set(tomllib.loads(text)["model"]) == {"x", "y"}
+    assert find_lines(text) == {("model",): 1, ("model", "x"): 2, ("model", "y"): 3 + value.count("\n")}
