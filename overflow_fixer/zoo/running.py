@@ -76,7 +76,7 @@ class Running:
     def take_outcome(self) -> ZooOutcome:
         """What it wrote, or what its end says."""
         progress = self.read_progress()
-        (self.entry.folder / PROGRESS_FILE).unlink(missing_ok=True)
+        _forget_progress(self.entry.folder)
         written = load_outcome(self.entry.folder) if self.has_written else None
         if written is not None and self.process.returncode == EXIT_TAKEN:
             return written.model_copy(update={"is_earlier": True})
@@ -136,6 +136,12 @@ def start(
             start_new_session=True,
         )
     return Running(entry, process, attempt, gpu)
+
+
+def _forget_progress(folder: Path) -> None:
+    """That it cannot be removed, where the folder is in the way, is told of the outcome, which cannot be written then either."""
+    with suppress(OSError):
+        (folder / PROGRESS_FILE).unlink()
 
 
 def _environment(threads: int, gpu: str | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -107,6 +108,20 @@ def test_an_outcome_that_cannot_be_written_is_told_with_its_reason_and_not_as_a_
     assert "Expected a folder" in message
     assert (stuck.folder / LOG_FILE).read_text().splitlines()[-1][:80] == message[:80]
     assert found["other"].passed
+
+
+def test_a_model_whose_folder_is_replaced_by_a_file_while_it_runs_fails_alone(endless: Path) -> None:
+    entry, pool = make_entry(endless), Pool(MACHINE)
+    found: list[ZooOutcome] = []
+    for outcome in pool.run([replace(entry, retries=0)]):
+        if any(one.read_progress() for one in pool.running):
+            shutil.rmtree(entry.folder)
+            entry.folder.write_text("a file")
+            pool.running[0].kill()
+        found += [outcome] if outcome is not None else []
+    assert [(outcome.kind, outcome.exit_code) for outcome in found] == [("failed", 2)]
+    assert f"{entry.folder} could not be written" in found[0].message
+    assert load_outcome(entry.folder) is None
 
 
 def test_settings_may_be_longer_than_a_command_line(add_model: AddModel) -> None:
