@@ -112,6 +112,7 @@ def start(
 ) -> Running:
     """Start the entry's process, its words going to the log in its folder. Raises OutputError where there can be none."""
     make_folder(entry.folder)
+    _forget_progress(entry.folder)
     job = Job(
         name=entry.name,
         config=entry.config,

@@ -124,6 +124,25 @@ def test_a_model_whose_folder_is_replaced_by_a_file_while_it_runs_fails_alone(en
     assert load_outcome(entry.folder) is None
 
 
+@pytest.mark.parametrize(("minutes", "told"), [(1.0, "1 minute"), (2.5, "2.5 minutes")])
+def test_a_time_limit_is_told_with_the_stage_of_this_run(
+    add_model: AddModel, minutes: float, told: str
+) -> None:
+    """Not with what an earlier one that was killed had come to."""
+    entry = replace(make_entry(add_model("m")), timeout_minutes=minutes)
+    entry.folder.mkdir(parents=True)
+    (entry.folder / PROGRESS_FILE).write_text('["scan", 5, 8]')
+    pool = Pool(MACHINE)
+    run = pool.run([entry])
+    for seconds in (60 * minutes - 30, 30):
+        assert next(run) is None
+        assert isinstance(pool.running[0], Running)
+        pool.running[0].started -= seconds
+    outcome = _finish(run)
+    assert outcome.kind == "timed_out"
+    assert outcome.message.startswith(f"It was ended after {told}, during: start. ")
+
+
 def test_settings_may_be_longer_than_a_command_line(add_model: AddModel) -> None:
     entry = make_entry(add_model("m"))
     plan = PlanOptions(include_nodes=(".|" + "x" * 200_000,))
