@@ -89,6 +89,8 @@ def test_one_that_fails_is_exit_code_1_and_failed_runs_it_again(run: Run, tmp_pa
         ("one/report.html", "one/log.txt"),
     ]
     assert "Expected" in (tmp_path / "out" / "broken" / "log.txt").read_text()
+    code, _, err = run(zoo, "--out", tmp_path / "out", "--failed")
+    assert (code, err.count("\n"), "finished before" in err) == (1, 1, False)
     write_model(zoo, "broken")
     write_model(zoo, "new")
     code, out, err = run(zoo, "--out", tmp_path / "out", "--failed")
