@@ -14,7 +14,8 @@ from rich.text import Text
 
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.progress import TIMED, is_timed, say_steps
-from overflow_fixer.reports.wording import say_count, say_decibels, shorten_sentence
+from overflow_fixer.reports.layout import Name
+from overflow_fixer.reports.wording import make_visible, say_count, say_decibels, shorten_sentence
 from overflow_fixer.zoo.outcomes import OUTCOME_FILE, ZooOutcome
 from overflow_fixer.zoo.pool import Work
 
@@ -59,7 +60,7 @@ class ZooDisplay:
             self._live.update(Group(self._draw(running), Text(self._say_left(), "dim")))
         elif time.monotonic() - self._last > _STILL_SECONDS:
             self._last = time.monotonic()
-            told = "; ".join(f"{one.entry.name}: {say_stage(one)}" for one in running)
+            told = "; ".join(f"{make_visible(one.entry.name)}: {say_stage(one)}" for one in running)
             self._say(f"running {told}. {self._say_left()}")
 
     def _draw(self, running: Sequence[Work]) -> Table:
@@ -67,7 +68,9 @@ class ZooDisplay:
         for heading in ("Model", "Stage", "Seconds", "Memory (MB)"):
             table.add_column(heading)
         for one in running:
-            table.add_row(one.entry.name, say_stage(one), f"{one.seconds:.0f}", f"{one.peak_bytes / 1e6:.0f}")
+            table.add_row(
+                Name(one.entry.name), say_stage(one), f"{one.seconds:.0f}", f"{one.peak_bytes / 1e6:.0f}"
+            )
         return table
 
     def _say_left(self) -> str:
@@ -88,16 +91,16 @@ class ZooDisplay:
 
 def describe(outcome: ZooOutcome) -> str:
     """An outcome in one line."""
-    kind = outcome.kind.replace("_", " ")
+    kind, name = outcome.kind.replace("_", " "), make_visible(outcome.name)
     before = ", finished before" if outcome.is_earlier else f", {outcome.seconds:.1f} s"
     if outcome.result is None:
-        return f"{outcome.name}: {kind}{before}: {_tell_message(outcome)}"
+        return f"{name}: {kind}{before}: {_tell_message(outcome)}"
     pins, snr = len(outcome.result.pins), say_decibels(outcome.result.fixed_snr_db)
     mismatched = outcome.result.fixed_mismatched
     wrong = f", {say_count(mismatched)} mismatched" if mismatched else ""
     doubts = len(outcome.result.warnings)
     warned = f", {say_plural(doubts, 'warning')}" if doubts else ""
-    return f"{outcome.name}: {kind}, {say_plural(pins, 'pin')}, {snr} dB{wrong}{warned}{before}"
+    return f"{name}: {kind}, {say_plural(pins, 'pin')}, {snr} dB{wrong}{warned}{before}"
 
 
 def _tell_message(outcome: ZooOutcome) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from overflow_fixer.cli.zoo_display import describe
+from overflow_fixer.cli.zoo_display import ZooDisplay, describe
+from overflow_fixer.config import FixConfig
+from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.outcomes import Basis, ZooOutcome, ZooResult
 
 
@@ -44,6 +51,11 @@ def test_one_line_tells_the_snr_and_what_does_not_match(snr_db: float, mismatche
     assert describe(_outcome(snr_db, mismatched)) == said
 
 
+def test_a_name_breaks_no_line() -> None:
+    outcome = _outcome(61.54, 0).model_copy(update={"name": "m\n[2/2] n: fixed\x1b[2J"})
+    assert describe(outcome).startswith(r"m\n[2/2] n: fixed\x1b[2J: not verified, 2 pins, ")
+
+
 def _failed(count: int) -> ZooOutcome:
     message = " ".join(["it", "holds", *(f"{number}," for number in range(count)), "Remove", "the", "batch."])
     return _outcome(61.54, 0).model_copy(update={"kind": "failed", "result": None, "message": message})
@@ -78,3 +90,37 @@ def test_one_pin_is_no_plural() -> None:
     assert outcome.result is not None
     one = outcome.model_copy(update={"result": outcome.result.model_copy(update={"pins": ("a",)})})
     assert ", 1 pin, " in describe(one)
+
+
+@dataclass
+class _Work:
+    entry: ZooEntry
+    attempt: int = 1
+    seconds: float = 2.0
+    peak_bytes: int = 3_000_000
+
+    def read_progress(self) -> tuple[str, int, int]:
+        return "scan", 1, 4
+
+    def take_outcome(self) -> None:
+        """It runs."""
+
+    def stop(self) -> None:
+        """It goes on."""
+
+    kill = stop
+
+
+def test_the_live_table_has_names_to_the_letter() -> None:
+    names = ("b [v1]", "x[/a]", "bert:cat:", "[red]", "last")
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=100)
+    config = FixConfig.model_validate({"model": "m.onnx", "calib": "random"})
+    with ZooDisplay(9, console) as display:
+        display.show_running([_Work(ZooEntry(name, config)) for name in names])
+        deadline = time.monotonic() + 10
+        while names[-1] not in written.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)  # it is drawn some times a second
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue())
+    for name in names:
+        assert re.search(rf"^ {re.escape(name)} +scan 1/4 +2 +3 *$", said, re.MULTILINE)
