@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,16 @@ class Share:
     fp16_flops: int
     flops: int
     unknown_flops_nodes: int
+
+    @property
+    def of_nodes(self) -> float:
+        """NaN where the model has no such nodes."""
+        return self.fp16_nodes / self.float_nodes if self.float_nodes else math.nan
+
+    @property
+    def of_flops(self) -> float:
+        """NaN where the model computes no products."""
+        return self.fp16_flops / self.flops if self.flops else math.nan
 
 
 @dataclass(frozen=True)

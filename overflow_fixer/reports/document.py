@@ -246,10 +246,10 @@ def _describe_share(share: Share) -> Document:
     return {
         "fp16_nodes": int(share.fp16_nodes),
         "float_nodes": int(share.float_nodes),
-        "fp16_node_share": _divide(share.fp16_nodes, share.float_nodes),
+        "fp16_node_share": encode_number(share.of_nodes),
         "fp16_flops": int(share.fp16_flops),
         "flops": int(share.flops),
-        "fp16_flops_share": _divide(share.fp16_flops, share.flops),
+        "fp16_flops_share": encode_number(share.of_flops),
         "unknown_flops_nodes": int(share.unknown_flops_nodes),
     }
 

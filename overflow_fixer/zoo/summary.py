@@ -20,7 +20,7 @@ from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_there, make_folder, write_text
 from overflow_fixer.locks import hold_lock
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
-from overflow_fixer.reports.wording import say_decibels
+from overflow_fixer.reports.wording import say_decibels, say_share
 from overflow_fixer.zoo.entries import SUMMARY, Zoo
 from overflow_fixer.zoo.outcomes import ZooOutcome, ZooResult, load_outcome
 from overflow_fixer.zoo.running import LOG_FILE
@@ -150,6 +150,7 @@ def render_html(document: Document) -> str:
     )
     environment.filters["number"] = _say_number
     environment.filters["decibels"] = say_decibels
+    environment.filters["percent"] = say_share
     template = resources.files(__package__).joinpath("zoo-report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(zoo=document)
 

@@ -198,7 +198,7 @@ def _add_weights(entry: ZooEntry, basis: Basis) -> Basis:
 
 def make_result(report: FixReport) -> ZooResult:
     """The numbers of a report."""
-    naive, share = report.naive, report.share
+    naive = report.naive
     fixed = Attempt(report.plan, report.artifact, report.fixed)
     before = None if naive is None else replace(fixed, verification=naive)
     latencies = report.price.latencies if report.price is not None else ()
@@ -212,8 +212,8 @@ def make_result(report: FixReport) -> ZooResult:
         naive_mismatched=None if before is None else before.mismatched,
         fixed_snr_db=fixed.worst_snr_db,
         fixed_mismatched=fixed.mismatched,
-        fp16_node_share=share.fp16_nodes / max(share.float_nodes, 1),
-        fp16_flops_share=share.fp16_flops / max(share.flops, 1),
+        fp16_node_share=report.share.of_nodes,
+        fp16_flops_share=report.share.of_flops,
         latency_ms={latency.name: latency.p50_ms for latency in latencies},
         stage_seconds=dict(report.durations_seconds),
         warnings=tuple(warning for warning in (warn_of_random(report), *report.warnings) if warning),

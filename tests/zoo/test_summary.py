@@ -124,6 +124,15 @@ def test_what_does_not_match_is_counted_beside_the_snr(tmp_path: Path) -> None:
     assert cells[10:14] == ["–", "–", "inf", "0"]
 
 
+def test_shares_read_as_in_a_models_report(tmp_path: Path) -> None:
+    shares = {"a": 0.9999, "b": float("nan")}
+    results = {name: _result(tmp_path, fp16_node_share=share) for name, share in shares.items()}
+    outcomes = [_outcome(tmp_path, name, result=result) for name, result in results.items()]
+    html = write_summary(build_document(Path("z"), tmp_path, outcomes), tmp_path)[1].read_text()
+    cells = re.findall('<td class="n">([^<]*)</td>', html)
+    assert (cells[5], cells[14]) == ("&gt;99.9 %", "n/a")
+
+
 def test_what_a_report_warns_of_stands_in_every_file(tmp_path: Path) -> None:
     outcomes = [_outcome(tmp_path, "a", result=_result(tmp_path, warnings=("near", "<b>", "unseen")))]
     outcomes += [_outcome(tmp_path, "b"), _outcome(tmp_path, "c", "failed")]

@@ -10,6 +10,7 @@ import pytest
 from zoo_models import make_entry, write_model
 
 from overflow_fixer.config import FixConfig
+from overflow_fixer.reports.numbers_json import encode_number, parse_json
 from overflow_fixer.zoo.worker import Job, run_job
 
 
@@ -31,3 +32,13 @@ def test_a_model_is_fixed_only_where_it_was_verified(
     outcome = run_job(job)
     assert (outcome.kind, outcome.exit_code, outcome.passed) == (kind, code, kind == "fixed")
     assert (outcome.result is not None) is (code in (0, 1))
+
+
+def test_shares_are_those_of_the_models_report_where_it_has_no_products_too(tmp_path: Path) -> None:
+    config = make_entry(write_model(tmp_path, "m")).config
+    job = Job(name="m", config=config, timeout_minutes=1.0, memory_gib=None, threads=1, parent=os.getpid())
+    result = run_job(job).result
+    assert result is not None
+    told = parse_json((config.folder / "report.json").read_text())["share"]
+    assert encode_number(result.fp16_node_share) == told["fp16_node_share"] == pytest.approx(1 / 3)
+    assert encode_number(result.fp16_flops_share) == told["fp16_flops_share"] == "NaN"
