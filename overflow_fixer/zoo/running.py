@@ -25,6 +25,10 @@ LOG_FILE = "log.txt"
 _LOG_LINES = 5
 _DUMP_SECONDS = 0.5
 _GIB = 2**30
+_BEGIN = (  # without the folder worked in, where a user may have a random.py; one line, and the folder last, for those who list processes
+    f"import sys; sys.path[:] = sys.argv[1].split({os.pathsep!r}); "
+    "from overflow_fixer.zoo.worker import main; sys.exit(main(sys.stdin.read()))"
+)
 _Cut = Literal["time", "memory"]
 
 
@@ -123,7 +127,8 @@ def start(
         attempt=attempt,
         force=force,
     )
-    command = [sys.executable, "-m", "overflow_fixer.zoo.worker", str(entry.folder)]
+    paths = os.pathsep.join(path for path in sys.path if isinstance(path, str))
+    command = [sys.executable, "-c", _BEGIN, paths, str(entry.folder)]
     path = entry.folder / LOG_FILE
     with refuse_os_errors(path), path.open("ab") as log, TemporaryFile() as told:
         told.write(job.model_dump_json().encode())

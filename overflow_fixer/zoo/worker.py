@@ -1,6 +1,6 @@
-"""One model of a zoo fixed in this process: `python -m overflow_fixer.zoo.worker FOLDER < JOB`, where JOB is a Job as JSON.
+"""One model of a zoo fixed in this process, as running.start begins it: with a Job as JSON on stdin.
 
-A command line holds 128 KiB on Linux, and a job can be longer. FOLDER, the model's, is for those who list processes.
+A command line holds 128 KiB on Linux, and a job can be longer. The model's folder in it is for those who list processes.
 
 What comes of it is written to the model's folder; how far it is, to a file there that is replaced now and then.
 """
@@ -243,7 +243,3 @@ def read_progress(folder: Path) -> tuple[str, int, int] | None:
         return str(stage), int(done), int(total)
     except (OSError, ValueError, TypeError):
         return None
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.stdin.read()))

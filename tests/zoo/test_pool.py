@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -141,6 +142,18 @@ def test_a_time_limit_is_told_with_the_stage_of_this_run(
     outcome = _finish(run)
     assert outcome.kind == "timed_out"
     assert outcome.message.startswith(f"It was ended after {told}, during: start. ")
+
+
+def test_modules_in_the_folder_worked_in_are_not_run(
+    add_model: AddModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are not by the command; where it is run as a module, Python itself puts that folder first."""
+    for name in ("random", "os", "onnx"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    (found,) = _run(replace(make_entry(add_model("m")), retries=0)).values()
+    assert found.passed
 
 
 def test_settings_may_be_longer_than_a_command_line(add_model: AddModel) -> None:
