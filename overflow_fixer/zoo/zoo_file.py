@@ -62,8 +62,8 @@ def read_zoo_file(path: Path, folder: Path | None = None) -> Zoo:
     """Read and check a zoo file; results go to `folder`, or else to the file's `out`, or else to
     `FILE-stem.zoo` beside the caller.
 
-    Raises ConfigError that names every problem with its line: keys that are unknown, values that do not fit, models and
-    data that are not there, names that two models share.
+    Raises ConfigError that names every problem with its line: keys that are unknown, values that do not fit, models,
+    data and libraries that are not there, names that two models share.
     """
     text = _read(path)
     try:
@@ -199,6 +199,8 @@ class _Reader:
             self._add_all(place, error.errors())
             return None
         config = config.with_files_below(self.path.parent)
+        self._check_libraries((*place, "custom_ops"), config.custom_ops)
+        self._check_libraries((*place, "build", "plugins"), config.build.plugins)
         own = ("priority", "expected_minutes", "timeout_minutes", "memory_gib", "retries")
         return ZooEntry(name, config, **{key: getattr(options, key) for key in own})
 
@@ -214,6 +216,11 @@ class _Reader:
             self._add((*place, "calib"), f"calib: {found} is not there")
             return None
         return found
+
+    def _check_libraries(self, place: Key, libraries: Iterable[Path]) -> None:
+        for library in libraries:
+            if not os.path.exists(library):
+                self._add(place, f"{place[-1]}: {library} is not there")
 
     def check_names(self, entries: list[tuple[int, ZooEntry]]) -> None:
         counts = Counter(entry.name for _, entry in entries)

@@ -141,12 +141,23 @@ calib = "a.npz"
 
 
 def test_paths_are_relative_to_the_file(models: Path) -> None:
-    build = '[model.build]\nplugins = ["p.so", "/q.so"]\ntiming_cache = "t.cache"\n'
-    text = '[[model]]\npath = "a.onnx"\ncalib = "a.npz"\ncustom_ops = ["c.so"]\n' + build
+    absolute = models / "sub/c.onnx"
+    build = f'[model.build]\nplugins = ["b.npz", "{absolute}"]\ntiming_cache = "t.cache"\n'
+    text = '[[model]]\npath = "a.onnx"\ncalib = "a.npz"\ncustom_ops = ["a.npz"]\n' + build
     (entry,) = read_zoo_file(_write(models, text)).entries
-    assert entry.config.custom_ops == (models / "c.so",)
-    assert entry.config.build.plugins == (models / "p.so", Path("/q.so"))
+    assert entry.config.custom_ops == (models / "a.npz",)
+    assert entry.config.build.plugins == (models / "b.npz", absolute)
     assert entry.config.build.timing_cache == models / "t.cache"
+
+
+def test_libraries_that_are_not_there_are_told_with_their_lines(models: Path) -> None:
+    text = '[[model]]\npath = "a.onnx"\ncalib = "a.npz"\ncustom_ops = ["b.npz", "c.so"]\n[model.build]\nplugins = ["p.so"]\n'
+    with pytest.raises(ConfigError) as refused:
+        read_zoo_file(_write(models, text))
+    told = (
+        f"line 4: custom_ops: {models / 'c.so'} is not there; line 6: plugins: {models / 'p.so'} is not there"
+    )
+    assert told in str(refused.value)
 
 
 @pytest.mark.parametrize("calib", ["{folder}/a.npz", "{stem}.npz"])
