@@ -82,9 +82,8 @@ def find_lost_differences(
     at most, and `limit` 32, or 128 where it is divided by.
 
     Of squared distances that are given out, `value` is the least, of whatever batch; of those that are compared with a radius
-    it is the square of that, and `limit` 64 steps at the largest term.
-
-    Of scores with an offset that a TopK chooses among `value` is the largest score, and `limit` 64 steps at the least chosen.
+    it is the square of that, and `limit` 64 steps at the largest term. Of scores with an offset that a TopK chooses among it is
+    the largest score, and `limit` 64 steps at the least chosen.
 
     Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
     `limit` 64 steps of the feature that loses most.
