@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from overflow_fixer import __version__
 from overflow_fixer.errors import OutputError
 from overflow_fixer.files import is_there, write_text
+from overflow_fixer.model_file.external_data import list_data_files
 from overflow_fixer.zoo.entries import ZooEntry
 
 Kind = Literal["fixed", "not_verified", "failed", "crashed", "out_of_memory", "timed_out"]
@@ -145,6 +146,14 @@ def describe_basis(entry: ZooEntry) -> Basis:
         calib=entry.config.model_dump(mode="json", include={"calib"})["calib"],
         files=tuple(map(InputFile.of, list_inputs(entry))),
     )
+
+
+def add_weights(entry: ZooEntry, basis: Basis) -> Basis:
+    """The basis; where no worker read the model, with the files that it names for its weights, missing ones too."""
+    if basis.content:
+        return basis
+    files = tuple(map(InputFile.of, list_inputs(entry, list_data_files(entry.config.model))))
+    return basis.model_copy(update={"files": files})
 
 
 def list_inputs(entry: ZooEntry, more: Iterable[Path] = ()) -> list[Path]:

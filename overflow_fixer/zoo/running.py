@@ -18,7 +18,14 @@ import psutil
 from overflow_fixer.errors import OutputError
 from overflow_fixer.files import make_folder, refuse_os_errors
 from overflow_fixer.zoo.entries import ZooEntry
-from overflow_fixer.zoo.outcomes import Kind, ZooOutcome, describe_basis, load_outcome, make_outcome
+from overflow_fixer.zoo.outcomes import (
+    Kind,
+    ZooOutcome,
+    add_weights,
+    describe_basis,
+    load_outcome,
+    make_outcome,
+)
 from overflow_fixer.zoo.worker import DUMPS, EXIT_TAKEN, PROGRESS_FILE, Job, read_progress
 
 LOG_FILE = "log.txt"
@@ -91,7 +98,8 @@ class Running:
         stage = "start" if progress is None else "{} ({} of {} done)".format(*progress)
         kind, message = explain_end(self.process.returncode, self.cut, self.entry, stage)
         code = self.process.returncode if self.process.returncode >= 0 else None
-        return make_outcome(self.entry, describe_basis(self.entry), kind, message, code, **measured)
+        basis = add_weights(self.entry, describe_basis(self.entry))
+        return make_outcome(self.entry, basis, kind, message, code, **measured)
 
     def _cut_off(self, cut: _Cut) -> None:
         self.cut = cut

@@ -39,7 +39,6 @@ from overflow_fixer.host.consumption import measure_self
 from overflow_fixer.host.processes import die_with
 from overflow_fixer.host.shortages import tells_of_memory
 from overflow_fixer.locks import hold_lock
-from overflow_fixer.model_file.external_data import list_data_files
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import FixReport
 from overflow_fixer.repair.attempts import Attempt
@@ -53,6 +52,7 @@ from overflow_fixer.zoo.outcomes import (
     Kind,
     ZooOutcome,
     ZooResult,
+    add_weights,
     describe_basis,
     has_same_settings,
     is_settled,
@@ -150,15 +150,15 @@ def run_job(job: Job) -> ZooOutcome:
         # nobody is there to choose what becomes of half a scan of what has changed since
         report = fix(config, _Progress(config.folder / PROGRESS_FILE), existing="replace")
     except FixError as error:
-        return make_outcome(entry, _add_weights(entry, basis), "failed", str(error), error.exit_code)
+        return make_outcome(entry, add_weights(entry, basis), "failed", str(error), error.exit_code)
     except Exception as error:
         if tells_of_memory(error):
-            return make_outcome(entry, basis, "out_of_memory", _OUT_OF_MEMORY)
+            return make_outcome(entry, add_weights(entry, basis), "out_of_memory", _OUT_OF_MEMORY)
         traceback.print_exc()
         message = (
             f"a fault of fix-fp16 itself: {type(error).__name__}: {error}. See the log; please report it."
         )
-        return make_outcome(entry, basis, "failed", message, EXIT_FAULT)
+        return make_outcome(entry, add_weights(entry, basis), "failed", message, EXIT_FAULT)
     kind: Kind = "fixed" if report.passed else "not_verified"
     code = EXIT_FIXED if report.passed else EXIT_NOT_VERIFIED
     ended = make_outcome(entry, basis, kind, judge(report).sentence, code)
@@ -186,14 +186,6 @@ def _hash_inputs(entry: ZooEntry, basis: Basis) -> Basis:
     )
     files = tuple(map(InputFile.of, list_inputs(entry, graph.data_files)))
     return basis.model_copy(update={"content": hashlib.sha256(content.encode()).hexdigest(), "files": files})
-
-
-def _add_weights(entry: ZooEntry, basis: Basis) -> Basis:
-    """The basis; of a model that could not be read, with the files that it names for its weights, missing ones too."""
-    if basis.content:
-        return basis
-    files = tuple(map(InputFile.of, list_inputs(entry, list_data_files(entry.config.model))))
-    return basis.model_copy(update={"files": files})
 
 
 def make_result(report: FixReport) -> ZooResult:

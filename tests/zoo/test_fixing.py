@@ -164,12 +164,7 @@ def test_new_data_behind_a_link_in_a_folder_of_data_are_seen(add_model: AddModel
 
 
 def test_weights_that_were_missing_or_torn_are_seen_once_they_are_there(tmp_path: Path) -> None:
-    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul (x, w) }'
-    path, weights = tmp_path / "m.onnx", tmp_path / "w.bin"
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
-    onnx.save(model, path, save_as_external_data=True, location=weights.name, size_threshold=0)
-    np.savez(path.with_suffix(".npz"), x=np.ones(4, np.float32))
+    path, weights = _write_with_weights(tmp_path)
     content, entry = weights.read_bytes(), make_entry(path)
     weights.unlink()
     for given, kind in ((None, "failed"), (content[:4], "failed"), (content, "fixed")):
@@ -178,6 +173,27 @@ def test_weights_that_were_missing_or_torn_are_seen_once_they_are_there(tmp_path
         (found,) = fix_zoo([entry], MACHINE)
         assert (found.kind, found.is_earlier) == (kind, False)
         assert _fix(entry) == {"m": True}
+
+
+def test_a_model_that_ran_out_of_time_is_run_again_once_its_weights_are_others(tmp_path: Path) -> None:
+    path, weights = _write_with_weights(tmp_path)
+    hasty = replace(make_entry(path), timeout_minutes=1e-6)
+    (found,) = fix_zoo([hasty], MACHINE)
+    assert found.kind == "timed_out"
+    assert _fix(hasty) == {"m": True}
+    weights.write_bytes(np.zeros(4, np.float32).tobytes())
+    assert _fix(hasty) == {"m": False}
+
+
+def _write_with_weights(folder: Path) -> tuple[Path, Path]:
+    """A model with its data beside it, and the file of its weights."""
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Mul (x, w) }'
+    path, weights = folder / "m.onnx", folder / "w.bin"
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    onnx.save(model, path, save_as_external_data=True, location=weights.name, size_threshold=0)
+    np.savez(path.with_suffix(".npz"), x=np.ones(4, np.float32))
+    return path, weights
 
 
 def _with_data(entry: ZooEntry, calib: Path | str) -> ZooEntry:
