@@ -18,6 +18,7 @@ from overflow_fixer.ranges.observers import Wanted, is_native
 from overflow_fixer.ranges.openings import Opening, Select, Settings, open_by_itself, select_all
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.ranges.tallies import Tally
+from overflow_fixer.ranges.unchanged import find_unchanged
 from overflow_fixer.ranges.walk import Walk
 from overflow_fixer.records import Batch
 
@@ -42,13 +43,15 @@ def _is_plain(level: Level) -> bool:
 def open_tallied(level: Level, settings: Settings) -> LevelWalk:
     """One session for the graph and its bodies."""
     midst = Midst()
-    bodies = [_TalliedBody(*one, settings, midst, select_all, one[0].captured) for one in level.bodies]
+    bodies = [_TalliedBody(*one, settings, midst, select_all, level.graph.tensors) for one in level.bodies]
     opening = open_by_itself(level.graph, settings, midst, _put_in(bodies))
     return LevelWalk(level, Walk(level.graph, level.tensors, level.inside, settings, opening), bodies)
 
 
 class _TalliedBody:
-    """A BodyWalk. `select` gives what a batch feeds to the outer graph; of that the tensors `lasting` are the model's own."""
+    """A BodyWalk. `select` gives what a batch feeds to the outer graph, of which the tensors `lasting` have one value in a run of
+    the model.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class _TalliedBody:
     ) -> None:
         self.body, self._count = body, 1 + len(level.rows)
         self._select: Select = lambda batch: _select_captured(body, select(batch))
-        lasting = frozenset(lasting).intersection(body.captured)
+        lasting = _find_lasting(body, lasting)
         inner = [_TalliedBody(*one, settings, midst, self._select, lasting) for one in level.bodies]
         instead = _put_in(inner)
         tallies: list[Tally] = []
@@ -88,6 +91,13 @@ class _TalliedBody:
             return no_summaries(self._count)
         found, _ = self._walk.observe(self._select(batch))
         return np.concatenate([count_runs(self.tally.runs), found])
+
+
+def _find_lasting(body: Body, lasting: Collection[str]) -> frozenset[str]:
+    """What has one value in all of the body's runs, where the tensors `lasting` of the outer graph have one."""
+    unchanged = find_unchanged(body)
+    kept = (name for name in body.captured if name in lasting)
+    return frozenset((*kept, *(name for name, given in unchanged.items() if given in lasting)))
 
 
 def _select_captured(body: Body, batch: Batch) -> Batch:
