@@ -37,6 +37,7 @@ INetworkDefinition.get_output               always              (index: int)
 INetworkDefinition.mark_output              always              (tensor)
 NetworkDefinitionCreationFlag.EXPLICIT_BATCH explicit_batch     value
 NetworkDefinitionCreationFlag.STRONGLY_TYPED strong             value
+INetworkDefinition.get_flag                 strong              (flag)
 
 ILayer.name                                 always              read
 ILayer.type                                 always              read
