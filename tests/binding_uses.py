@@ -51,6 +51,7 @@ ILayer.reset_precision                      weak                ()
 ILayer.set_output_type                      weak                (index: int, dtype: DataType)
 ILayer.reset_output_type                    weak                (index: int)
 LayerType.name                              always              read
+INormalizationLayer                         normalization_layers type
 
 ITensor.name                                always              read
 ITensor.dtype                               always              read

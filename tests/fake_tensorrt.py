@@ -282,6 +282,10 @@ def declared(owner: type) -> set[str]:
     return {name for name in annotated | settable if not name.startswith("_")}
 
 
+class _NormalizationLayer:
+    """Of which nothing is asked but whether it is there."""
+
+
 # ---------------------------------------------------------------- what the user subclasses
 
 
@@ -926,6 +930,7 @@ _COMMON: dict[str, type] = {
     "IExecutionContext": _Context,
     "IHostMemory": _HostMemory,
     "ILogger": _Logger,
+    "INormalizationLayer": _NormalizationLayer,
     "IOptimizationProfile": _Profile,
     "IOutputAllocator": _OutputAllocator,
     "IPluginRegistry": _Registry,

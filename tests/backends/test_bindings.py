@@ -22,14 +22,18 @@ SOURCES = tuple(
 )
 
 CAN = {
-    "8.6.1": "weak explicit_batch named_io metadata parser_flags optimization_level",
-    "10.0.1": "weak strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes",
+    "8.6.1": "weak explicit_batch named_io metadata parser_flags optimization_level normalization_layers",
+    "10.0.1": "weak strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes "
+    "normalization_layers native_instance_norm",
     "10.12.0.36": "weak weak_is_deprecated strong named_io metadata progress parser_flags "
-    "optimization_level axes_inputs error_nodes",
+    "optimization_level axes_inputs error_nodes "
+    "normalization_layers native_instance_norm",
     "10.16.1.11": "weak weak_is_deprecated strong named_io metadata progress parser_flags "
-    "optimization_level axes_inputs error_nodes",
+    "optimization_level axes_inputs error_nodes "
+    "normalization_layers native_instance_norm",
     "11.4.0.106": "weak_is_deprecated strong named_io metadata progress parser_flags "
-    "optimization_level axes_inputs error_nodes",
+    "optimization_level axes_inputs error_nodes "
+    "normalization_layers native_instance_norm",
 }
 TYPING = {
     "8.6.1": ("weak", "weak", None),

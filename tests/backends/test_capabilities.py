@@ -31,19 +31,22 @@ def _delete(trt: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("variant", "can"),
     [
-        ("8.6", "weak explicit_batch named_io metadata parser_flags optimization_level"),
+        ("8.6", "weak explicit_batch named_io metadata parser_flags optimization_level normalization_layers"),
         (
             "10.0",
-            "weak strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes",
+            "weak strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes "
+            "normalization_layers native_instance_norm",
         ),
         (
             "10.12",
             "weak weak_is_deprecated strong named_io metadata progress parser_flags "
-            "optimization_level axes_inputs error_nodes",
+            "optimization_level axes_inputs error_nodes "
+            "normalization_layers native_instance_norm",
         ),
         (
             "11",
-            "weak_is_deprecated strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes",
+            "weak_is_deprecated strong named_io metadata progress parser_flags optimization_level axes_inputs error_nodes "
+            "normalization_layers native_instance_norm",
         ),
     ],
 )
@@ -70,6 +73,8 @@ def test_the_version_is_not_believed() -> None:
         ("OnnxParser.get_layer_output_tensor", "axes_inputs"),
         ("IBuilderConfig.builder_optimization_level", "optimization_level"),
         ("ParserError.node_operator", "error_nodes"),
+        ("INormalizationLayer", "normalization_layers"),
+        ("OnnxParser.get_layer_output_tensor", "native_instance_norm"),
     ],
 )
 def test_each_answer_hangs_on_its_own_name(name: str, field: str) -> None:

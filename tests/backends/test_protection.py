@@ -1,14 +1,16 @@
-"""What TensorRT computes in FP32 by itself, by version and typing."""
+"""What TensorRT computes in FP32 by itself, by what it has and by typing."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from typing import Any, Literal
 
 import pytest
-from fake_tensorrt import Script, fake_tensorrt
+from fake_tensorrt import Script, Variant, fake_tensorrt
 
+from overflow_fixer.backends.tensorrt.capabilities import Capabilities, probe
 from overflow_fixer.backends.tensorrt.protection import find_protected, protected_by
 from overflow_fixer.errors import BackendError
 
@@ -16,28 +18,30 @@ LN_GN = {"LayerNormalization", "GroupNormalization"}
 ALL = {*LN_GN, "InstanceNormalization"}
 
 
+def _found(variant: Variant, **changes: Any) -> Capabilities:
+    return replace(probe(fake_tensorrt(variant, Script())), **changes)
+
+
 @pytest.mark.parametrize(
-    ("version", "operators"),
-    [
-        ("8.5.3.1", set()),
-        ("8.6.0", LN_GN),
-        ("8.6.1.6", LN_GN),
-        ("9.3.0", LN_GN),
-        ("10.0.0b6", ALL),
-        ("10.16.0", ALL),
-    ],
+    ("variant", "operators"), [("8.6", LN_GN), ("10.0", ALL), ("10.12", ALL)], ids=lambda given: str(given)
 )
-def test_weak_typing_protects_normalisations_from_the_version_that_has_a_layer_of_them(
-    version: str, operators: set[str]
+def test_weak_typing_protects_normalisations_where_there_is_a_layer_of_them(
+    variant: Variant, operators: set[str]
 ) -> None:
-    found = protected_by(version, "weak")
+    found = protected_by(_found(variant), "weak")
     assert found.keys() == operators
     assert all(reason.startswith("protected: TensorRT's weak typing computes") for reason in found.values())
+    assert protected_by(_found(variant, normalization_layers=False), "weak") == {}
 
 
-@pytest.mark.parametrize("version", ["8.6.1", "10.0.0", "11.0.0"])
-def test_strong_typing_protects_nothing(version: str) -> None:
-    assert protected_by(version, "strong") == {}
+def test_the_version_is_not_believed() -> None:
+    assert protected_by(_found("8.6", version="10.0.1"), "weak").keys() == LN_GN
+    assert protected_by(_found("10.0", version="8.6.1"), "weak").keys() == ALL
+
+
+@pytest.mark.parametrize("variant", ["8.6", "10.0", "11"])
+def test_strong_typing_protects_nothing(variant: Variant) -> None:
+    assert protected_by(_found(variant), "strong") == {}
 
 
 def _install(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:

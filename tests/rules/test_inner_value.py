@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_tensorrt import Script, fake_tensorrt
 from in_memory_calibration import InMemoryCalibration, ask, floats, ints, make_model, node, save, scan
 
+from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.protection import protected_by
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.planning.plan import plan_precision
@@ -21,6 +23,7 @@ from overflow_fixer.rules.inner_value import find_large_inner_values
 
 ONES, ZEROS = np.ones(8, np.float32), np.zeros(8, np.float32)
 FOUR = {"s": np.ones(4, np.float32), "b": np.zeros(4, np.float32)}
+PROTECTED = protected_by(probe(fake_tensorrt("8.6", Script())), "weak")
 NORM = (node("LayerNormalization", "x g h", "y"), {"g": ONES, "h": ZEROS})
 
 
@@ -68,28 +71,15 @@ def test_an_empty_batch_tells_nothing(tmp_path: Path) -> None:
     assert not _plan(tmp_path, *NORM, np.zeros((0, 8), np.float32)).pins
 
 
-@pytest.mark.parametrize(
-    ("version", "typing", "operators"),
-    [
-        ("8.5.3", "weak", set()),
-        ("8.6.0", "weak", {"LayerNormalization", "GroupNormalization"}),
-        ("10.0.1", "weak", {"LayerNormalization", "GroupNormalization", "InstanceNormalization"}),
-        ("10.12.0", "strong", set()),
-    ],
-)
-def test_what_tensorrt_protects(version: str, typing: Any, operators: set[str]) -> None:
-    assert set(protected_by(version, typing)) == operators
-
-
 def test_what_is_protected_is_told_and_not_pinned(tmp_path: Path) -> None:
-    plan = _plan(tmp_path, *NORM, _spread(1881), protected=protected_by("8.6.0", "weak"))
+    plan = _plan(tmp_path, *NORM, _spread(1881), protected=PROTECTED)
     assert not plan.pins
     assert {f.action for f in plan.considered} == {"protected"}
     assert all("INormalizationLayer" in f.reason for f in plan.considered)
 
 
 def test_a_large_tensor_pins_even_what_is_protected(tmp_path: Path) -> None:
-    plan = _plan(tmp_path, *NORM, _spread(30000), protected=protected_by("8.6.0", "weak"))
+    plan = _plan(tmp_path, *NORM, _spread(30000), protected=PROTECTED)
     assert {f.rule for pin in plan.pins for f in pin.findings} == {"threshold"}
 
 

@@ -24,7 +24,9 @@ class Capabilities:
     their ONNX node. progress: the builder reports phases. parser_flags: InstanceNormalization can be made native.
     axes_inputs: the parser does not overlook the axes that reductions have as an input from opset 18 on (before 10, which
     came with OnnxParser.get_layer_output_tensor, ReduceMean and its like reduce over everything there:
-    NVIDIA/TensorRT#3467, and seen with 8.6.0). error_nodes: the parser's errors name their node.
+    NVIDIA/TensorRT#3467, and seen with 8.6.0). error_nodes: the parser's errors name their node. normalization_layers:
+    there is a layer for normalisations; native_instance_norm: the parser makes one of InstanceNormalization, unasked,
+    as it does from 10 on.
     """
 
     version: str
@@ -39,6 +41,8 @@ class Capabilities:
     optimization_level: bool
     axes_inputs: bool
     error_nodes: bool
+    normalization_layers: bool
+    native_instance_norm: bool
 
     @property
     def default_typing(self) -> Typing:
@@ -69,6 +73,7 @@ def probe(trt: Any) -> Capabilities:
     """Ask the module. Raises BackendError for one without named inputs and outputs (8.4 and older)."""
     flags = trt.BuilderFlag.__members__
     creation = trt.NetworkDefinitionCreationFlag.__members__
+    is_10 = hasattr(trt.OnnxParser, "get_layer_output_tensor")
     found = Capabilities(
         version=str(trt.__version__),
         weak="FP16" in flags and "OBEY_PRECISION_CONSTRAINTS" in flags and hasattr(trt.ILayer, "precision"),
@@ -80,8 +85,10 @@ def probe(trt: Any) -> Capabilities:
         progress=hasattr(trt, "IProgressMonitor"),
         parser_flags=hasattr(trt, "OnnxParserFlag"),
         optimization_level=hasattr(trt.IBuilderConfig, "builder_optimization_level"),
-        axes_inputs=hasattr(trt.OnnxParser, "get_layer_output_tensor"),
+        axes_inputs=is_10,
         error_nodes=hasattr(trt.ParserError, "node_operator"),
+        normalization_layers=hasattr(trt, "INormalizationLayer"),
+        native_instance_norm=is_10,
     )
     if not found.named_io:
         raise BackendError(
