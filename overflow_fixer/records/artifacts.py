@@ -52,7 +52,8 @@ class Engine:
     `constraints` is how pins were enforced: "obey", "prefer" (a last resort: the builder may have
     ignored some), "none" where nothing is pinned or types come from the model. `skipped` are layers of
     pinned nodes that cannot be pinned, `dropped` pins that were given up to get a build at all, both
-    with the reason.
+    with the reason. `movement_is_free`: no layer that only moves values is pinned, also of nodes whose other
+    layers are.
     """
 
     tensorrt: str
@@ -68,6 +69,7 @@ class Engine:
     pins: tuple[PinOutcome, ...] = ()
     skipped: tuple[Kept, ...] = ()
     dropped: tuple[Kept, ...] = ()
+    movement_is_free: bool = False
     builds: int = 1
     build_seconds: float = 0.0
     warnings: tuple[str, ...] = ()

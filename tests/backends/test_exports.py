@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from engine_scripts import disobeyed, engine, small_graph, small_script
 from fake_tensorrt import Script, Variant, fake_tensorrt
 from onnx import TensorProto, helper, numpy_helper
 from recorded_networks import NAMES, make_plan, parsed_network, pinned_layers, recorded_graph, recorded_script
+from standin_gpu import use_standin_gpu
 from trtexec_rules import pin_by_rules, read_options
 from typed_models import write_model
 
-from overflow_fixer.backends.tensorrt import exports, network
+from overflow_fixer.backends.tensorrt import emit, exports, network
 from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
@@ -390,13 +392,29 @@ def test_pins_that_were_given_up_are_not_told_to_trtexec(
     open_fake(trt)
     plan = make_plan(graph, "/fc/Gemm", "/flatten/Flatten")
     texts = []
-    for dropped in ((), (Kept("/flatten/Flatten", "SHUFFLE", "given up"),)):
-        artifact = _engine_artifact(graph, dropped=dropped)
+    for movement_is_free in (False, True):
+        artifact = _engine_artifact(graph, movement_is_free=movement_is_free)
         listed, _ = exports.write_exports(["trtexec"], graph, plan, artifact, _PLAIN, tmp_path)
         texts.append(read_options(listed.read_text().splitlines())["--layerPrecisions"])
     assert "[Shuffle]" in texts[0]
     assert "[Shuffle]" not in texts[1]
     assert texts[1].startswith("/fc/Gemm:fp32")
+
+
+def test_trtexec_is_told_the_pins_that_the_engine_was_built_with(tmp_path: Path) -> None:
+    """Where the pin of a Softmax's last shuffle was given up, and the Softmax itself kept its own."""
+    graph = small_graph(tmp_path)
+    plan, settings = (
+        make_plan(graph, "softmax"),
+        BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (8, 4))}),
+    )
+    script = small_script(disobeyed("softmax + shuffle"), engine(("softmax", "FP32")))
+    with use_standin_gpu(fake_tensorrt("8.6", script)):
+        artifact = emit(graph, plan, tmp_path / "model.engine", settings)
+        listed, _ = exports.write_exports(["trtexec"], graph, plan, artifact, settings, tmp_path)
+    options = read_options(listed.read_text().splitlines())
+    assert options["--layerPrecisions"] == "softmax:fp32"
+    assert list(script.asked[-1].precisions) == ["softmax"]
 
 
 def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(

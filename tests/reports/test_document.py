@@ -26,6 +26,7 @@ LEFT_OUT = {
     records.TensorError: {"log_energy", "other_shape"},
     records.Verification: {"trace"},
     records.PrecisionPlan: {"model_sha256", "threshold"},
+    records.Engine: {"movement_is_free"},
 }
 
 

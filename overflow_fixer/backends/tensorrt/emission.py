@@ -265,6 +265,7 @@ def _complete(engine: Engine, weak: WeakBuild) -> Engine:
         engine,
         skipped=weak.pinning.skipped,
         dropped=weak.dropped,
+        movement_is_free=weak.movement_is_free,
         warnings=(*weak.notes, *doubt, *engine.warnings),
         builds=weak.builds,
         build_seconds=round(weak.seconds, 3),

@@ -74,6 +74,11 @@ class WeakBuild:
         return {layer.name: label for label, layers in self.mapped.items() for layer in layers}
 
     @property
+    def movement_is_free(self) -> bool:
+        """Whether the last build was asked for without the pins of layers that only move values."""
+        return len(self.pinning.layers) < len(self._choose().layers)
+
+    @property
     def precision(self) -> Precision:
         return Precision(fp16=True, tf32=self.settings.tf32, constraints=self.constraints)
 

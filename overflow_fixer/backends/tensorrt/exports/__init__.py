@@ -115,7 +115,7 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
     layers = read_layers(parsed.network)
     labels = [pin.node for pin in choose_pins(graph, export.plan, export.artifact)]
     pinning = choose_layers(graph, map_layers(layers, graph), labels)
-    if engine.dropped and engine.constraints == "obey":
+    if engine.movement_is_free:
         pinning = pinning.without_movement()
     changed = () if parsed.source is None else (_write_model(export, parsed.source),)
     model = next(iter(changed), graph.path)
