@@ -417,6 +417,35 @@ def test_trtexec_is_told_the_pins_that_the_engine_was_built_with(tmp_path: Path)
     assert list(script.asked[-1].precisions) == ["softmax"]
 
 
+@pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader"])
+def test_a_script_pins_what_the_engine_was_built_with(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    graph, trt = small_graph(tmp_path), fake_tensorrt("8.6", small_script())
+    artifact = _engine_artifact(graph, movement_is_free=True)
+    (path,) = exports.write_exports([kind], graph, make_plan(graph, "softmax"), artifact, _PLAIN, tmp_path)
+    use_tensorrt(trt)
+    script = _import_script(path, monkeypatch)
+    parsed = parsed_network(trt) if kind == "polygraphy-npps" else script.load_network()[1]
+    if kind == "polygraphy-npps":
+        script.postprocess(network=parsed)
+    assert list(pinned_layers(parsed)) == ["softmax"]
+
+
+@pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader"])
+@pytest.mark.parametrize(("typing", "asked"), [("weak", "prefer"), ("strong", "obey")])
+def test_a_script_asks_for_pins_to_be_preferred_where_nothing_else_could_be_built(
+    typing: str, asked: str, kind: str, tmp_path: Path
+) -> None:
+    graph = recorded_graph("conv_chain")
+    artifact = _engine_artifact(graph, typing=typing, constraints="prefer" if typing == "weak" else "none")
+    plan = make_plan(graph, "/conv5/Conv")
+    (path,) = exports.write_exports([kind], graph, plan, artifact, _PLAIN, tmp_path)
+    head = path.read_text(encoding="utf-8").partition("from __future__")[0]
+    assert head.count(f"--precision-constraints {asked}") == 2
+    assert head.count("--precision-constraints") == 2
+
+
 def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
     tmp_path: Path, open_fake: Callable[[Any], None]
 ) -> None:

@@ -13,7 +13,12 @@ from typing import Any
 
 from overflow_fixer.backends.stamps import fingerprint
 from overflow_fixer.backends.tensorrt.emission import open_tensorrt
-from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
+from overflow_fixer.backends.tensorrt.exports.chosen_pins import (
+    Enforcement,
+    ExportedPin,
+    choose_enforcement,
+    choose_pins,
+)
 from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script, render_loader, render_npps
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
@@ -73,14 +78,18 @@ def write_exports(
 
 
 def _write_npps(export: Export) -> tuple[Path, ...]:
-    pins = choose_pins(export.graph, export.plan, export.artifact)
-    return _write_script(export, "npps", render_npps(export.graph, export.plan, pins, export.settings))
+    pins, how = _choose(export)
+    return _write_script(export, "npps", render_npps(export.graph, export.plan, pins, how, export.settings))
 
 
 def _write_loader(export: Export) -> tuple[Path, ...]:
-    pins = choose_pins(export.graph, export.plan, export.artifact)
-    text = render_loader(export.graph, export.plan, pins, export.settings, export.folder)
+    pins, how = _choose(export)
+    text = render_loader(export.graph, export.plan, pins, how, export.settings, export.folder)
     return _write_script(export, "loader", text)
+
+
+def _choose(export: Export) -> tuple[tuple[ExportedPin, ...], Enforcement]:
+    return choose_pins(export.graph, export.plan, export.artifact), choose_enforcement(export.artifact)
 
 
 def _write_script(export: Export, kind: str, text: str) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Which nodes an export pins, each with why: the plan's, and those that TensorRT fuses with them."""
+"""What an export pins, and how it is enforced: the plan's nodes, and those that TensorRT fuses with them, each with why."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, say_fused
-from overflow_fixer.backends.tensorrt.pins import choose_layers
+from overflow_fixer.backends.tensorrt.pins import MOVEMENT, choose_layers
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.records import Artifact, PrecisionPlan
+from overflow_fixer.records import Artifact, Constraints, PrecisionPlan
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,23 @@ class ExportedPin:
     outputs: tuple[str, ...]
     reasons: tuple[str, ...]
     excuse: str | None
+
+
+@dataclass(frozen=True)
+class Enforcement:
+    """How pins are enforced, and of which kinds of layers there are none."""
+
+    constraints: Constraints = "obey"
+    free: frozenset[str] = frozenset()
+
+
+def choose_enforcement(artifact: Artifact) -> Enforcement:
+    """As the engine had to be built; for any artifact but an engine of weak typing, all pins are to be obeyed."""
+    engine = artifact.engine
+    if engine is None or engine.typing == "strong":
+        return Enforcement()
+    constraints: Constraints = "prefer" if engine.constraints == "prefer" else "obey"
+    return Enforcement(constraints, MOVEMENT if engine.movement_is_free else frozenset())
 
 
 def choose_pins(graph: Graph, plan: PrecisionPlan, artifact: Artifact) -> tuple[ExportedPin, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overflow_fixer import __version__
-from overflow_fixer.backends.tensorrt.exports.chosen_pins import ExportedPin
+from overflow_fixer.backends.tensorrt.exports.chosen_pins import Enforcement, ExportedPin
 from overflow_fixer.backends.tensorrt.source import read_axes
 from overflow_fixer.files import sha256_of
 from overflow_fixer.graph.model import Graph
@@ -40,7 +40,7 @@ def postprocess(network: Any) -> None:
             f"TensorRT {trt.__version__} overlooks the axes of the reductions that write {sorted(AXES)}, which nothing can "
             "change in a parsed network: export the plan with --export polygraphy-loader, or the model with opset 17."
         )
-    pin_layers(trt, network, PINS, NODES, CONSTANTS)
+    pin_layers(trt, network, PINS, NODES, CONSTANTS, FREE)
 '''
 
 _LOAD_NETWORK = '''
@@ -55,7 +55,7 @@ def load_network() -> Any:
     check_weak_typing(trt, network)
     changed = CHANGE
     parser = parse_model(trt, network, get_trt_logger(), MODEL, changed)
-    pin_layers(trt, network, PINS, NODES, CONSTANTS)
+    pin_layers(trt, network, PINS, NODES, CONSTANTS, FREE)
     return builder, network, parser
 '''
 
@@ -66,7 +66,11 @@ def name_script(model: Path, kind: str) -> str:
 
 
 def render_npps(
-    graph: Graph, plan: PrecisionPlan, pins: Sequence[ExportedPin], settings: BuildSettings
+    graph: Graph,
+    plan: PrecisionPlan,
+    pins: Sequence[ExportedPin],
+    how: Enforcement,
+    settings: BuildSettings,
 ) -> str:
     """The post-processing script. A clamp cannot be done there: it says so, in the text and when it runs."""
     name = name_script(graph.path, "npps")
@@ -74,7 +78,7 @@ def render_npps(
         "polygraphy",
         "convert",
         graph.path.name,
-        *_polygraphy_options(graph, settings),
+        *_polygraphy_options(graph, how, settings),
         "--trt-npps",
         name,
     ]
@@ -84,13 +88,18 @@ def render_npps(
         *_render_clamps(plan),
         *_render_axes(graph),
     ]
-    head = _head(graph, usage, imports)
-    parts = [head, "\n".join(clamps), _render_pins(pins), _POSTPROCESS, body]
+    head = _head(graph, usage, how, imports)
+    parts = [head, "\n".join(clamps), _render_pins(pins, how), _POSTPROCESS, body]
     return _join([*parts, _render_nodes(graph)])
 
 
 def render_loader(
-    graph: Graph, plan: PrecisionPlan, pins: Sequence[ExportedPin], settings: BuildSettings, folder: Path
+    graph: Graph,
+    plan: PrecisionPlan,
+    pins: Sequence[ExportedPin],
+    how: Enforcement,
+    settings: BuildSettings,
+    folder: Path,
 ) -> str:
     """The loader script, which names the model by its path from `folder`."""
     name = name_script(graph.path, "loader")
@@ -100,10 +109,15 @@ def render_loader(
     imports, bodies = zip(*map(_read_parts, modules), strict=True)
     change = "change_model(trt, MODEL, CLAMPS, AXES)" if is_changed else "None"
     parts = [
-        _head(graph, [*usage, *_polygraphy_options(graph, settings)], "\n".join(["import os", *imports])),
+        _head(
+            graph,
+            [*usage, *_polygraphy_options(graph, how, settings)],
+            how,
+            "\n".join(["import os", *imports]),
+        ),
         "\n".join(_render_model(graph, settings, folder)),
         "\n".join([*_render_clamps(plan), *_render_axes(graph)]),
-        _render_pins(pins),
+        _render_pins(pins, how),
         _LOAD_NETWORK.replace("CHANGE", change),
         *bodies,
     ]
@@ -121,7 +135,7 @@ def _read_parts(module: str) -> tuple[str, str]:
     return imports.strip("\n"), body
 
 
-def _head(graph: Graph, usage: Sequence[str], imports: str) -> str:
+def _head(graph: Graph, usage: Sequence[str], how: Enforcement, imports: str) -> str:
     lines = (
         f"Nodes of {graph.path.name} that stay in FP32, set on its TensorRT network.",
         "",
@@ -129,7 +143,7 @@ def _head(graph: Graph, usage: Sequence[str], imports: str) -> str:
         "",
         f"$ {shlex.join(usage)}",
         "",
-        "--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints obey, without which",
+        f"--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints {how.constraints}, without which",
         "TensorRT may ignore a pin.",
     )
     comment = "\n".join(f"# {_one_line(line)}".rstrip() for line in lines)
@@ -146,8 +160,8 @@ def _merge_imports(text: str) -> Iterator[str]:
         yield f"{module} import {', '.join(sorted(taken[module]))}" if taken[module] else module
 
 
-def _polygraphy_options(graph: Graph, settings: BuildSettings) -> Iterator[str]:
-    yield from ("--fp16", "--precision-constraints", "obey", "-o", f"{graph.path.stem}.engine")
+def _polygraphy_options(graph: Graph, how: Enforcement, settings: BuildSettings) -> Iterator[str]:
+    yield from ("--fp16", "--precision-constraints", how.constraints, "-o", f"{graph.path.stem}.engine")
     if not settings.tf32:
         yield "--no-tf32"
     opened = {
@@ -190,7 +204,7 @@ def _render_axes(graph: Graph) -> Iterator[str]:
     yield f"AXES = {read_axes(graph)!r}"
 
 
-def _render_pins(pins: Sequence[ExportedPin]) -> str:
+def _render_pins(pins: Sequence[ExportedPin], how: Enforcement) -> str:
     lines = [
         "# Each node that stays in FP32, with why TensorRT may have no layer for it (None: it must have one).",
         "PINS = {",
@@ -199,7 +213,8 @@ def _render_pins(pins: Sequence[ExportedPin]) -> str:
         lines.append(f"    # {_one_line(pin.op_type)} -> {_one_line(', '.join(pin.outputs))}")
         lines += [f"    # {_one_line(reason)}" for reason in pin.reasons]
         lines.append(f"    {pin.node!r}: {pin.excuse!r},")
-    return "\n".join([*lines, "}"])
+    lines += ["}", "", "# Kinds of layers that are not pinned all the same: TensorRT could not obey it."]
+    return "\n".join([*lines, f"FREE = {tuple(sorted(how.free))!r}"])
 
 
 def _render_nodes(graph: Graph) -> str:

@@ -28,10 +28,12 @@ def pin_layers(
     pins: Mapping[str, str | None],
     nodes: Mapping[str, Sequence[str]],
     constants: Collection[str],
+    free: Collection[str] = (),
 ) -> None:
     """Keep the layers of the pinned nodes in FP32; nothing is set to FP16.
 
-    `pins` maps each node to why TensorRT may have no layer for it, None where it must have one.
+    `pins` maps each node to why TensorRT may have no layer for it, None where it must have one; layers of the
+    kinds in `free` are left alone.
     """
     check_weak_typing(trt, network)
     layers = find_layers(network, nodes, constants)
@@ -44,7 +46,8 @@ def pin_layers(
                     "made for, or it was changed before TensorRT parsed it."
                 )
             for layer in filter(can_be_pinned, layers.get(node, ())):
-                pin_layer(layer, trt.float32)
+                if layer.type.name not in free:
+                    pin_layer(layer, trt.float32)
 
 
 def check_weak_typing(trt: Any, network: Any) -> None:
