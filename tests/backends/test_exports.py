@@ -339,6 +339,22 @@ def test_the_usage_tells_the_shapes_of_open_inputs(tmp_path: Path) -> None:
     assert words[words.index("--trt-npps") + 1] == path.name
 
 
+def test_a_plugin_that_the_loader_finds_by_its_name_is_named_so(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    graph, trt = recorded_graph("conv_chain"), fake_tensorrt("8.6", recorded_script("conv_chain"))
+    open_fake(trt)
+    mine = tmp_path / "libmine.so"
+    mine.touch()
+    settings = BuildSettings(plugins=(Path("libelsewhere.so"), mine))
+    listed, _, script = exports.write_exports(
+        ["trtexec", "polygraphy-loader"], graph, make_plan(graph), _engine_artifact(graph), settings, tmp_path
+    )
+    named = [line for line in listed.read_text().splitlines() if line.startswith("--plugins")]
+    assert named == ["--plugins=libelsewhere.so", f"--plugins={mine.resolve()}"]
+    assert f"PLUGINS = {('libelsewhere.so', str(mine.resolve()))!r}" in script.read_text()
+
+
 def test_a_widened_engine_gives_its_pins_with_their_reasons(tmp_path: Path) -> None:
     graph = recorded_graph("conv_chain")
     reason = "TensorRT fused it with /conv5/Conv and ran both in FP16"

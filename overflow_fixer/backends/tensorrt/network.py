@@ -43,7 +43,7 @@ def load_plugin(trt: Any, library: Path) -> None:
     The second kind exports one of `_CREATORS` and is TensorRT's to load, from 8.6 on. Raises BackendError if
     it does not load.
     """
-    path = str(library.resolve() if library.exists() else library)  # a bare name is looked up elsewhere
+    path = locate_plugin(library)
     try:
         loaded = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -57,6 +57,11 @@ def load_plugin(trt: Any, library: Path) -> None:
     logger.forget()
     if registry.load_library(path) is None:
         raise _refuse_plugin(trt, library, last_errors(logger))
+
+
+def locate_plugin(library: Path) -> str:
+    """Where a library is, whatever folder it is loaded from; as it was named, if it is for the system's loader to find."""
+    return str(library.resolve() if library.exists() else library)
 
 
 def _refuse_plugin(trt: Any, library: Path, reason: str) -> BackendError:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import Enforcement, ExportedPin
+from overflow_fixer.backends.tensorrt.network import locate_plugin
 from overflow_fixer.backends.tensorrt.source import read_axes
 from overflow_fixer.files import sha256_of
 from overflow_fixer.graph.model import Graph
@@ -188,7 +189,7 @@ def _render_model(graph: Graph, settings: BuildSettings, folder: Path) -> Iterat
         path = repr(str(graph.path.resolve()))
     yield f"MODEL = {path}"
     yield f"MODEL_SHA256 = {sha256_of([graph.path])!r}"
-    yield f"PLUGINS = {tuple(str(library.resolve()) for library in settings.plugins)!r}"
+    yield f"PLUGINS = {tuple(locate_plugin(library) for library in settings.plugins)!r}"
 
 
 def _render_clamps(plan: PrecisionPlan) -> Iterator[str]:

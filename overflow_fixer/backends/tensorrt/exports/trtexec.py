@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overflow_fixer.backends.tensorrt.mapping import LayerTensor, NetworkLayer
+from overflow_fixer.backends.tensorrt.network import locate_plugin
 from overflow_fixer.backends.tensorrt.pins import Pinning
 from overflow_fixer.errors import BackendError
 from overflow_fixer.records import BuildSettings, Constraints, ShapeRange, Typing
@@ -169,7 +170,7 @@ def _other_options(settings: BuildSettings) -> Iterator[str]:
         yield f"--memPoolSize=workspace:{settings.workspace_bytes / 2**20:.10g}"
     if settings.optimization_level is not None:
         yield f"--builderOptimizationLevel={settings.optimization_level}"
-    yield from (f"--plugins={library.resolve()}" for library in settings.plugins)
+    yield from (f"--plugins={locate_plugin(library)}" for library in settings.plugins)
 
 
 def _check_argument(argument: str) -> None:
