@@ -24,7 +24,7 @@ _MOST_KEPT = 3
 _MOST_WARNINGS = 3
 _NAME_WIDTH = 40
 _LESS_THAN_HONOURED = {
-    "not visible": "not visible (in an opaque region, which shows only its borders)",
+    "not visible": "not visible (in an opaque region, which shows only its borders, or fused with a cast of the typed model)",
     "no layer": "without a layer (folded away, or in another's layer)",
     "skipped": "skipped (see below)",
     "dropped": "dropped (see below)",

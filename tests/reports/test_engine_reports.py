@@ -57,6 +57,14 @@ def _change_engine(report: FixReport, **changes: Any) -> FixReport:
     return replace(report, artifact=replace(report.artifact, engine=make_engine(**changes)))
 
 
+@pytest.mark.parametrize("kind", ["text", "html"])
+def test_a_pin_that_is_not_visible_need_not_be_in_a_region(tmp_path: Path, kind: str) -> None:
+    """By strong typing it may be in a layer that a cast was fused into, and there may be no region at all."""
+    pins = (PinOutcome("/conv3/Conv", "not visible", ("conv3 + Cast",)),)
+    report = _change_engine(make_engine_report(tmp_path), typing="strong", opaque_layers=0, pins=pins)
+    assert "only its borders, or fused with a cast of the typed model" in _say(kind, report)
+
+
 @pytest.mark.parametrize("make", ENGINE_FACTORIES)
 @pytest.mark.parametrize("kind", RENDERERS)
 def test_every_renderer_tells_of_every_engine(
