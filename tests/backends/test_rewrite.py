@@ -22,6 +22,8 @@ from typed_models import (
     write_model,
 )
 
+from overflow_fixer.graph.model import load_graph
+
 X = np.asarray([[1.0002, -3, 5, 300], [0.1, 65519, -2, 7]], np.float32)
 
 
@@ -339,6 +341,16 @@ def test_duplicated_and_empty_node_names_and_names_like_ours(tmp_path: Path) -> 
         ("x__fp16__fp16", "x__fp16"),
     ]
     _check_run(typed)
+
+
+@pytest.mark.parametrize("io_types", ["keep", "fp16"])
+def test_nodes_without_names_go_by_the_same_labels(tmp_path: Path, io_types: str) -> None:
+    """By which what an engine of the typed model tells is told of the model's own nodes."""
+    text = "g (float[2,4] x) => (float[2,4] y, float[2,4] z) { a = Mul(x, x) y = Relu(a) [n] b = Neg(a) [n] z = Abs(b) }"
+    path = write_model(tmp_path, text)
+    typed = make_typed(path, pinned=["y"], io_types=io_types)
+    labels = {node.label for node in load_graph(typed.artifact.path).nodes}
+    assert {node.label for node in load_graph(path).nodes} <= labels
 
 
 def test_names_inside_bodies_are_not_taken(tmp_path: Path) -> None:

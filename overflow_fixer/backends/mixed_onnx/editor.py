@@ -26,7 +26,8 @@ class Editor:
     """`nodes` are GraphSurgeon's, in the order of the graph's own; `tensors` are its tensors by name.
 
     A node's inputs are all that it reads: first its own, then what its bodies capture. Every tensor
-    is a Variable, initializers too. An attribute set on a node wins over the original's of that name.
+    is a Variable, initializers too. An attribute set on a node wins over the original's of that name. A node whose
+    outputs were renamed has its label for a name, since one without a name is known by its first output.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -66,6 +67,8 @@ class Editor:
         restored.CopyFrom(node.proto)
         restored.input[:] = edited.input[:own]
         restored.output[:] = edited.output
+        if restored.output[:] != list(node.outputs):
+            restored.name = node.label
         for body in bodies(restored):
             _rename_captured(body, renamed)
         changed = {found.name: found for found in edited.attribute if found.name != _ORIGIN}
