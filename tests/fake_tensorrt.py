@@ -653,11 +653,11 @@ class _Profile(_Bound):
         self._values: dict[str, Any] = {}
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
-        _check_order(input, (min, opt, max))
+        _check_order(self._trt, input, (min, opt, max))
         self._shapes[input] = (tuple(min), tuple(opt), tuple(max))
 
     def set_shape_input(self, input: str, min: Any, opt: Any, max: Any) -> None:
-        _check_order(input, (min, opt, max))
+        _check_order(self._trt, input, (min, opt, max))
         self._values[input] = (tuple(min), tuple(opt), tuple(max))
 
 
@@ -917,7 +917,11 @@ class _Context(_Bound):
         return not missing
 
 
-def _check_order(name: str, shapes: Sequence[Any]) -> None:
+def _check_order(trt: Any, name: str, shapes: Sequence[Any]) -> None:
+    """As the bindings do; their integers have 32 bits before 10."""
+    bits = 31 if hasattr(trt.Builder, "max_batch_size") else 63
+    if any(not -(2**bits) <= size < 2**bits for shape in shapes for size in shape):
+        raise TypeError("incompatible function arguments")
     least, usual, most = (tuple(shape) for shape in shapes)
     ordered = all(a <= b <= c for a, b, c in zip(least, usual, most, strict=True))
     if not ordered:

@@ -428,3 +428,19 @@ def test_a_profile_that_the_bindings_raise_over_is_refused_in_words(stage: Stage
         stage.build(BuildSettings(shapes=shapes))
     _text(error)
     assert stage.script.asked == []
+
+
+@pytest.mark.parametrize(("variant", "most"), [("8.6", 2**31), ("10.0", 2**63), ("11", 2**63)])
+def test_a_size_over_tensorrts_integers_is_refused_in_words(variant: Variant, most: int) -> None:
+    """With a TypeError by the bindings, and not with the ValueError of sizes that do not grow."""
+    typing: Typing = "strong" if variant == "11" else "weak"
+    with Stage(small_script(engine()), variant, typing) as stage:
+        with pytest.raises(
+            BackendError, match=rf"refuses the optimization profile x: 1x4 / 2x4 / {most}x4\."
+        ) as error:
+            stage.build(
+                BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (most, 4))}),
+                Precision(typing == "weak"),
+            )
+        _text(error)
+        assert stage.script.asked == []

@@ -83,7 +83,7 @@ def add_profile(builder: Any, config: Any, network: Any, shapes: Mapping[str, Sh
     if not _fill(profile, needed, told) or config.add_optimization_profile(profile) < 0:
         raise BackendError(
             f"TensorRT refuses the optimization profile {_say(told)}. Expected, for each dimension, min <= opt <= max "
-            "within what the model allows. Correct --profile, or use calibration data of the shapes to be served."
+            "within what the model and TensorRT's integers allow. Correct --profile, or use calibration data of the shapes to be served."
         )
 
 
@@ -96,7 +96,7 @@ def _fill(profile: Any, needed: Sequence[Any], told: Mapping[str, ShapeRange]) -
                 profile.set_shape(tensor.name, wanted.min, wanted.opt, wanted.max)
             if tensor.is_shape_tensor and wanted.values is not None:
                 profile.set_shape_input(tensor.name, *(list(values) for values in wanted.values))
-    except ValueError:  # how the bindings refuse
+    except (TypeError, ValueError):  # how the bindings refuse numbers that are too large, and such as do not grow
         return False
     return True
 
