@@ -483,6 +483,22 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
         exports.write_exports(["trtexec"], outside, plan, _engine_artifact(outside), _PLAIN, tmp_path)
 
 
+def test_a_changed_model_goes_when_trtexec_is_given_the_model_itself_again(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    graph, plan = recorded_graph("needs_constraints"), make_plan(recorded_graph("needs_constraints"), "/Add")
+    clamping = replace(plan, clamps=(Clamp("rot90", 0.5, "too large"),))
+    for change, is_left in (("", False), ("# the user's own\n", True)):
+        open_fake(fake_tensorrt("8.6", recorded_script("needs_constraints")))
+        _, line, model = exports.write_exports(
+            ["trtexec"], graph, clamping, _engine_artifact(graph), _PLAIN, tmp_path
+        )
+        line.write_text(line.read_text() + change)
+        listed, _ = exports.write_exports(["trtexec"], graph, plan, _engine_artifact(graph), _PLAIN, tmp_path)
+        assert Path(read_options(listed.read_text().splitlines())["--onnx"]).samefile(graph.path)
+        assert model.is_file() == is_left
+
+
 def test_trtexec_is_given_the_model_whose_axes_are_told(
     tmp_path: Path, open_fake: Callable[[Any], None]
 ) -> None:

@@ -20,7 +20,7 @@ from overflow_fixer.backends.tensorrt.exports.chosen_pins import (
     choose_pins,
 )
 from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script, render_loader, render_npps
-from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
+from overflow_fixer.backends.tensorrt.exports.staleness import remove_left_over, remove_stale, sign
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
 from overflow_fixer.backends.tensorrt.network import parse_model
@@ -110,6 +110,8 @@ def _write_trtexec(export: Export) -> tuple[Path, ...]:
         )
     command, changed = (_read_weak if engine.typing == "weak" else _read_strong)(export)
     arguments = render_arguments(command, export.settings)
+    if not changed:
+        remove_left_over(line, _name_model(export))
     write_text(listed, "".join(f"{argument}\n" for argument in arguments))
     write_text(line, sign(render_line(arguments), export.plan_sha256))
     return (listed, line, *changed)
@@ -162,10 +164,14 @@ def _write_model(export: Export, content: bytes) -> Path:
             f"attributes, but the data of {outside.name!r} lies in another file, beside the model. Expected a model in one file. "
             "Use --export polygraphy-loader, which changes the model when it runs, or plan with --masks pin."
         )
-    path = export.folder / f"{export.graph.path.stem}.trtexec.onnx"
+    path = _name_model(export)
     with replace_file(path) as temporary:
         temporary.write_bytes(content)
     return path
+
+
+def _name_model(export: Export) -> Path:
+    return export.folder / f"{export.graph.path.stem}.trtexec.onnx"
 
 
 def _read_bindings(network: Any) -> tuple[Binding, ...]:

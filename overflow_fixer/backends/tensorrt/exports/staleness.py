@@ -29,6 +29,13 @@ def remove_stale(model: Path, folder: Path, plan_sha256: str, written: Collectio
                     path.unlink(missing_ok=True)
 
 
+def remove_left_over(signed: Path, other: Path) -> None:
+    """Remove what belongs to a file that is about to be written without it; where that one was changed, it is left alone."""
+    if _read_signature(signed) is not None:
+        with suppress(OSError):
+            other.unlink(missing_ok=True)
+
+
 def _list_exports(model: Path, folder: Path) -> tuple[tuple[Path, tuple[Path, ...]], ...]:
     """The file that is signed, and those that belong to it, of each kind."""
     script, listed, changed = (folder / f"{model.stem}.trtexec.{suffix}" for suffix in ("sh", "txt", "onnx"))
