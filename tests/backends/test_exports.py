@@ -483,6 +483,25 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
         exports.write_exports(["trtexec"], outside, plan, _engine_artifact(outside), _PLAIN, tmp_path)
 
 
+def test_a_model_is_refused_for_trtexec_without_a_word_of_changes_that_it_does_not_need(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    text = "g (float[4] x) => (float[4] y) <float low = {-inf}, float high = {6}> { a = Relu(x) y = Clip(a, low, high) }"
+    model = onnx.load(write_model(tmp_path, text))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "outside"))
+    model.graph.node.append(helper.make_node("Add", ["a", "outside"], ["z"], "add"))
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=8, location="data")
+    open_fake(fake_tensorrt("8.6", Script()))
+    graph = load_graph(tmp_path / "model.onnx")
+    with pytest.raises(
+        BackendError, match=r"as it is changed for TensorRT.*changes no dimensions or bounds"
+    ) as error:
+        exports.write_exports(
+            ["trtexec"], graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out"
+        )
+    assert "with constants clamped" not in str(error.value)
+
+
 def test_a_changed_model_goes_when_trtexec_is_given_the_model_itself_again(
     tmp_path: Path, open_fake: Callable[[Any], None]
 ) -> None:
