@@ -65,9 +65,9 @@ def say_without_effect(build: BuildOptions, is_engine: bool) -> Iterator[str]:
 
 
 def say_luck(best: Attempt, naive: Verification | None) -> Iterator[str]:
-    """That a plain engine which passes proves little: measured, see docs/tensorrt.md."""
-    is_engine = best.artifact.engine is not None
-    if is_engine and naive is not None and naive.passed and best.plan.pins:
+    """That a plain engine of weak typing which passes proves little: measured, see docs/tensorrt.md."""
+    is_weak = best.artifact.engine is not None and best.artifact.engine.typing == "weak"
+    if is_weak and naive is not None and naive.passed and best.plan.pins:
         yield (
             "Plain FP16 passes in this build. TensorRT chooses kernels by timing them, so another build of plain FP16 "
             "may run the pinned nodes in FP16 and not pass."

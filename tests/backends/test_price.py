@@ -194,6 +194,11 @@ def test_regions_are_named_where_there_are_any() -> None:
     assert remark.startswith("3 of 10 layers are regions that show only their borders")
 
 
+def test_what_runs_in_a_region_is_no_choice_where_types_come_from_the_model() -> None:
+    (_, remark) = _remarks(_artifact(PATH, replace(ENGINE, typing="strong", opaque_layers=3)), SLOW)
+    assert remark == "3 of 10 layers are regions that show only their borders."
+
+
 def test_conversions_are_blamed_where_they_are_many() -> None:
     (_, remark) = _remarks(_artifact(PATH, replace(ENGINE, reformat_layers=4)), SLOW)
     assert remark == "4 of 10 layers only convert between types and formats."

@@ -30,6 +30,7 @@ from overflow_fixer.records import (
     PlanPolicy,
     RepairRound,
     Tolerance,
+    Typing,
     Verification,
 )
 from overflow_fixer.repair.attempts import Attempt
@@ -222,14 +223,16 @@ def test_defaults_that_become_constants_are_named(ir_version: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("is_engine", "naive_passes", "is_told"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("typing", "naive_passes", "is_told"),
+    [("weak", True, True), ("weak", False, False), ("strong", True, False), (None, True, False)],
 )
 def test_that_plain_fp16_passes_in_one_build_is_told_as_luck(
-    tmp_path: Path, is_engine: bool, naive_passes: bool, is_told: bool
+    tmp_path: Path, typing: Typing | None, naive_passes: bool, is_told: bool
 ) -> None:
+    """By strong typing every build of plain FP16 runs the pinned nodes in FP16."""
     report = fix(_config(tmp_path))
     assert report.naive is not None
-    engine = Engine("8.6.0", "GPU", (9, 0), "weak", "obey", 1, 1, 0, 0, 0) if is_engine else None
+    engine = None if typing is None else Engine("8.6.0", "GPU", (9, 0), typing, "obey", 1, 1, 0, 0, 0)
     best = Attempt(report.plan, replace(report.artifact, engine=engine), report.fixed)
     told = list(say_luck(best, report.fixed if naive_passes else report.naive))
     assert (len(told) == 1) is is_told
