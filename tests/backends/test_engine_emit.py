@@ -17,6 +17,7 @@ from recorded_networks import make_plan
 from standin_gpu import StandInDriver, use_standin_gpu
 from typed_models import write_model
 
+from overflow_fixer.backends import choose_backend
 from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_fp32, open_runner, open_tracer
 from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.errors import BackendError, PlanError
@@ -232,3 +233,12 @@ def test_a_broken_tensorrt_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatc
         old = type("ICudaEngine", (), {})
         monkeypatch.setattr(trt, "ICudaEngine", old)
         assert availability.find_lack() == "TensorRT 8.6.1 has no named inputs and outputs"
+
+
+def test_a_gpu_that_refuses_is_not_told_as_none() -> None:
+    """Such as one whose memory others took, or one that serves a single process."""
+    with _tensorrt(small_script()) as driver:
+        driver.fails = {"cuDevicePrimaryCtxRetain": 2}
+        told = "The CUDA driver refused cuDevicePrimaryCtxRetain: out of memory (code 2)"
+        assert availability.find_lack() == told
+        assert choose_backend("auto") == ("onnx", f"a typed ONNX model: {told}")

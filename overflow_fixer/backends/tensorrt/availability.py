@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overflow_fixer.backends.tensorrt.capabilities import import_tensorrt, is_installed, probe
-from overflow_fixer.backends.tensorrt.cuda import open_device
+from overflow_fixer.backends.tensorrt.cuda import list_devices, open_device
 from overflow_fixer.errors import BackendError
 
 
@@ -21,9 +21,7 @@ def find_lack() -> str | None:
     """What is missing to build engines, in a few words; None where nothing is."""
     if not is_installed():
         return "TensorRT is not installed here"
-    try:
-        open_device()
-    except BackendError:
+    if not list_devices():
         return "there is no GPU here"
     try:
         require()
