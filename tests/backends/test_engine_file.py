@@ -203,3 +203,14 @@ def test_the_fraction_of_a_second_survives(written: Written) -> None:
     assert engine is not None
     assert math.isclose(engine.build_seconds, 1.25)
     assert engine.warnings == ("a warning", "größer")
+
+
+def test_no_engine_is_left_without_its_sidecar(tmp_path: Path) -> None:
+    """It would be taken for another program's, and never be replaced."""
+    written = Written(tmp_path)
+    for path in (written.path, sidecar_of(written.path)):
+        path.unlink()
+    sidecar_of(written.path).mkdir()
+    with pytest.raises(OutputError):
+        written.write(b"another")
+    assert not written.path.exists()

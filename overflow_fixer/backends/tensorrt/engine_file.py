@@ -33,9 +33,10 @@ def write_engine(
     precision: Precision,
     artifact: Artifact,
 ) -> None:
-    """Write the engine whole or not at all, then its sidecar. Raises OutputError where that cannot be done."""
-    with replace_file(path, len(plan_bytes)) as temporary:
-        temporary.write_bytes(plan_bytes)
+    """Write the sidecar, then the engine, each whole or not at all. Raises OutputError where that cannot be done.
+
+    In that order, since an engine without a sidecar is taken for another program's: see emission.find_foreign.
+    """
     document = {
         "schema_version": _VERSION,
         "tool_version": __version__,
@@ -60,6 +61,8 @@ def write_engine(
         "engine": asdict(artifact.engine) if artifact.engine is not None else None,
     }
     write_text(sidecar_of(path), json.dumps(document, indent=1) + "\n")
+    with replace_file(path, len(plan_bytes)) as temporary:
+        temporary.write_bytes(plan_bytes)
 
 
 def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSettings) -> Artifact:
