@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -197,6 +198,18 @@ def test_newer_releases_build_the_typed_model_and_set_no_precision(
     found = _engine(artifact)
     assert (found.typing, found.constraints) == ("strong", "none")
     assert [(pin.node, pin.state) for pin in found.pins] == [("square", "honoured")]
+
+
+@pytest.mark.parametrize("variant", ["10.12", "11"])
+def test_a_typed_model_that_is_refused_is_told_by_the_model_that_it_was_made_of(
+    graph: Graph, tmp_path: Path, variant: Variant
+) -> None:
+    """For it may lie among trials, which are gone when the message is read."""
+    script, path = Script(parse_errors=["no importer of Strange"]), tmp_path / "trial" / "model.engine"
+    told = re.escape(f"cannot take the typed model of {graph.path}: no importer of Strange")
+    with _tensorrt(script, variant), pytest.raises(BackendError, match=told) as error:
+        emit(graph, make_plan(graph, "square"), path, SETTINGS)
+    assert str(path.parent) not in str(error.value)
 
 
 def test_a_strong_tracer_marks_the_typed_model(graph: Graph, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def open_tracer(
         weak = WeakBuild(trt, found, graph, plan, settings, silent, tensors)
         return weak.run()[1]
     typed = next(path for path in artifact.files if path.suffix == ".onnx")
-    parsed = parse_model(trt, found, typed, typed, "strong")
+    parsed = parse_model(trt, found, typed, graph.path, "strong")
     mark_tensors(parsed.network, read_layers(parsed.network), tensors)
     precision = Precision(fp16=False, tf32=settings.tf32)
     return EngineRunner(trt, build(trt, found, parsed.network, precision, settings, silent).plan)
@@ -197,7 +197,7 @@ def _emit_strong(
 ) -> Artifact:
     typed_path = _name_typed(path)
     typed = mixed_onnx.emit(graph, plan, typed_path, io_types=settings.io_types)
-    parsed = parse_model(trt, found, typed_path, typed_path, "strong")
+    parsed = parse_model(trt, found, typed_path, graph.path, "strong")
     precision = Precision(fp16=False, tf32=settings.tf32)
     built = build(trt, found, parsed.network, precision, settings, progress)
     typed_graph = load_graph(typed_path)

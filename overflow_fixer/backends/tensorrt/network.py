@@ -81,7 +81,7 @@ def prepare(trt: Any, plugins: Sequence[Path]) -> None:
 def parse_model(
     trt: Any, found: Capabilities, source: Path | bytes, origin: Path, typing: Typing, doubt: str = ""
 ) -> ParsedNetwork:
-    """Parse a model file, or a model's bytes whose external data lies beside `origin`.
+    """Parse a model's bytes, whose external data lies beside its file `origin`, or that file, or the typed model made of it.
 
     Raises BackendError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before.
     """
@@ -96,8 +96,9 @@ def parse_model(
     else:
         is_parsed = parser.parse_from_file(str(source))
     if not is_parsed:
+        told = f"the typed model of {origin}" if isinstance(source, Path) and source != origin else origin
         raise BackendError(
-            f"TensorRT {found.version} cannot take {origin}: {_explain(parser, logger, found)}. Expected a model of "
+            f"TensorRT {found.version} cannot take {told}: {_explain(parser, logger, found)}. Expected a model of "
             f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, fold its constants where it is "
             "values or axes that are not known, give a plug-in with --plugin, or build the typed model with --backend onnx for a newer TensorRT."
         )

@@ -146,7 +146,7 @@ def _read_strong(export: Export) -> tuple[Command, tuple[Path, ...]]:
     """What trtexec builds by strong typing: the typed model, in which nothing is left to pin."""
     trt, found, _ = open_tensorrt(export.settings)
     typed = next(path for path in export.artifact.files if path.suffix == ".onnx")
-    network = parse_model(trt, found, typed, typed, "strong").network
+    network = parse_model(trt, found, typed, export.graph.path, "strong").network
     pinning, bindings = Pinning((), ()), _read_bindings(network)
     return Command(typed.resolve(), _engine_path(export), "strong", "none", bindings, (), pinning), ()
 
