@@ -39,6 +39,8 @@ _THIN_SHARE = 0.5
 _OF_ENGINES = (
     "typing tf32 workspace_gib optimization_level tactic_sources timing_cache plugins profile".split()
 )
+_OF_EXPORTS = ("tf32", "plugins", "profile")
+"""Those of them that Polygraphy's scripts have as well."""
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -53,13 +55,15 @@ def say_changed_data(ranges: RangeTable, data: CalibrationSet) -> Iterator[str]:
 
 
 def say_without_effect(build: BuildOptions, is_engine: bool) -> Iterator[str]:
-    """That settings of engines were given where a typed model was built, and nothing was exported for an engine."""
-    usual = BuildOptions()
-    given = [f"build.{name}" for name in _OF_ENGINES if getattr(build, name) != getattr(usual, name)]
-    if given and not is_engine and not build.exports:
+    """That settings of engines were given where a typed model was built, and nothing was exported that has them."""
+    usual, exported = BuildOptions(), _OF_EXPORTS if build.exports else ()
+    named = (name for name in _OF_ENGINES if getattr(build, name) != getattr(usual, name))
+    given = [f"build.{name}" for name in named if name not in exported]
+    if given and not is_engine:
         has, it = ("has", "it") if len(given) == 1 else ("have", "them")
+        nor = ", nor on what was exported" if build.exports else ""
         yield (
-            f"{name_few(given)} {has} no effect on a typed ONNX model, which is what was built: an engine alone heeds {it}. Build one "
+            f"{name_few(given)} {has} no effect on a typed ONNX model, which is what was built{nor}: an engine alone heeds {it}. Build one "
             "with --backend tensorrt, where TensorRT and a GPU are."
         )
 

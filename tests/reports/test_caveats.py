@@ -427,6 +427,11 @@ def _tell_of(kind: int, nodes: list[onnx.NodeProto], folder: Path) -> Sequence[s
         ({"plugins": ["p.so"]}, "build.plugins has no effect on a typed ONNX model"),
         ({"typing": "weak", "workspace_gib": 1.0}, "build.typing, build.workspace_gib have no effect"),
         ({"plugins": ["p.so"], "exports": ["polygraphy-npps"]}, None),
+        ({"tf32": False, "profile": {"x": [[1], [2], [3]]}, "exports": ["polygraphy-loader"]}, None),
+        (
+            {"plugins": ["p.so"], "optimization_level": 3, "exports": ["polygraphy-loader"]},
+            "build.optimization_level has no effect on a typed ONNX model, which is what was built, nor on what was exported:",
+        ),
     ],
 )
 def test_settings_of_engines_that_do_nothing_are_told(build: dict[str, Any], said: str | None) -> None:
