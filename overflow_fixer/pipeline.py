@@ -93,7 +93,7 @@ def fix(
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-    check_request(config, graph, BACKENDS[backend])
+    check_request(config, graph, calibration, BACKENDS[backend])
     check_place(config, graph, backend)
     with claim_folder(config.folder):
         fused = _fuse(config, graph, calibration, progress, clock) if config.refuse_layernorm else None

@@ -173,3 +173,14 @@ def test_what_cannot_be_had_is_told_before_the_scan(build: dict[str, object], tm
     assert "\n" not in str(error.value)
     assert isinstance(error.value, ConfigError) == ("typing" not in build)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_that_does_not_take_the_data_is_told_before_the_scan(tmp_path: Path) -> None:
+    """It was told after the scan, and after plain FP16 and the plan had been built."""
+    most = [4, 3, 64, 64]
+    with use_standin_gpu(working_tensorrt("8.6", tmp_path / "works")):
+        with pytest.raises(
+            ConfigError, match="takes 4x3x64x64 to 4x3x64x64, and the calibration data have 2x3x64x64"
+        ):
+            _fix("conv_chain", tmp_path / "out", profile={"image": [most, most, most]})
+        assert not (tmp_path / "out").exists()

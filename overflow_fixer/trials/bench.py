@@ -290,7 +290,7 @@ class Bench:
         return next(fits, first)
 
 
-def check_request(config: FixConfig, graph: Graph, backend: Backend) -> None:
+def check_request(config: FixConfig, graph: Graph, calibration: CalibrationSet, backend: Backend) -> None:
     """Raise at once what building or verifying would raise after the scan, for what cannot be had as asked for."""
     for part in find_parts(config.verify.tolerance(), graph.outputs):
         part.check(graph.sure_shapes.get(part.output))
@@ -298,6 +298,9 @@ def check_request(config: FixConfig, graph: Graph, backend: Backend) -> None:
         tensorrt.override_shapes(graph, {}, config.build.profile)
     if backend.is_engine:
         tensorrt.check_settings(config.build.settings(config.folder, {}))
+    if backend.is_engine and config.build.profile:
+        seen = survey_shapes(calibration)
+        tensorrt.check_cover(tensorrt.override_shapes(graph, seen, config.build.profile), seen)
 
 
 def _asks_shapes(config: FixConfig, backend: Backend) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typed_models import write_model
 
-from overflow_fixer.backends.tensorrt.profiles import override_shapes
+from overflow_fixer.backends.tensorrt.profiles import check_cover, override_shapes
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import ShapeRange
@@ -76,6 +76,32 @@ def test_a_profile_that_does_not_fit_is_one_paragraph(
     assert "x ['N', 4], shape [2], row ['M']" in text
     assert "Correct --profile." in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "told"),
+    [
+        ("x", [[2, 4], [2, 4], [3, 4]], "'x' takes 2x4 to 3x4, and the calibration data have 1x4 to 3x4"),
+        ("x", [[1, 4], [2, 4], [2, 4]], "'x' takes 1x4 to 2x4, and the calibration data have 1x4 to 3x4"),
+        (
+            "shape",
+            [[1, 4], [2, 4], [2, 4]],
+            "'shape' takes 1x4 to 2x4, and the calibration data have 1x4 to 3x4",
+        ),
+        ("x", [[0, 4], [2, 4], [9, 4]], None),
+        ("shape", [[1, 4], [2, 4], [8, 4]], None),
+        ("row", [[1], [2], [3]], None),
+    ],
+)
+def test_a_profile_is_to_take_the_data(
+    graph: Graph, name: str, shapes: list[list[int]], told: str | None
+) -> None:
+    profiles = {name: shapes}
+    if told is None:
+        return check_cover(override_shapes(graph, _SEEN, profiles), _SEEN)
+    with pytest.raises(ConfigError) as error:
+        check_cover(override_shapes(graph, _SEEN, profiles), _SEEN)
+    assert str(error.value).startswith(f"The profile of {told}. Expected one that")
 
 
 _SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)

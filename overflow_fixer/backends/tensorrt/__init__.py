@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         open_tracer,
     )
     from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
-    from overflow_fixer.backends.tensorrt.profiles import override_shapes
+    from overflow_fixer.backends.tensorrt.profiles import check_cover, override_shapes
     from overflow_fixer.backends.tensorrt.protection import find_protected
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "FP32",
     "FP32_EXACT",
     "NAIVE",
+    "check_cover",
     "check_settings",
     "describe",
     "emit",
@@ -61,7 +62,7 @@ __getattr__ = lazy_names(
             "open_tracer",
         ),
         "price": ("FIXED", "FP32", "FP32_EXACT", "NAIVE", "measure_price"),
-        "profiles": ("override_shapes",),
+        "profiles": ("check_cover", "override_shapes"),
         "protection": ("find_protected",),
     },
 )

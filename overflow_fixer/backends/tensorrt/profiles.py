@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from overflow_fixer.errors import BackendError, ConfigError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import ShapeRange
 
+_Edges = tuple[tuple[int, ...], tuple[int, ...]]
 _OPEN_KINDS = frozenset({"NON_ZERO", "NMS"})
 
 
@@ -37,6 +38,33 @@ def override_shapes(
         **seen,
         **{name: _make_range(known[name].dims, seen.get(name), profiles[name]) for name in profiles},
     }
+
+
+def check_cover(wanted: Mapping[str, ShapeRange], seen: Mapping[str, ShapeRange]) -> None:
+    """Raise ConfigError where an engine for the shapes, and values, `wanted` would not take data of those `seen`."""
+    for name, data in seen.items():
+        for asked, found in _pair_edges(wanted[name], data):
+            if not _covers(asked, found):
+                takes, have = (
+                    " to ".join("x".join(map(str, edge)) for edge in one) for one in (asked, found)
+                )
+                raise ConfigError(
+                    f"The profile of {name!r} takes {takes}, and the calibration data have {have}. Expected one that takes all of "
+                    "the data, since the engine is verified on them. Widen --profile, or give other data."
+                )
+
+
+def _pair_edges(wanted: ShapeRange, data: ShapeRange) -> Iterator[tuple[_Edges, _Edges]]:
+    """The least and the greatest, of what is wanted and of the data: shapes, then values where both have them."""
+    yield (wanted.min, wanted.max), (data.min, data.max)
+    if wanted.values is not None and data.values is not None:
+        yield wanted.values[::2], data.values[::2]
+
+
+def _covers(asked: _Edges, found: _Edges) -> bool:
+    (low, high), (least, most) = asked, found
+    grows = all(a <= b <= c <= d for a, b, c, d in zip(low, least, most, high, strict=False))
+    return len(low) == len(least) and grows
 
 
 def _takes(dims: Sequence[int | str | None], shapes: Sequence[Sequence[int]]) -> bool:
