@@ -288,6 +288,8 @@ def _parse_profiles(
     profiles: dict[str, list[list[int]]] = {}
     for text in given:
         name, *shapes = text.rsplit(":", 3)
+        if name in profiles:
+            raise click.BadParameter(f"the input {name!r} was given two profiles.")
         try:
             profiles[name] = [[int(size) for size in shape.split("x")] for shape in shapes]
         except ValueError:

@@ -238,6 +238,7 @@ _REFUSED = [
     (["--workspace-gib", "0"], 2, "build.workspace_gib: input should be greater than 0"),
     (["--profile", "x:1x4:2x4"], 2, "'x:1x4:2x4' is not NAME:MIN:OPT:MAX"),
     (["--profile", "x:one:two:three"], 2, "'x:one:two:three' is not NAME:MIN:OPT:MAX"),
+    (["--profile", "x:1:2:3", "--profile", "x:2:3:4"], 2, "the input 'x' was given two profiles"),
     (["--profile", "nobody:1:2:3"], 2, "The profile nobody:1:2:3 does not fit the model"),
     (["--plugin", "missing.so"], 6, "The plug-in library missing.so does not load: missing.so: cannot open"),
 ]
