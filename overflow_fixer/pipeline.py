@@ -63,7 +63,7 @@ from overflow_fixer.reports.staleness import say_replaced_plan
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.settings import use_custom_ops
 from overflow_fixer.trials.bench import Bench, check_request
-from overflow_fixer.trials.place import check_place
+from overflow_fixer.trials.place import check_place, name_built
 from overflow_fixer.trials.results import check_results
 
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
@@ -158,7 +158,7 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
         graph = load_graph(config.model)
-        check_results(config, graph)
+        check_results(config, graph, name_built(config, backend))
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
         ranges = load_ranges(ranges_path)
         plan = load_plan(plan_path)

@@ -18,18 +18,23 @@ def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
     """
     chosen = BACKENDS[backend]
     path = name_artifact(config, backend)
-    files = chosen.name_files(path)
+    files = name_built(config, backend)
     for file in files:
         if file not in map(name_data, files):  # which is written in a folder, under its own name
             refuse_long_name(file)
     refuse_to_replace(list_read(config, graph), files)
-    check_results(config, graph)
+    check_results(config, graph, files)
     foreign = chosen.find_foreign(path, config.build.settings(config.folder, {}))
     if foreign is not None:
         raise OutputError(
             f"{foreign} is there, and fix-fp16 did not make it. Expected room for what is built from {graph.path.name}, or an earlier one "
             "of fix-fp16's. Name another folder with --out, or move the file. Nothing was written."
         )
+
+
+def name_built(config: FixConfig, backend: str) -> tuple[Path, ...]:
+    """All the files that the backend may build of the model."""
+    return tuple(BACKENDS[backend].name_files(name_artifact(config, backend)))
 
 
 def name_artifact(config: FixConfig, backend: str) -> Path:

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from overflow_fixer.config import FixConfig
-from overflow_fixer.files import refuse_to_replace
+from overflow_fixer.errors import OutputError
+from overflow_fixer.files import find_replaced, refuse_to_replace
 from overflow_fixer.graph.model import Graph
 
-_RESULTS = ("ranges.h5", "plan.json", "report.json", "report.html", "timing.cache")
+_TIMINGS = "timing.cache"
+_RESULTS = ("ranges.h5", "plan.json", "report.json", "report.html")
 
 
-def check_results(config: FixConfig, graph: Graph) -> None:
-    """Raise OutputError where one of them would take the place of the model, its weights, the data or a library."""
-    refuse_to_replace(list_read(config, graph), (config.folder / name for name in _RESULTS))
+def check_results(config: FixConfig, graph: Graph, built: Iterable[Path] = ()) -> None:
+    """Raise OutputError where one of them would take the place of the model, its weights, the data or a library.
+
+    Kernel timings that are kept elsewhere take the place of none of these either, nor of a result or what is `built`.
+    """
+    results = [config.folder / name for name in _RESULTS]
+    refuse_to_replace(list_read(config, graph), (*results, config.folder / _TIMINGS))
+    cache = config.build.timing_cache
+    kept = (*list_read(config, graph), *results, *built)
+    if cache is not None and (
+        find_replaced(kept, [cache]) or cache.is_dir() or _lies_in(cache, config.calib)
+    ):
+        raise OutputError(
+            f"The kernel timings would be written to {cache}, which is read here, lies among the calibration data, is "
+            "another result or a folder. Expected a file of their own. Name another with --timing-cache. Nothing was written."
+        )
+
+
+def _lies_in(path: Path, data: Path | str) -> bool:
+    folder = os.path.realpath(data)
+    return data != "random" and os.path.isdir(folder) and Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def list_read(config: FixConfig, graph: Graph) -> tuple[Path, ...]:

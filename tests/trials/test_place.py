@@ -104,6 +104,40 @@ def test_libraries_are_not_replaced(given: Callable[[Path], Any], tmp_path: Path
         check_place(config, load_graph(config.model), "onnx")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m.onnx",
+        "w.bin",
+        "data/x.npz",
+        "data/timings",
+        "out/ranges.h5",
+        "out/m.engine",
+        "out/m.engine.json",
+        ".",
+    ],
+)
+def test_kernel_timings_take_the_place_of_nothing(name: str, tmp_path: Path) -> None:
+    """Whatever the file holds is taken for timings that are torn, and replaced."""
+    graph = load_graph(_save(tmp_path, "w.bin"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "x.npz").rename(tmp_path / "data" / "x.npz")
+    build = {"backend": "tensorrt", "timing_cache": tmp_path / name}
+    config = FixConfig(model=graph.path, calib=tmp_path / "data", out=tmp_path / "out", build=build)
+    with pytest.raises(
+        OutputError, match=f"The kernel timings would be written to .*{name}.* --timing-cache"
+    ):
+        check_place(config, graph, "tensorrt")
+
+
+def test_kernel_timings_have_a_file_of_their_own(tmp_path: Path) -> None:
+    graph = load_graph(_save(tmp_path))
+    for name in ("out/timing.cache", "elsewhere/all.cache"):
+        build = {"backend": "tensorrt", "timing_cache": tmp_path / name}
+        config = FixConfig(model=graph.path, calib=tmp_path / "x.npz", out=tmp_path / "out", build=build)
+        check_place(config, graph, "tensorrt")
+
+
 def test_a_link_to_the_weights_is_known(tmp_path: Path) -> None:
     _save(tmp_path, "weights.bin")
     (tmp_path / "plan.json").symlink_to("weights.bin")
