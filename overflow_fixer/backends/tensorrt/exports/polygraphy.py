@@ -214,7 +214,11 @@ def _render_pins(pins: Sequence[ExportedPin], how: Enforcement) -> str:
         lines.append(f"    # {_one_line(pin.op_type)} -> {_one_line(', '.join(pin.outputs))}")
         lines += [f"    # {_one_line(reason)}" for reason in pin.reasons]
         lines.append(f"    {pin.node!r}: {pin.excuse!r},")
-    lines += ["}", "", "# Kinds of layers that are not pinned all the same: TensorRT could not obey it."]
+    lines += [
+        "}",
+        "",
+        "# Kinds of layers that are left free all the same, where TensorRT could not obey their pins.",
+    ]
     return "\n".join([*lines, f"FREE = {tuple(sorted(how.free))!r}"])
 
 
