@@ -33,8 +33,8 @@ class PinOutcome:
     """What became of one pinned node in an engine.
 
     "honoured": every float at the borders of its engine layers is FP32. "not visible": it is inside a
-    region of which the engine shows only the borders, or, by strong typing, in a layer with a cast beside it. "no layer": it was folded away or moved into
-    another's layer. `layers` are the engine's layers that hold it.
+    region of which the engine shows only the borders, or, by strong typing, in a layer with a cast beside it.
+    "no layer": it was folded away or moved into another's layer. `layers` are the engine's layers that hold it.
     """
 
     node: str

@@ -124,10 +124,7 @@ def _fill(profile: Any, needed: Sequence[Any], told: Mapping[str, ShapeRange]) -
                 profile.set_shape(tensor.name, wanted.min, wanted.opt, wanted.max)
             if tensor.is_shape_tensor and wanted.values is not None:
                 profile.set_shape_input(tensor.name, *(list(values) for values in wanted.values))
-    except (
-        TypeError,
-        ValueError,
-    ):  # how the bindings refuse numbers that are too large, and such as do not grow
+    except (TypeError, ValueError):  # by the first the bindings refuse integers that are too large
         return False
     return True
 
