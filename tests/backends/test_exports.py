@@ -483,6 +483,24 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
         exports.write_exports(["trtexec"], outside, plan, _engine_artifact(outside), _PLAIN, tmp_path)
 
 
+def test_what_trtexec_cannot_be_told_is_no_reason_to_leave_the_scripts_out(
+    tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    open_fake(fake_tensorrt("8.6", Script()))
+    graph, out = _model_with_masks(tmp_path / "model.onnx"), tmp_path / "out"
+    plan = replace(_clamping_plan(graph), pins=())
+    with pytest.raises(BackendError, match=r"^trtexec would need"):
+        exports.write_exports(
+            ["trtexec", "polygraphy-npps", "polygraphy-loader"],
+            graph,
+            plan,
+            _engine_artifact(graph),
+            _PLAIN,
+            out,
+        )
+    assert {path.name for path in out.iterdir()} == {"model_npps.py", "model_loader.py"}
+
+
 def test_a_model_is_refused_for_trtexec_without_a_word_of_changes_that_it_does_not_need(
     tmp_path: Path, open_fake: Callable[[Any], None]
 ) -> None:

@@ -67,14 +67,22 @@ def write_exports(
 ) -> tuple[Path, ...]:
     """Write each kind's files to `folder`, each file whole or not at all, and name them; those there of another plan go.
 
-    Raises BackendError for what trtexec cannot be told (see `trtexec`), OutputError where a file cannot be
-    written.
+    Raises BackendError for what trtexec cannot be told (see `trtexec`), once all else is written, and OutputError where a
+    file cannot be written.
     """
     check_exports(kinds, artifact.backend)
     export = Export(graph, plan, artifact, settings, folder)
-    written = tuple(path for kind in dict.fromkeys(kinds) for path in _WRITERS[kind](export))
+    written: list[Path] = []
+    refusal: BackendError | None = None
+    for kind in dict.fromkeys(kinds):
+        try:
+            written += _WRITERS[kind](export)
+        except BackendError as error:
+            refusal = error
     remove_stale(graph.path, folder, export.plan_sha256, written)
-    return written
+    if refusal is not None:
+        raise refusal
+    return tuple(written)
 
 
 def _write_npps(export: Export) -> tuple[Path, ...]:
