@@ -339,6 +339,20 @@ def test_the_usage_tells_the_shapes_of_open_inputs(tmp_path: Path) -> None:
     assert words[words.index("--trt-npps") + 1] == path.name
 
 
+@pytest.mark.parametrize("kind", ["npps", "loader"])
+def test_the_usage_is_for_the_folder_of_the_script(kind: str, tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    (path,) = exports.write_exports(
+        [f"polygraphy-{kind}"], graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path
+    )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    usage = shlex.split(next(line for line in lines if "polygraphy convert" in line).removeprefix("# $ "))
+    model = graph.path if kind == "npps" else path
+    assert (tmp_path / usage[2]).resolve() == model.resolve()
+    assert usage[usage.index("-o") + 1] == "model.polygraphy.engine"  # model.engine is another one there
+    assert any(line.endswith("Use it with weak typing, in its folder:") for line in lines)
+
+
 def test_a_plugin_that_the_loader_finds_by_its_name_is_named_so(
     tmp_path: Path, open_fake: Callable[[Any], None]
 ) -> None:

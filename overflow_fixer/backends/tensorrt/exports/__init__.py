@@ -87,7 +87,8 @@ def write_exports(
 
 def _write_npps(export: Export) -> tuple[Path, ...]:
     pins, how = _choose(export)
-    return _write_script(export, "npps", render_npps(export.graph, export.plan, pins, how, export.settings))
+    text = render_npps(export.graph, export.plan, pins, how, export.settings, export.folder)
+    return _write_script(export, "npps", text)
 
 
 def _write_loader(export: Export) -> tuple[Path, ...]:

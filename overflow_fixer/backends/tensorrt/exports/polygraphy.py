@@ -72,13 +72,16 @@ def render_npps(
     pins: Sequence[ExportedPin],
     how: Enforcement,
     settings: BuildSettings,
+    folder: Path,
 ) -> str:
-    """The post-processing script. A clamp cannot be done there: it says so, in the text and when it runs."""
+    """The post-processing script, whose usage is for `folder`. A clamp cannot be done there: it says so, in the text and when
+    it runs.
+    """
     name = name_script(graph.path, "npps")
     usage = [
         "polygraphy",
         "convert",
-        graph.path.name,
+        _find_path(graph, folder),
         *_polygraphy_options(graph, how, settings),
         "--trt-npps",
         name,
@@ -140,7 +143,7 @@ def _head(graph: Graph, usage: Sequence[str], how: Enforcement, imports: str) ->
     lines = (
         f"Nodes of {graph.path.name} that stay in FP32, set on its TensorRT network.",
         "",
-        f"Written by overflow_fixer {__version__} for the model of SHA-256 {graph.sha256}. Use it with weak typing:",
+        f"Written by overflow_fixer {__version__} for the model of SHA-256 {graph.sha256}. Use it with weak typing, in its folder:",
         "",
         f"$ {shlex.join(usage)}",
         "",
@@ -162,7 +165,13 @@ def _merge_imports(text: str) -> Iterator[str]:
 
 
 def _polygraphy_options(graph: Graph, how: Enforcement, settings: BuildSettings) -> Iterator[str]:
-    yield from ("--fp16", "--precision-constraints", how.constraints, "-o", f"{graph.path.stem}.engine")
+    yield from (
+        "--fp16",
+        "--precision-constraints",
+        how.constraints,
+        "-o",
+        f"{graph.path.stem}.polygraphy.engine",
+    )
     if not settings.tf32:
         yield "--no-tf32"
     opened = {
@@ -181,13 +190,16 @@ def _polygraphy_shapes(opened: Mapping[str, ShapeRange], which: str) -> Iterator
         yield f"{name}:[{','.join(map(str, getattr(shape, which)))}]"
 
 
-def _render_model(graph: Graph, settings: BuildSettings, folder: Path) -> Iterator[str]:
+def _find_path(graph: Graph, folder: Path) -> str:
+    """The model's path from the script's folder; the whole of it where that is on another drive."""
     try:
-        place = os.path.relpath(graph.path.resolve(), folder.resolve())
-        path = f"os.path.join(os.path.dirname(os.path.abspath(__file__)), {place!r})"
-    except ValueError:  # on another drive
-        path = repr(str(graph.path.resolve()))
-    yield f"MODEL = {path}"
+        return os.path.relpath(graph.path.resolve(), folder.resolve())
+    except ValueError:
+        return str(graph.path.resolve())
+
+
+def _render_model(graph: Graph, settings: BuildSettings, folder: Path) -> Iterator[str]:
+    yield f"MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), {_find_path(graph, folder)!r})"
     yield f"MODEL_SHA256 = {sha256_of([graph.path])!r}"
     yield f"PLUGINS = {tuple(locate_plugin(library) for library in settings.plugins)!r}"
 
