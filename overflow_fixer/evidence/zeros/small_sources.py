@@ -1,7 +1,8 @@
 """What a value that FP16 makes zero of is made of: its magnitude, carried back by each operator's algebra.
 
 A maximum of 1e-9 is of magnitudes up to 1e-9, a root of 1e-9 is that of 1e-18, and of a sum of 1e-6 over a thousand
-terms these are 1e-9 on average. A difference may be of values that FP16 holds, and so may a product.
+terms these are 1e-9 on average. What was chosen was as small before. A difference may be of values that FP16 holds, and
+so may a product.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.evidence.paths import lead_back
-from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.semantics import SCATTERS, moves
+from overflow_fixer.evidence.zeros.near_zero import PLACES
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -61,6 +63,10 @@ _OF_NO_NEGATIVES: Mapping[str, Algebra] = {
 }
 """The same where nothing below zero comes in, which could hide what is larger, too."""
 _OF_ALL_INPUTS = frozenset("Concat Max Add Sum".split())
+_CHOICES = PLACES | {"Min"}
+"""Operators that write elements of what they read, whatever the sign, each of one of their inputs."""
+_REDUCES: Mapping[bytes, str] = {b"add": "Add", b"mul": "Mul"}
+"""Scatters that compute with what is in their places, and the operator that does so."""
 
 
 class Part(NamedTuple):
@@ -147,12 +153,29 @@ def carry_back(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -
         yield Part(node.inputs[0], math.sqrt(magnitude))
     elif node.standard_op in ("Mul", "Div"):
         yield from _of_a_scaling(graph, ranges, node, magnitude)
+    elif node.standard_op in _CHOICES and _read_reduction(node) not in _REDUCES:
+        yield from _of_a_choice(graph, ranges, node, magnitude)
     else:
         yield from _of_elements(graph, ranges, node, magnitude)
 
 
+def _read_reduction(node: Node) -> bytes:
+    """What a scatter does with what is in its place; "none" of other operators."""
+    return bytes(node.value_of("reduction", b"none")) if node.standard_op in SCATTERS else b"none"
+
+
+def _of_a_choice(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
+    """What is chosen among that has elements as small, or that FP16 makes zero of; where none is known to, each whose smallest was not taken."""
+    seen = [ranges.by_tensor[name] for name in node.inputs if graph.is_float(name) and ranges.get(name)]
+    limit = max(magnitude * _NEARLY, FP16_UNDERFLOW)
+    small = [one for one in seen if 0 < one.min_nonzero_abs <= limit]
+    for one in small or [one for one in seen if one.min_nonzero_abs < 0]:
+        if one.tensor not in graph.constants:
+            yield Part(one.tensor, max(magnitude, one.min_nonzero_abs))
+
+
 def _of_elements(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
-    op = node.standard_op
+    op = _REDUCES.get(_read_reduction(node), node.standard_op)
     is_moved = op != "Concat" and moves(node, 0)
     of_either_sign = _same if is_moved else _OF_EITHER_SIGN.get(op)
     for name in node.inputs if op in _OF_ALL_INPUTS else node.inputs[:1]:

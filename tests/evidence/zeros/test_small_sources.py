@@ -29,6 +29,7 @@ CONSTANTS = {
     "two": scalar(2),
     "three": scalar(3),
     "both": floats(1, 2, 3),
+    "both_in_a_row": np.array([[1, 2, 3]], np.float32),
     "zero": scalar(0),
     "zeros": np.zeros((3, 1), np.float32),
     "tiny": scalar(1e-12),
@@ -39,6 +40,10 @@ CONSTANTS = {
     "bias": floats(0, 0),
     "signed": floats(1, -1, 1),
     "large": np.ones((1 << 18, 2), np.float32),
+    "mask": np.array([[True, False, True]]),
+    "pads": ints(0, 1, 0, 1),
+    "places": np.array([[0, 2, 1]]),
+    "count": ints(3),
 }
 
 
@@ -116,6 +121,16 @@ def test_a_gemm_of_equal_elements_is_of_these(attribute: str, value: float) -> N
         (node("Div", "three a", "y"), None),
         (node("Sub", "a three", "y"), None),
         (node("Exp", "a", "y"), None),
+        (node("Where", "mask a three", "y"), 1e-6),
+        (node("Where", "mask three a", "y"), 1e-6),
+        (node("Where", "mask tiny a", "y"), None),
+        (node("Min", "three a", "y"), 1e-6),
+        (node("Pad", "a pads three", "y"), 1e-6),
+        (node("Trilu", "a", "y"), 1e-6),
+        (node("ScatterElements", "both_in_a_row places a", "y", axis=1), 1e-6),
+        (node("ScatterElements", "a places both_in_a_row", "y", axis=1, reduction="max"), 1e-6),
+        (node("ScatterElements", "a places both_in_a_row", "y", axis=1, reduction="add"), None),
+        (node("ScatterElements", "a places both_in_a_row", "y", axis=1, reduction="mul"), None),
     ],
     ids=lambda given: f"{given.op_type} {' '.join(given.input)}" if isinstance(given, onnx.NodeProto) else "",
 )
@@ -139,11 +154,34 @@ def test_of_values_of_both_signs(given_node: onnx.NodeProto, magnitude: float | 
         node("Concat", "rows a", "y", axis=0),
         node("Max", "tiny a", "y"),
         node("Sum", "tiny a", "y"),
+        node("ScatterElements", "both_in_a_row places a", "y", axis=1, reduction="add"),
+        node("ScatterElements", "a places both_in_a_row", "y", axis=1, reduction="add"),
     ],
     ids=lambda given_node: f"{given_node.op_type} {' '.join(given_node.input)}",
 )
 def test_of_what_is_never_negative(given_node: onnx.NodeProto, tmp_path: Path) -> None:
     assert _carry(given_node, tmp_path, [[1, 2, 0]]) == [("a", 1e-6)]
+
+
+@pytest.mark.parametrize("op", ["Where", "Min"])
+def test_of_a_choice_what_has_elements_as_small(op: str, tmp_path: Path) -> None:
+    """Each that FP16 makes zero of; of `a`, with a zero in it, the smallest was not taken, and `d` has none as small."""
+    nodes = [
+        node("Exp", "a", "e"),
+        node("Mul", "e three", "f"),
+        node("Add", "e three", "d"),
+        node(op, "mask e f" if op == "Where" else "a e f d", "y"),
+    ]
+    graph, ranges = _scan(nodes, tmp_path, [[-20, 0, 4]])
+    least = math.exp(-20)
+    parts = list(carry_back(graph, ranges, graph.nodes[-1], least))
+    assert parts == [("e", pytest.approx(least)), ("f", pytest.approx(3 * least))]
+
+
+def test_of_the_largest_few_what_they_were_chosen_of(tmp_path: Path) -> None:
+    nodes = [node("TopK", "a count", "y places_of_them")]
+    graph, ranges = _scan(nodes, tmp_path, [[1, -2, 3]])
+    assert list(carry_back(graph, ranges, graph.nodes[-1], 1e-6)) == [("a", 1e-6)]
 
 
 def test_of_a_bound_nothing_is_told(tmp_path: Path) -> None:
