@@ -24,7 +24,8 @@ from overflow_fixer.records import RangeTable
 _KEPT = frozenset(
     """Add Sub Sum Max Min Neg Abs Relu LeakyRelu PRelu Elu Celu Selu Softplus Gelu Mish Swish HardSwish
     ThresholdedRelu Tanh Sigmoid HardSigmoid Softsign Erf Asin Acos Atan Asinh Atanh Sin Cos Floor Ceil Round Mod
-    Clip Pad Where Trilu Scatter ScatterElements ScatterND MaxPool GlobalMaxPool ReduceMax ReduceMin TopK""".split()
+    Clip Pad Where Trilu Scatter ScatterElements ScatterND MaxPool GlobalMaxPool ReduceMax ReduceMin TopK
+    ReduceLogSumExp LogSoftmax""".split()
 )
 """Operators of slope 1 or less, nearly: an absolute error is no larger behind them. Of Asin, Acos and Atanh it may be."""
 _SCALED = frozenset(

@@ -52,6 +52,7 @@ CONSTANTS = {
         ("Exp", "a", np.exp),
         ("Log", "a", np.log),
         ("CumSum", "a last", np.cumsum),
+        ("LogSoftmax", "a", lambda a: a - np.log(np.exp(a).sum())),
         ("Gather", "a far", lambda a: a[32]),
         ("Resize", "a rois scales", lambda a: np.repeat(a, 3)),
     ],
@@ -241,6 +242,15 @@ def test_what_an_infinity_hides_counts(tmp_path: Path) -> None:
         make_model(nodes, {"x": [2]}, "y", {"big": scalar(1000.3)}), tmp_path, {"x": floats(0.31, np.inf)}
     )
     assert _found(graph, ranges) == ["Mul_y", "Relu_r"]
+
+
+@pytest.mark.parametrize(("largest", "is_found"), [(100.3, False), (200.3, True)])
+def test_a_log_sum_exp_errs_by_as_much_as_its_terms(largest: float, is_found: bool, tmp_path: Path) -> None:
+    """Also where a mask of -1e30 is among them, which is a constant."""
+    nodes = [node("Identity", "x", "a"), node("Add", "a mask", "b"), node("ReduceLogSumExp", "b", "y")]
+    model = make_model(nodes, {"x": [2]}, "y", {"mask": floats(0, -1e30)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(largest, largest / 2)})
+    assert ("Identity_a" in _found(graph, ranges)) == is_found
 
 
 def test_what_fp16_holds_and_constants_are_left(tmp_path: Path) -> None:
