@@ -16,8 +16,8 @@ from overflow_fixer.inner.quiet_rows import find_statistic
 
 DIFFERENCES = frozenset("Add Sub".split())
 _HANDS_ON = frozenset(
-    """Mul Div Neg Abs Relu Clip Min Max Where Pow ReduceSum ReduceMean ReduceSumSquare Identity Reshape Transpose
-    Squeeze Unsqueeze Flatten Expand Slice Gather""".split()
+    """Mul Div Neg Abs Relu Clip Min Max Where Pow Sqrt ReduceSum ReduceMean ReduceSumSquare ReduceL1 ReduceL2 Identity
+    Reshape Transpose Squeeze Unsqueeze Flatten Expand Slice Gather""".split()
 )
 _MOST_NODES = 16
 """So many are followed: a long chain of sums is no exponent."""

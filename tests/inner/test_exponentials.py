@@ -53,6 +53,29 @@ def _kernel(x: np.ndarray) -> np.ndarray:
 
 FORMS = {
     "behind a factor": ([*POSITIVE, node("Mul", "p minus", "e"), node("Exp", "e", "y")], _decay),
+    "behind a root": (
+        [
+            *DIFFERENCE,
+            node("Mul", "d d", "q"),
+            node("Sqrt", "q", "p"),
+            node("Mul", "p minus", "e"),
+            node("Exp", "e", "y"),
+        ],
+        _decay,
+    ),
+    **{
+        f"inside {norm}": (
+            [
+                *DIFFERENCE,
+                node("Unsqueeze", "d last", "u"),
+                node(norm, "u last", "p", keepdims=0),
+                node("Mul", "p minus", "e"),
+                node("Exp", "e", "y"),
+            ],
+            _decay,
+        )
+        for norm in ("ReduceL1", "ReduceL2")
+    },
     "less a small constant": (
         [*POSITIVE, node("Mul", "p minus", "m"), node("Sub", "m eps", "e"), node("Exp", "e", "y")],
         _decay,
