@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overflow_fixer.graph.distances import find_joined_squares
+from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import is_root
@@ -40,18 +41,20 @@ def find_in_choice(expression: Expression) -> Iterator[Found]:
 
 
 def _trace_sum(graph: Graph, node: Node) -> list[Node] | None:
-    """The moves, bounds and roots between a sum and what reads it, the last first; None where it reads no sum."""
+    """The moves, masks, bounds and roots between a sum and what reads it, the last first; None where it reads no sum."""
     way: list[Node] = []
     writer = graph.producers.get(node.inputs[0])
-    while writer is not None and len(way) < _FARTHEST and _hands_on(graph, writer):
+    while writer is not None and len(way) < _FARTHEST and (read := _find_handed_on(graph, writer)):
         way.append(writer)
-        read = (name for name in writer.inputs if name not in graph.constants)
-        writer = graph.producers.get(next(read, ""))
+        writer = graph.producers.get(read)
     return way if writer is not None and _adds_up(graph, writer) else None
 
 
-def _hands_on(graph: Graph, node: Node) -> bool:
-    return node.standard_op in _HANDS_ON or is_root(graph, node)
+def _find_handed_on(graph: Graph, node: Node) -> str:
+    """What the node moves, masks, bounds or takes the root of; "" of any other."""
+    is_whole = node.standard_op in _HANDS_ON or is_root(graph, node)
+    read = (name for slot, name in enumerate(node.inputs) if is_whole or is_filled(graph, node, slot))
+    return next((name for name in read if name not in graph.constants), "")
 
 
 def _adds_up(graph: Graph, node: Node) -> bool:

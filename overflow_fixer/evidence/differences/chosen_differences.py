@@ -23,6 +23,7 @@ from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.graph.distances import find_joined_squares
+from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import is_root, is_square, sums_squares
@@ -113,8 +114,9 @@ def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:
 
 
 def hands_on(graph: Graph, reader: Node, slot: int) -> bool:
-    """Whether it moves or bounds what comes in there, or takes the root."""
-    return moves(reader, slot) or reader.standard_op in _KEEPS_SIZE or is_root(graph, reader)
+    """Whether it moves, masks or bounds what comes in there, or takes the root."""
+    is_kept = moves(reader, slot) or is_filled(graph, reader, slot)
+    return is_kept or reader.standard_op in _KEEPS_SIZE or is_root(graph, reader)
 
 
 def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
@@ -154,7 +156,7 @@ def _adds_up(graph: Graph, node: Node, name: str) -> bool:
 
 
 def _find_choices(graph: Graph, node: Node) -> Iterator[tuple[Node, bool]]:
-    """The nodes that choose among what the node writes, behind moves, bounds and a root, and whether behind a root."""
+    """The nodes that choose among what the node writes, behind moves, masks, bounds and a root, and whether behind a root."""
     pending, seen = [(node, False)], {node.label}
     while pending:
         writer, is_behind = pending.pop()

@@ -29,6 +29,7 @@ from overflow_fixer.evidence.weighted_means import find_weighted_means
 from overflow_fixer.evidence.zeros.divisors import divides
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.distances import find_joining
+from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
@@ -151,9 +152,7 @@ def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: 
 def may_keep(graph: Graph, node: Node, slot: int) -> bool:
     """The same, whatever the data are; of Where, where it may put a constant in its place."""
     op = node.standard_op
-    if op == "Where":
-        return slot > 0 and node.inputs[3 - slot] in graph.constants
-    if op in _BESIDE or (op == "Clip" and slot == 0):
+    if op in _BESIDE or (op == "Clip" and slot == 0) or is_filled(graph, node, slot):
         return True
     is_power = read_exponent(graph, node) > 0
     is_quotient = op == "Div" and slot == 0

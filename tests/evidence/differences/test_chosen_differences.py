@@ -62,6 +62,10 @@ CONSTANTS = {"last": ints(-1), "two": scalar(2), "k": ints(1), "zero": scalar(0)
     "points": ints(64, 3),
     "cube": ints(1, 64, 64),
     "ones": np.ones((1, 64, 1), np.float32),
+    "mask": np.tile([True, False], 32) | np.eye(64, dtype=bool),
+    "unmask": np.tile([False, True], 32) & ~np.eye(64, dtype=bool),
+    "all": np.ones(64, bool),
+    "far": scalar(1e4),
 }
 CHOICES = {
     "the nearest": [node("ReduceMin", "d", "y", axes=[2], keepdims=0)],
@@ -83,6 +87,10 @@ CHOICES = {
     "the first root, turned about": [
         node("Max", "d zero", "r"), node("Sqrt", "r", "q"), node("Neg", "q", "n"), node("TopK", "n k", "y i", axis=2)
     ],
+    "the nearest under a mask": [node("Where", "mask d far", "r"), node("ReduceMin", "r", "y", axes=[2])],
+    "the first under a mask, repeated": [
+        node("Expand", "far square", "f"), node("Where", "unmask f d", "r"), node("TopK", "r k", "y i", axis=2, largest=0)
+    ],
 }  # fmt: skip
 OTHERS = {
     "the farthest": [node("ReduceMax", "d", "y", axes=[2], keepdims=0)],
@@ -94,6 +102,7 @@ OTHERS = {
         node("Exp", "e", "y"),
     ],
     "behind a function": [node("Exp", "d", "r"), node("ReduceMin", "r", "y", axes=[2], keepdims=0)],
+    "beside others": [node("Where", "mask d sum", "r"), node("ReduceMin", "r", "y", axes=[2], keepdims=0)],
     "behind two roots": [
         node("Abs", "d", "a"),
         node("Sqrt", "a", "r"),
@@ -136,6 +145,7 @@ PLACES = {
         node("Max", "d zero", "r"), node("Reshape", "r square", "m"), node("ArgMin", "m", "i", axis=1)
     ],
     "the least root": [node("Max", "d zero", "r"), node("Sqrt", "r", "q"), node("ArgMin", "q", "i", axis=-1)],
+    "the nearest under a mask": [node("Where", "all d far", "m"), node("ArgMin", "m", "i", axis=2)],
 }  # fmt: skip
 TWINS = np.concatenate([CLOUD, CLOUD + np.float32(0.01)], 1)[:, ::2]
 """Of two points that are next to each other one or the other is nearest."""
