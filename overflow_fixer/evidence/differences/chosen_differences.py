@@ -95,7 +95,10 @@ def _name_chosen(ranges: RangeTable, choice: Node) -> str:
 
 
 def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iterator[Node]:
-    """The nodes that add up the distance, and of what computes the points what FP16 moves by more than a 64th of the margin's root."""
+    """The nodes that add up the distance, and of what computes the points what FP16 moves by more than a 64th of the margin's root.
+
+    Of points that are fed what moves them in any case: one term would be of other points than the rest.
+    """
     distance, most = small.node.outputs[0], MOST_ROUNDED * math.sqrt(small.value)
     for writer in _find_terms(graph, distance):
         yield writer
@@ -103,6 +106,17 @@ def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iter
             seen = ranges.get(name)
             if seen is not None and seen.max_abs > most and name not in graph.constants:
                 yield from find_origins(graph, ranges, name, most)
+            else:
+                yield from _find_movers(graph, name)
+
+
+def _find_movers(graph: Graph, tensor: str) -> list[Node]:
+    """What moves an input of the model to the tensor; none where it is computed."""
+    movers: list[Node] = []
+    while (node := graph.producers.get(tensor)) is not None and moves(node, 0):
+        movers.append(node)
+        tensor = node.inputs[0]
+    return movers if node is None and tensor not in graph.constants else []
 
 
 def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:

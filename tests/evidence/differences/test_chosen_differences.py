@@ -151,8 +151,11 @@ TWINS = np.concatenate([CLOUD, CLOUD + np.float32(0.01)], 1)[:, ::2]
 """Of two points that are next to each other one or the other is nearest."""
 
 
-def _scan_places(folder: Path, form: str, *clouds: Any) -> tuple[Any, Any]:
-    return _scan(folder, [*PLACES[form], node("Cast", "i", "y", to=TensorProto.FLOAT)], *clouds)
+def _scan_places(
+    folder: Path, form: str, *clouds: Any, distances: list[onnx.NodeProto] = DISTANCES
+) -> tuple[Any, Any]:
+    choice = [*PLACES[form], node("Cast", "i", "y", to=TensorProto.FLOAT)]
+    return _scan(folder, choice, *clouds, distances=distances)
 
 
 @pytest.mark.parametrize("form", PLACES)
@@ -189,10 +192,32 @@ def test_what_moves_the_points_counts_where_they_are_near_one_another(
 ) -> None:
     """Of twins that are 0.5 apart FP16's steps of 1/256 are no matter, but at the squares, up to 75, they are."""
     twins = np.concatenate([CLOUD, CLOUD + np.float32(shift)], 1)[:, ::2]
-    graph, ranges = _scan_places(tmp_path, "the nearest", twins)
+    distances = [node("Mul", "p half", "c"), *(_read_instead(one, "p", "c") for one in DISTANCES)]
+    graph, ranges = _scan_places(tmp_path, "the nearest", 2 * twins, distances=distances)
     pinned = pinned_by(find_lost_differences, graph, ranges)
     assert set(pinned) >= {"Sub_d", "Add_sum", "MatMul_xp", "Mul_xx", "Mul_pp", "ReduceSum_s"}
-    assert ("Transpose_pt" in pinned) == are_pinned
+    assert {"Transpose_pt", "Mul_c"}.isdisjoint(pinned) != are_pinned
+
+
+def _read_instead(one: onnx.NodeProto, tensor: str, instead: str) -> onnx.NodeProto:
+    copied = onnx.NodeProto.FromString(one.SerializeToString())
+    copied.input[:] = [instead if name == tensor else name for name in one.input]
+    return copied
+
+
+def test_what_moves_points_that_are_fed_counts_however_far_they_are_from_one_another(tmp_path: Path) -> None:
+    """The squares would be of the points as they are fed, and the product of rounded ones."""
+    cloud = CLOUD + np.float32(20)
+    twins = np.concatenate([cloud, cloud + np.float32(0.5)], 1)[:, ::2]
+    choice = [*PLACES["the nearest"], node("Cast", "i", "y", to=TensorProto.FLOAT)]
+    model = make_model([*DISTANCES, *choice], {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"x": cloud, "p": twins})
+    pinned = pinned_by(find_lost_differences, graph, ranges)
+    assert "Transpose_pt" in pinned
+    fp32 = {name for node in graph.nodes if node.label in pinned for name in node.writes} | {"i"}
+    feeds = {"x": cloud, "p": twins}
+    right = run_fp32(tmp_path / "model.onnx", feeds)["y"]
+    assert np.array_equal(run_fp16(tmp_path / "model.onnx", feeds, fp32)["y"], right)
 
 
 def test_where_the_nearest_is_much_nearer_than_the_next_nothing_is_told(tmp_path: Path) -> None:
