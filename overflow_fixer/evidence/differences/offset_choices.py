@@ -6,6 +6,7 @@ At 3000 FP16's steps are 2: of scores up to 1 nothing is left there, and those o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.small_differences import (
@@ -19,6 +20,7 @@ from overflow_fixer.evidence.differences.small_differences import (
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
+from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
@@ -27,7 +29,7 @@ from overflow_fixer.records import RangeTable
 def find_offset_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each sum whose scores have less than 64 of FP16's steps at the least that is chosen; the value is the largest score.
 
-    Of a TopK whose places are read, behind moves. What FP16 is known to hold is offset, and all else scores. None of sums or
+    Of a TopK whose places are read, behind moves and masks. What FP16 is known to hold is offset, and all else scores. None of sums or
     scores with NaN or infinities.
     """
     for choice in graph.nodes:
@@ -57,14 +59,22 @@ def _tells_places(graph: Graph, node: Node) -> bool:
 
 
 def _find_sum(graph: Graph, choice: Node) -> Node | None:
-    """The sum or difference that is chosen among, as it is or moved."""
-    behind = walk_back(graph, choice.inputs[0], lambda node, name: moves(node, node.inputs.index(name)))
-    first = next((node for node in behind if not moves(node, 0)), None)
+    """The sum or difference that is chosen among, as it is, moved or masked."""
+
+    def goes_on(node: Node, name: str) -> bool:
+        return _hands_on(graph, node, node.inputs.index(name))
+
+    behind = walk_back(graph, choice.inputs[0], goes_on)
+    first = next((node for node in behind if not any(goes_on(node, name) for name in node.inputs)), None)
     return first if first is not None and first.standard_op in DIFFERENCES else None
+
+
+def _hands_on(graph: Graph, node: Node, slot: int) -> bool:
+    return moves(node, slot) or is_filled(graph, node, slot)
 
 
 def _find_way(graph: Graph, node: Node, choice: Node) -> tuple[Node, ...]:
     def is_choice(reader: Node, slot: int) -> bool:
         return reader is choice and slot == 0
 
-    return find_ways(graph, node.outputs[0], moves, is_choice)
+    return find_ways(graph, node.outputs[0], partial(_hands_on, graph), is_choice)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from fp16_emulation import run_fp16, run_fp32
-from in_memory_calibration import ask, ints, make_model, node, pinned_by, scan
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 
 from overflow_fixer.evidence.differences.offset_choices import find_offset_choices
 from overflow_fixer.rules.lost_difference import find_lost_differences
@@ -23,6 +23,11 @@ FORMS = {
     "turned about": [
         node("Add", "classes x", "s"),
         node("Transpose", "s", "z"),
+        node("Reshape", "z all", "f"),
+    ],
+    "under a mask": [
+        node("Add", "x classes", "s"),
+        node("Where", "mask s least", "z"),
         node("Reshape", "z all", "f"),
     ],
 }
@@ -42,6 +47,8 @@ def _scan(folder: Path, form: list[onnx.NodeProto], last: float = 3000.0, x: np.
         "classes": np.linspace(0, 1, 4, dtype=np.float32) * last,
         "all": ints(-1),
         "k": ints(20),
+        "mask": np.arange(200)[:, None] % 3 > 0,
+        "least": scalar(-1),
     }
     model = make_model([*form, *CHOOSES], {"x": [200, 4]}, "y", constants, opset=13)
     return scan(model, folder, {"x": x})
