@@ -17,6 +17,7 @@ from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import trace_term
 from overflow_fixer.evidence.zeros.near_zero import ELEMENTWISE
+from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
@@ -42,7 +43,7 @@ class SmallAngle:
 
 
 def find_small_angles(graph: Graph, ranges: RangeTable) -> Iterator[SmallAngle]:
-    """Each that the model gives out, multiplied and moved or not, in the batch where it is smallest.
+    """Each that the model gives out, multiplied, moved and masked or not, in the batch where it is smallest.
 
     None of zeros, of what FP32 does not tell from zero either, of a constant, and of angles or cosines with NaN or infinities.
     What is divided by is another rule's matter.
@@ -64,7 +65,8 @@ def _shows(graph: Graph, tensor: str) -> bool:
 
     def hands_on(node: Node, slot: int) -> bool:
         is_quotient = node.standard_op == "Div" and (slot == 1 or node.inputs[1] not in graph.constants)
-        return moves(node, slot) or (node.standard_op in ELEMENTWISE | _MEANS and not is_quotient)
+        is_kept = moves(node, slot) or is_filled(graph, node, slot)
+        return is_kept or (node.standard_op in ELEMENTWISE | _MEANS and not is_quotient)
 
     def gives_out(node: Node, slot: int) -> bool:
         return hands_on(node, slot) and not set(node.writes).isdisjoint(graph.outputs)

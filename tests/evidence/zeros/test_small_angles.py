@@ -14,7 +14,13 @@ from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by
 from overflow_fixer.evidence.zeros.small_angles import SMALLEST_ANGLE, find_small_angles
 from overflow_fixer.rules.lost_phase import find_lost_phases
 
-CONSTANTS = {"one": scalar(1), "two": scalar(2), "axes": ints(-1)}
+CONSTANTS = {
+    "one": scalar(1),
+    "two": scalar(2),
+    "axes": ints(-1),
+    "zero": scalar(0),
+    "mask": np.array([True]),
+}
 ANGLE = [node("Mul", "x one", "c"), node("Acos", "c", "a")]
 
 
@@ -65,6 +71,7 @@ SHOWN = {
     ],
     "its sine": [node("Acos", "c", "a"), node("Sin", "a", "y")],
     "on average": [node("Acos", "c", "a"), node("ReduceMean", "a axes", "y")],
+    "masked": [node("Acos", "c", "a"), node("Where", "mask a zero", "y")],
     "scaled down": [node("Acos", "c", "a"), node("Div", "a two", "y")],
 }
 HIDDEN = {
