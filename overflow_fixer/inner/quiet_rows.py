@@ -14,14 +14,15 @@ from overflow_fixer.inner.expression import Expression
 _MOST = 65536.0
 """What is less beside the row is made of FP32's own rounding, or nearly: 8 bits are left."""
 _FARTHEST = 16
-"""So many nodes may move what is fed, or a statistic of it."""
+"""So many nodes may move or scale what is fed, or move a statistic of it."""
 _MOVES = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast Slice Gather Split".split())
+_SCALES = frozenset("Mul Div Clip".split())
 _PUTS_BACK = frozenset("Reshape Squeeze Unsqueeze Expand Identity".split())
 _STATISTICS = frozenset("ReduceMean ReduceMin ReduceMax".split())
 
 
 def is_fed(graph: Graph, tensor: str) -> bool:
-    """Whether it is an input of the model, moved at most: what a layer gives out loses as much in the layer.
+    """Whether it is an input of the model, moved, scaled or bounded by constants at most: what a layer gives out loses as much in the layer.
 
     Of what a body reads, none is: it may come of a layer.
     """
@@ -29,10 +30,20 @@ def is_fed(graph: Graph, tensor: str) -> bool:
         writer = graph.producers.get(tensor)
         if writer is None:
             return tensor not in graph.constants
-        if writer.standard_op not in _MOVES:
+        tensor = _find_moved(graph, writer)
+        if not tensor:
             return False
-        tensor = writer.inputs[0]
     return False
+
+
+def _find_moved(graph: Graph, writer: Node) -> str:
+    """What the node moves, or scales or bounds by constants; "" of any other."""
+    if writer.standard_op not in _MOVES | _SCALES:
+        return ""
+    is_turned = writer.standard_op == "Mul" and writer.inputs[0] in graph.constants
+    first, *others = writer.inputs[::-1] if is_turned else writer.inputs
+    is_scaled = all(name in graph.constants for name in others if name)
+    return first if writer.standard_op in _MOVES or is_scaled else ""
 
 
 def find_row_statistic(graph: Graph, node: Node) -> Node | None:

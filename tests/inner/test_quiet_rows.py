@@ -22,6 +22,8 @@ CONSTANTS = {
     "bias": np.zeros(2, np.float32),
     "axis": ints(1),
     "one": scalar(1),
+    "hundredth": scalar(0.01),
+    "low": scalar(-1e6),
     "w": np.eye(2, dtype=np.float32),
     "shape": ints(3, 1, 2),
     "zero": np.asarray(0, np.int64),
@@ -125,12 +127,36 @@ MOVED = {
         node("Sub", "t m", "d"),
     ],
     "over all": [node("ReduceMean", "x", "m", keepdims=0), node("Sub", "x m", "d")],
+    "scaled and bounded by constants": [
+        node("Mul", "hundredth x", "s"),
+        node("Div", "s scale", "q"),
+        node("Clip", "q low", "t"),
+        node("ReduceMean", "t", "m", axes=[1]),
+        node("Sub", "t m", "d"),
+    ],
 }
 OTHERS = {
     "of what a layer gives out": [
         node("MatMul", "x w", "f"),
         node("ReduceMean", "f", "m", axes=[1]),
         node("Sub", "f m", "d"),
+    ],
+    "of a product of data": [
+        node("Mul", "x x", "f"),
+        node("ReduceMean", "f", "m", axes=[1]),
+        node("Sub", "f m", "d"),
+    ],
+    "of a reciprocal": [
+        node("Div", "one x", "f"),
+        node("ReduceMean", "f", "m", axes=[1]),
+        node("Sub", "f m", "d"),
+    ],
+    "of a constant": [
+        node("Constant", "", "c", value_floats=[1.0, 2.0]),
+        node("Mul", "c scale", "f"),
+        node("ReduceMean", "f", "m", axes=[0]),
+        node("Sub", "f m", "g"),
+        node("Add", "x g", "d"),
     ],
     "of something else": [
         node("Mul", "x x", "xx"),
