@@ -1,4 +1,4 @@
-"""Squared distances, written out as |a|² + |b|² − 2ab, of which the nearest are chosen.
+"""Squared distances, written out as |a|² + |b|² − 2ab, of which the nearest are chosen; 1 − cos as well.
 
 The range of all distances does not show that the nearest are less than FP16's steps at |a|²: what was chosen does.
 Of an ArgMin, which gives out the place alone, it matters by how much the nearest is nearer than the next.
@@ -22,6 +22,7 @@ from overflow_fixer.evidence.differences.small_differences import (
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.zeros.cancellation import trace_term
 from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
@@ -38,19 +39,26 @@ _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 
 
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
-    """Each distance of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst.
+    """Each distance, or number less something, of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst.
 
     Or in the mean margin, where a place is chosen: what the points themselves lose moves a distance and the next nearly alike
     then, and counts where it is much.
     """
     for node in graph.nodes:
-        ends = list(_find_choices(graph, node)) if find_terms(graph, node) else []
-        for end, of_roots in ends if ends and is_distance(graph, node) else ():
+        for end, of_roots in _list_told(graph, node):
             small = _find_lost(graph, ranges, node, end, of_roots)
             if small is not None:
                 nodes = tuple(_find_nodes(graph, ranges, small, end))
                 yield Divided(small, nodes, f"{end.op_type} {end.label} chooses among it")
                 break
+
+
+def _list_told(graph: Graph, node: Node) -> list[tuple[Node, bool]]:
+    """The choices among a distance, and whether behind a root; among what a number leaves of something those alone that give a value out."""
+    ends = list(_find_choices(graph, node)) if find_terms(graph, node) else []
+    if ends and _is_left_of_a_number(graph, node):
+        return [one for one in ends if one[0].standard_op not in _TELLS_WHERE]
+    return ends if ends and is_distance(graph, node) else []
 
 
 def _find_lost(
@@ -68,6 +76,9 @@ def _find_nodes(graph: Graph, ranges: RangeTable, small: SmallDifference, choice
 
     An ArgMin reads what it is given.
     """
+    if _is_left_of_a_number(graph, small.node):
+        number, term = small.node.inputs
+        yield from trace_term(graph, ranges, term, ranges.by_tensor[number].max)
     is_place_alone = choice.standard_op in _TELLS_WHERE
     yield from (
         _find_sums(graph, ranges, small)
@@ -183,6 +194,12 @@ def _find_choices(graph: Graph, node: Node) -> Iterator[tuple[Node, bool]]:
             ):
                 seen.add(reader.label)
                 pending.append((reader, is_behind or takes_root))
+
+
+def _is_left_of_a_number(graph: Graph, node: Node) -> bool:
+    """Whether it is what a constant number less something is, as 1 - cos of unit vectors, half of their squared distance."""
+    value = graph.find_constant(node.inputs[0]) if node.standard_op == "Sub" else None
+    return value is not None and value.size == 1
 
 
 def _chooses(graph: Graph, node: Node) -> bool:

@@ -66,6 +66,7 @@ CONSTANTS = {"last": ints(-1), "two": scalar(2), "k": ints(1), "zero": scalar(0)
     "unmask": np.tile([False, True], 32) & ~np.eye(64, dtype=bool),
     "all": np.ones(64, bool),
     "far": scalar(1e4),
+    "one": scalar(1),
 }
 CHOICES = {
     "the nearest": [node("ReduceMin", "d", "y", axes=[2], keepdims=0)],
@@ -218,6 +219,43 @@ def test_what_moves_points_that_are_fed_counts_however_far_they_are_from_one_ano
     feeds = {"x": cloud, "p": twins}
     right = run_fp32(tmp_path / "model.onnx", feeds)["y"]
     assert np.array_equal(run_fp16(tmp_path / "model.onnx", feeds, fp32)["y"], right)
+
+
+COSINES = [
+    node("ReduceL2", "x", "nx", axes=[2]),
+    node("Div", "x nx", "u"),
+    node("ReduceL2", "p", "np", axes=[2]),
+    node("Div", "p np", "v"),
+    node("Transpose", "v", "vt", perm=[0, 2, 1]),
+    node("MatMul", "u vt", "c"),
+]
+LESS = [*COSINES, node("Sub", "one c", "d")]
+
+
+def test_the_nearest_by_their_cosine_are_lost_in_fp16_and_right_with_the_pins(tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, CHOICES["the nearest"], NEAR, distances=LESS)
+    assert {one.difference.node.outputs[0] for one in find_chosen(graph, ranges)} == {"d"}
+    pinned = pinned_by(find_lost_differences, graph, ranges)
+    assert set(pinned) == {one.name for one in LESS}
+    fp32 = {name for node in graph.nodes if node.label in pinned for name in node.writes}
+    assert _snr_db(tmp_path, set()) < 20
+    assert _snr_db(tmp_path, fp32) > 40
+
+
+@pytest.mark.parametrize(
+    ("last", "choice"),
+    [
+        (node("Sub", "one c", "d"), OTHERS["the farthest"]),
+        (node("Sub", "one c", "d"), [*PLACES["the nearest"], node("Cast", "i", "y", to=TensorProto.FLOAT)]),
+        (node("Sub", "ones c", "d"), CHOICES["the nearest"]),
+        (node("Sub", "c one", "d"), CHOICES["the nearest"]),
+    ],
+    ids=["large enough", "places", "no number", "more than a number"],
+)
+def test_other_cosines_tell_nothing(
+    last: onnx.NodeProto, choice: list[onnx.NodeProto], tmp_path: Path
+) -> None:
+    assert list(find_chosen(*_scan(tmp_path, choice, NEAR, distances=[*COSINES, last]))) == []
 
 
 def test_where_the_nearest_is_much_nearer_than_the_next_nothing_is_told(tmp_path: Path) -> None:
