@@ -3,8 +3,8 @@
 Position 2049 becomes 2048. That is one in two thousand, no more than any other value loses, and no harm in a
 mean or a product. It is harm where a difference, a comparison or an index is made of them, or where they leave
 the model: the nodes from where they come from up to there stay in FP32. So do those before a Floor, Ceil or Round
-that they come from, and before a Cast that cuts data over 2048 to integers by which something is looked up: over 1024 FP16
-rounds a number to an integer by itself.
+that they come from, and before a Cast that makes integers, by which something is looked up, of data over 2048, or of
+data over 1024 that were rounded: there FP16 rounds a number to an integer by itself.
 """
 
 from __future__ import annotations
@@ -97,13 +97,15 @@ class _Use:
 def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
     """A finding for each tensor of lost integers that the node brings to where they are told apart, or tells apart.
 
-    `value` is its max |x|, `limit` up to where FP16 holds all: 2048, or more for multiples of a power of two.
+    `value` is its max |x|, `limit` up to where FP16 holds all: 2048, or more for multiples of a power of two; of data
+    that are rounded, and no larger, 1024, where its steps become 1.
     """
     multiples = find_multiples(graph, ranges)
     for source, use in _evidence(graph, ranges).get(node.label, {}).items():
         seen = ranges.by_tensor[source]
         step = multiples.step(source) if multiples.is_lost(source) else None
-        limit = min(EXACT_STEPS * (step or 1), FP16_MAX)
+        is_rounded = step is None and seen.max_abs <= EXACT_STEPS
+        limit = LARGEST_COORDINATE if is_rounded else min(EXACT_STEPS * (step or 1), FP16_MAX)
         reason = f"{_tell(source, seen.max_abs, step, limit)}, and {use.text}"
         batch = find_worst_batch(graph, ranges, source)
         yield Finding("lost_integer", node.label, source, seen.max_abs, limit, reason, batch)
@@ -111,6 +113,8 @@ def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
 
 def _tell(source: str, largest: float, step: float | None, limit: float) -> str:
     """What is lost; `step` is None of data."""
+    if step is None and largest <= EXACT_STEPS:
+        return f"{source} reaches {largest:.9g}, which FP16 rounds to integers by itself from {limit:g} on"
     if step is None:
         return f"{source} reaches {largest:.9g}, of whose integers FP16 tells apart those up to {limit:g}"
     what = "integers" if step == 1 else f"multiples of {step:g}"
@@ -128,19 +132,31 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
         for node in walk.lead_back(use):
             found.setdefault(node.label, {}).setdefault(source, use)
     for cast in (node for node in graph.nodes if _cuts_data(graph, ranges, node)):
-        data = cast.inputs[0]
-        for node in (cast, *find_origins(graph, ranges, data, LARGEST_COORDINATE)):
+        data = _find_data(graph, cast)
+        for node in (cast, *find_origins(graph, ranges, cast.inputs[0], LARGEST_COORDINATE)):
             found.setdefault(node.label, {}).setdefault(data, _Use(data, cast))
     return found
 
 
 def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    """Whether it is a Cast that makes integers of data over 2048, of which FP16 has not all, by which something is looked up."""
+    """Whether it is a Cast that makes integers, by which something is looked up, of data that FP16 rounds otherwise.
+
+    That is of data over 2048, or over 1024 of what was rounded, whose fractions matter; integers up to 2048 may be among others.
+    What was rounded to more is one of the lost integers itself.
+    """
     is_cut = node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) in INTEGERS
-    if not is_cut or not is_far(graph, ranges, node.inputs[0]):
+    data = _find_data(graph, node) if is_cut else ""
+    if not is_cut or not is_far(graph, ranges, data):
         return False
     is_large = ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
-    return is_large and _is_looked_up(graph, node.outputs[0])
+    is_rounded = data != node.inputs[0]
+    return is_large != is_rounded and _is_looked_up(graph, node.outputs[0])
+
+
+def _find_data(graph: Graph, cast: Node) -> str:
+    """What the Cast makes integers of; what a Floor, Ceil or Round reads in front of it."""
+    writer = graph.producers.get(cast.inputs[0])
+    return writer.inputs[0] if writer is not None and writer.standard_op in _ROUNDS else cast.inputs[0]
 
 
 def _is_looked_up(graph: Graph, tensor: str) -> bool:

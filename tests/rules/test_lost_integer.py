@@ -453,6 +453,25 @@ def test_data_that_a_cast_cuts_to_integers(to: int, largest: float, is_found: bo
         assert finding.reason == told
 
 
+@pytest.mark.parametrize("op", ["Floor", "Ceil", "Round"])
+@pytest.mark.parametrize(("largest", "is_found"), [(1024, False), (1024.5, True), (2047.5, True)])
+def test_data_that_are_rounded_before_a_cast(op: str, largest: float, is_found: bool, tmp_path: Path) -> None:
+    """From 1024 on FP16 has no fractions, and half of what a Floor makes of what it has is another place."""
+    nodes = [
+        node("Sigmoid", "x", "s"),
+        node("Mul", "s top", "q"),
+        node(op, "q", "r"),
+        node("Cast", "r", "y", to=INT64),
+    ]
+    model = make_model(nodes, {"x": [None]}, "y", {"top": scalar(largest)}, output_types={"y": INT64})
+    graph, ranges = scan(model, tmp_path, {"x": floats(0.3, 0.7, 100)})
+    pins = ["Sigmoid_s", "Mul_q", f"{op}_r", "Cast_y"]
+    assert pinned_by(find_lost_integers, graph, ranges) == (pins if is_found else [])
+    for finding in ask(find_lost_integers, graph, ranges):
+        told = f"q reaches {largest:.9g}, which FP16 rounds to integers by itself from 1024 on, and Cast Cast_y tells them apart"
+        assert (finding.tensor, finding.value, finding.limit, finding.reason) == ("q", largest, 1024, told)
+
+
 @pytest.mark.parametrize(
     ("tail", "is_found"),
     [
