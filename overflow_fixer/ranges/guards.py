@@ -21,10 +21,11 @@ def find_covers(
     holds; `counts` are the numbers of elements, of those tensors of which it is sure.
     """
     found: dict[str, str] = {}
+    known = frozenset(probed)
     for name, source in sources.items():
-        for node in graph.consumers.get(name, ()) if source in probed else ():
+        for node in graph.consumers.get(name, ()) if source in known else ():
             output = node.outputs[0]
             is_shown = 0 < counts.get(source, 0) <= counts.get(output, 0)
-            if is_shown and sources.get(output) == output in probed and node.standard_op in _ARITHMETIC:
+            if is_shown and sources.get(output) == output in known and node.standard_op in _ARITHMETIC:
                 found.setdefault(source, output)
     return {name: found[name] for name in probed if name in found}

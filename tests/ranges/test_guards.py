@@ -63,6 +63,16 @@ def test_an_empty_or_unknown_tensor_covers_none(tmp_path: Path, counts: dict[str
     assert covers_of(graph, counts) == {}
 
 
+def test_the_tensors_are_not_searched_one_by_one_for_each(tmp_path: Path) -> None:
+    class Unsearched(list[str]):
+        def __contains__(self, name: object) -> bool:
+            raise AssertionError(f"{name} is searched for in all of them")
+
+    graph = graph_of(tmp_path / "m.onnx", node("Sin", ["x"], ["a"]), node("Add", ["a", "z"], ["y"]))
+    sources = find_sources(graph, ["x", "z", "a", "y"])
+    assert find_covers(graph, sources, Unsearched(sources), COUNTS) == {"z": "y", "a": "y"}
+
+
 def test_a_nan_behind_a_chain_of_covers_is_counted_where_it_is(tmp_path: Path) -> None:
     """c and d have no guard; a NaN in c shows in e alone. Native probes have no need of any of this."""
     nodes = [
