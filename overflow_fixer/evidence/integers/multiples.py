@@ -26,6 +26,8 @@ EXACT_STEPS = 2048.0
 """FP16 holds every multiple of a power of two up to so many times it."""
 
 _LARGE_ELEMENTS = 1 << 16
+_BLOCK_ELEMENTS = 1 << 18
+"""Looked at together: what is computed of them takes some forty bytes an element."""
 INTEGERS = frozenset(
     getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
 )
@@ -150,7 +152,17 @@ def find_multiples(graph: Graph, ranges: RangeTable) -> Multiples:
 
 def step_of(values: Array) -> float | None:
     """The largest power of two that divides every value; inf of zeros and of nothing, None with NaN or infinity."""
-    wide = np.asarray(values).astype(np.float64).reshape(-1)
+    flat, step = np.asarray(values).reshape(-1), math.inf
+    for start in range(0, flat.size, _BLOCK_ELEMENTS):
+        found = _step_of_block(flat[start : start + _BLOCK_ELEMENTS])
+        if found is None:
+            return None
+        step = min(step, found)
+    return step
+
+
+def _step_of_block(values: Array) -> float | None:
+    wide = values.astype(np.float64)
     wide = wide[wide != 0]
     if not np.isfinite(wide).all():
         return None

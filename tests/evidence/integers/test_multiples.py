@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,19 @@ from overflow_fixer.rules.lost_phase import find_lost_phases
 def test_steps(values: list[float], step: float | None) -> None:
     assert step_of(np.asarray(values, np.float32)) == step
     assert step_of(np.asarray(values, np.float32)[None]) == step
+
+
+def test_the_step_of_a_large_constant_takes_little_memory() -> None:
+    values = np.full((1 << 11, 1 << 11), 24, np.float32)
+    values[-1, -1] = 0.375
+    tracemalloc.start()
+    try:
+        assert step_of(values) == 0.125
+        assert tracemalloc.get_traced_memory()[1] < values.nbytes
+    finally:
+        tracemalloc.stop()
+    values[-1, -1] = math.nan
+    assert step_of(values) is None
 
 
 @given(st.lists(st.integers(-1000, 1000).filter(bool), min_size=1), st.integers(-20, 20))
