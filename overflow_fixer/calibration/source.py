@@ -11,6 +11,7 @@ from typing import Protocol
 from overflow_fixer.calibration.listing import Listing
 from overflow_fixer.calibration.options import CalibrationOptions
 from overflow_fixer.errors import CalibrationError
+from overflow_fixer.host.shortages import tells_of_memory
 from overflow_fixer.records import Feeds, InputSpec
 
 
@@ -62,7 +63,7 @@ def open_whole_files(listing: Listing, load: Callable[[Path], Feeds]) -> Source:
 
 @contextmanager
 def reading(path: Path, expected: str) -> Iterator[None]:
-    """Turn whatever a library raises over an untrusted file into a CalibrationError that names it."""
+    """Turn whatever a library raises over an untrusted file into a CalibrationError that names it; a want of memory stays one."""
     try:
         yield
     except (CalibrationError, MemoryError):
@@ -73,6 +74,8 @@ def reading(path: Path, expected: str) -> Iterator[None]:
             "those of its folder, or run as another user."
         ) from error
     except Exception as error:  # numpy, zipfile, zlib, h5py, json and Pillow raise many unrelated types
+        if tells_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise CalibrationError(
             f"{path} cannot be read: {_reason(error)}. Expected {expected}. Write the file again, or copy it "
             "again if it was cut short."

@@ -15,6 +15,7 @@ _OF_MEMORY = (
     "failed to allocate",
     "out of memory",
     "cannot allocate memory",  # what mmap says
+    "memory allocation failed",  # what HDF5 says
     "pthread_create failed",  # of a thread's stack
     "can't start new thread",
     "failed to map segment",  # how the loader tells it
@@ -55,7 +56,7 @@ def tells_of_files(error: BaseException) -> bool:
 
 
 def tells_of_memory(error: BaseException) -> bool:
-    """Whether it is Python's, C++'s, ONNX Runtime's or the system's word for memory that ran out, or threads, which take it.
+    """Whether it is Python's, C++'s, HDF5's, ONNX Runtime's or the system's word for memory that ran out, or threads, which take it.
 
     Of a size that no machine has, memory did not run out: something overflowed on the way to it.
     """

@@ -23,6 +23,7 @@ import numpy as np
 
 from overflow_fixer.errors import ModelError, PlanError
 from overflow_fixer.files import UTF8, open_hdf5, remove_abandoned, replace_file
+from overflow_fixer.host.shortages import tells_of_memory
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.integrity import BLOCK_BYTES, check_content, check_values, sign
 from overflow_fixer.ranges.recording import FORMAT_VERSION, Inner, Part, Recording, ScanKey
@@ -93,7 +94,9 @@ def check_finished(recording: Recording, path: Path) -> None:
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a scan, finished or not. Raises PlanError for what is not one of this format, or not as it was written."""
+    """Read a scan, finished or not. Raises PlanError for what is not one of this format, or not as it was
+    written, MemoryError where there is no room for it.
+    """
     return _load(path, _read)
 
 
@@ -115,6 +118,8 @@ def _load(path: Path, read: Callable[[Any], T]) -> T:
         with open_hdf5(io.BytesIO(data), "r") as file:
             return read(file)
     except Exception as error:  # h5py raises many unrelated types for a foreign or damaged file
+        if tells_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise PlanError(
             f"{path} ({len(data)} bytes) is not a ranges file of format {FORMAT_VERSION}: {error}. Expected the HDF5 "
             "file that a scan by this version writes. Scan the model again, with --fresh where the file may be replaced."

@@ -78,6 +78,15 @@ def test_what_is_not_hdf5_is_refused(tmp_path, content, single):
     assert "HDF5 file" in text
 
 
+def test_data_that_memory_has_no_room_for_are_not_told_as_damaged(samples, monkeypatch):
+    def refuse(*given):
+        raise OSError("Can't synchronously read data (memory allocation failed for chunk)")
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", refuse)
+    with pytest.raises(MemoryError, match="memory allocation failed"):
+        walk(samples, X, MASK)
+
+
 def test_a_truncated_file_is_refused(samples):
     samples.write_bytes(samples.read_bytes()[:-2000])
     assert refusal(samples, X, MASK).startswith(f"{samples} cannot be read: ")

@@ -16,6 +16,7 @@ from overflow_fixer.host.shortages import tell_shortage
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "memory ran out"),
         (RuntimeError("can't start new thread"), "memory ran out"),
         (ImportError("/x/lib.so: failed to map segment from shared object"), "memory ran out"),
+        (OSError("Can't synchronously read data (memory allocation failed for chunk)"), "memory ran out"),
         (OSError(errno.EMFILE, "Too many open files", "m.onnx"), "no more files can be opened"),
         (OSError(errno.ENFILE, "Too many open files in system"), "no more files can be opened"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -98,6 +99,24 @@ def test_what_is_no_ranges_file_is_refused(store: Path, tmp_path: Path) -> None:
         load_ranges(tmp_path / "missing.h5")
     with pytest.raises(PlanError, match="cannot be read"):
         load_ranges(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("h5s.so: failed to map segment from shared object"),
+        OSError("Can't synchronously read data (memory allocation failed for chunk)"),
+    ],
+)
+def test_a_file_that_memory_has_no_room_for_is_not_told_as_a_bad_one(
+    store: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_without_room(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr("overflow_fixer.ranges.store.open_hdf5", open_without_room)
+    with pytest.raises(MemoryError, match=re.escape(str(error))):
+        load_recording(store)
 
 
 @pytest.mark.parametrize(
