@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 import click
 from rich.console import Console
 
-from overflow_fixer.cli.guard import note_stage
+from overflow_fixer.cli.guard import leave_bars, note_stage
 from overflow_fixer.cli.heartbeat import Heartbeat
 from overflow_fixer.cli.interrupts import STOPPED_AT_ONCE, Interrupts
 from overflow_fixer.cli.progress_bars import ProgressBars
@@ -91,8 +91,8 @@ def _open_display() -> Display:
 
 
 def _end_process() -> NoReturn:
-    """End on the spot, past whatever draws on stderr, with the cursor that a bar hides."""
-    cursor = "\x1b[?25h" if os.isatty(_STDERR) else ""
+    """End on the spot, past whatever draws on stderr."""
+    leave_bars()
     with suppress(OSError):
-        os.write(_STDERR, f"{cursor}\nfix-fp16: {STOPPED_AT_ONCE}\n".encode())
+        os.write(_STDERR, f"fix-fp16: {STOPPED_AT_ONCE}\n".encode())
     os._exit(EXIT_STOPPED)

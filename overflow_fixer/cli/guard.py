@@ -33,6 +33,7 @@ OF_A_ZOO = "zoo"
 SAME_SECONDS = 0.5
 """Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
 _PAGE_BYTES = 256
+_STDERR = 2
 _page: mmap.mmap | None = None
 
 
@@ -69,6 +70,13 @@ def note_stage(stage: str) -> None:
     if _page is not None:
         text = stage.encode()[: _PAGE_BYTES - 1]
         _page[: len(text) + 1] = text + b"\0"
+
+
+def leave_bars() -> None:
+    """On a terminal, show the cursor that a progress bar hides, and begin a line below it."""
+    if os.isatty(_STDERR):
+        with suppress(OSError):
+            os.write(_STDERR, b"\x1b[?25h\n")
 
 
 class _Requests:
@@ -143,6 +151,7 @@ def _tell_end(status: int) -> int:
     assert _page is not None
     stage = bytes(_page).split(b"\0")[0].decode(errors="replace") or "start"
     number = signal.Signals(os.WTERMSIG(status))
+    leave_bars()
     click.echo(f"fix-fp16: {_explain(number, stage)}", err=True)
     is_killed = number == signal.SIGKILL
     if number in _REQUESTS or (is_killed and stage == OF_A_ZOO):

@@ -180,8 +180,22 @@ def test_a_second_ctrl_c_interrupts_again() -> None:
     assert _run(body).stdout == "interrupted\n" * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("SIGKILL", "It was killed"), ("SIGSEGV", "A native"), ("SIGTERM", "stopped.")]
+)
+def test_a_sudden_end_leaves_the_bar_and_gives_the_cursor_back(name: str, words: str) -> None:
+    body = f"print('\\x1b[?25l 1/9', end='', flush=True); os.kill(os.getpid(), signal.{name})"
+    said = _run_at_a_terminal(_HEAD.format(body="    " + body))
+    assert said.startswith(f"\x1b[?25l 1/9\x1b[?25h\r\nfix-fp16: {words}")
+
+
 def _press_ctrl_c(script: str, when: str) -> str:
     """What the script says at a terminal where Ctrl-C is pressed when it has said `when`."""
+    return _run_at_a_terminal(script, when)
+
+
+def _run_at_a_terminal(script: str, when: str = "") -> str:
+    """What the script says at a terminal, where Ctrl-C is pressed when it has said `when`, if anything."""
     import fcntl
     import pty
     import termios
@@ -199,7 +213,8 @@ def _press_ctrl_c(script: str, when: str) -> str:
     said = ""
     while when not in said:
         said += os.read(screen, 1000).decode()
-    os.write(screen, b"\x03")
+    if when:
+        os.write(screen, b"\x03")
     process.wait(30)
     said += os.read(screen, 1000).decode()
     os.close(screen)
