@@ -32,6 +32,8 @@ OF_A_ZOO = "zoo"
 """The stage of a command that only deals out models, each to a process of its own."""
 SAME_SECONDS = 0.5
 """Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
+_PATIENCE_SECONDS = 3.0
+"""What a second Ctrl-C leaves the command to end by itself: a library that runs for minutes does not let Python hear of it."""
 _PAGE_BYTES = 256
 _STDERR = 2
 _page: mmap.mmap | None = None
@@ -72,6 +74,12 @@ def note_stage(stage: str) -> None:
         _page[: len(text) + 1] = text + b"\0"
 
 
+def _read_stage() -> str:
+    """What the child is doing, as it noted it."""
+    assert _page is not None
+    return bytes(_page).split(b"\0")[0].decode(errors="replace") or "start"
+
+
 def leave_bars() -> None:
     """On a terminal, show the cursor that a progress bar hides, and begin a line below it."""
     if os.isatty(_STDERR):
@@ -80,18 +88,37 @@ def leave_bars() -> None:
 
 
 class _Requests:
-    """Takes what asks this process to end, and hands it on; what comes before it is told to whom, as soon as it is."""
+    """Takes what asks this process to end, and hands it on; what comes before it is told to whom, as soon as it is.
+
+    A second Ctrl-C that is not heeded ends the receiver; not that of a zoo, which waits for its models' scans.
+    """
 
     def __init__(self) -> None:
         self._receiver = 0
+        self._first_interrupt = math.inf
         self._early: list[int] = []
-        self.previous = {number: signal.signal(number, self._take) for number in _REQUESTS}
+        self.previous = {number: signal.getsignal(number) for number in _REQUESTS}
+        for number in _REQUESTS:
+            signal.signal(number, self._take)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self._receiver:
             os.kill(self._receiver, number)
         else:
             self._early.append(number)
+        if number == signal.SIGINT and self.previous[signal.SIGINT] is not signal.SIG_IGN:
+            self._insist_on_a_second()
+
+    def _insist_on_a_second(self) -> None:
+        now = time.monotonic()
+        if now - self._first_interrupt > SAME_SECONDS and _read_stage() != OF_A_ZOO:
+            signal.signal(signal.SIGALRM, self._end_receiver)
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_SECONDS)
+        self._first_interrupt = min(now, self._first_interrupt)
+
+    def _end_receiver(self, number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._receiver, signal.SIGTERM)
 
     def hand_to(self, process: int) -> None:
         self._receiver = process
@@ -99,6 +126,7 @@ class _Requests:
             os.kill(process, number)
 
     def leave(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
@@ -148,8 +176,7 @@ def _tell_end(status: int) -> int:
     """The exit code for a child's end; where a signal ended it, with a paragraph on stderr."""
     if not os.WIFSIGNALED(status):
         return os.WEXITSTATUS(status)
-    assert _page is not None
-    stage = bytes(_page).split(b"\0")[0].decode(errors="replace") or "start"
+    stage = _read_stage()
     number = signal.Signals(os.WTERMSIG(status))
     leave_bars()
     click.echo(f"fix-fp16: {_explain(number, stage)}", err=True)

@@ -180,6 +180,36 @@ def test_a_second_ctrl_c_interrupts_again() -> None:
     assert _run(body).stdout == "interrupted\n" * 2
 
 
+_DEAF = """
+    import time
+    guard.note_stage({stage!r})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _ in range({presses}):
+        os.kill(parent, signal.SIGINT)
+        time.sleep(0.7)
+    time.sleep(4)
+    return 7
+    """
+
+
+def test_a_second_ctrl_c_ends_what_does_not_heed_it() -> None:
+    """As a batch of minutes in ONNX Runtime, or an engine's build."""
+    done = _run(_DEAF.format(stage="verify", presses=2))
+    assert (done.returncode, done.stderr) == (EXIT_STOPPED, f"fix-fp16: {STOPPED}\n")
+
+
+@pytest.mark.parametrize(
+    ("stage", "presses", "begin"),
+    [("verify", 1, ""), ("zoo", 2, ""), ("verify", 2, "signal.signal(signal.SIGINT, signal.SIG_IGN)")],
+)
+def test_a_first_one_waits_and_so_do_a_zoo_and_a_job_in_the_background(
+    stage: str, presses: int, begin: str
+) -> None:
+    script = _HEAD.replace("parent =", f"{begin}\nparent =")
+    body = textwrap.dedent(_DEAF.format(stage=stage, presses=presses))
+    assert _run_script(script.format(body=textwrap.indent(body, "    "))).returncode == 7
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("SIGKILL", "It was killed"), ("SIGSEGV", "A native"), ("SIGTERM", "stopped.")]
 )
