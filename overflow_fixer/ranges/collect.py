@@ -82,7 +82,8 @@ def collect_ranges(
     `calibration` is what open_calibration makes, or an object of your own with what records.CalibrationSet tells: it has a
     `source`, `synthetic` and `fingerprint`, a len() of batches, and gives these Batch objects each time it is walked.
 
-    Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold,
+    Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold, and where the model's files
+    are written meanwhile,
     CalibrationError for other data than such a set (a list, a generator), for a batch that does not fit the model (see
     calibration.given.check_given), two of one name, no batch or another number than it has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for
     another word than `observe`, `provider`, `small_values` and `existing` may be.
@@ -167,7 +168,9 @@ def _run(
         for batch in batches:
             # before a node can write into what is fed
             fractional = _find_fractional(graph, batch, scan.recording.fractional)
-            scan.add(batch.name, walk.observe(batch), fractional)
+            observed = walk.observe(batch)
+            graph.check_unchanged()
+            scan.add(batch.name, observed, fractional)
             checkpoints.write_if_due()
             watch.look(scan.recording)
             progress(scan.done, scan.total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from overflow_fixer.ranges import collect, collect_ranges, observers
 from overflow_fixer.ranges.constants import summarize_constants
 from overflow_fixer.ranges.observers import Observe
 from overflow_fixer.ranges.small_values import SmallValues
+from overflow_fixer.ranges.store import load_header
 from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.sessions.settings import has_native_probes
 
@@ -405,6 +407,19 @@ def test_a_batch_that_cannot_be_run_is_named(tmp_path: Path, observe: Any) -> No
     data = MemoryBatches([{"x": normal(4)}, {"x": normal(3)}])
     with pytest.raises(ModelError, match="batch1"):
         collect_ranges(tiny(tmp_path / "m.onnx"), data, observe=observe)
+
+
+def test_a_model_that_is_written_meanwhile_ends_the_scan(small_graph: Graph, tmp_path: Path) -> None:
+    """Its weights may be read as it runs, and what was run with others is not kept."""
+
+    def write(done: int, total: int) -> None:
+        if done == 2:
+            os.utime(small_graph.path, ns=(1, 1))
+
+    batches = MemoryBatches([{"x": normal(3, 2)} for _ in range(4)])
+    with pytest.raises(ModelError, match="changed while it was in use"):
+        collect_ranges(small_graph, batches, progress=write, store=tmp_path / "ranges.h5")
+    assert load_header(tmp_path / "ranges.h5").batches_done == 2
 
 
 @pytest.mark.parametrize("count", [1, 3])
