@@ -273,6 +273,7 @@ class Bench:
             self.tolerance,
             lambda done: self.progress(stage, done, total),
         )
+        self.graph.check_unchanged()
         check_parts(found)
         return found
 

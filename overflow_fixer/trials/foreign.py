@@ -34,7 +34,8 @@ def verify_foreign(
     """Run the artifact at `path` on the data of `config`, as FP16 hardware would, and compare it with FP32 of `graph`.
 
     With the verification comes what makes it worth less. A name that ends as an engine's is one. Raises BackendError where the
-    artifact cannot be read or run, has other inputs, or computes in FP16 where rounding cannot be simulated.
+    artifact cannot be read or run, has other inputs, or computes in FP16 where rounding cannot be simulated, ModelError where
+    the model's files are written meanwhile.
     """
     reference = CachedRunner(open_reference(graph))
     calibration = open_calibration(config.calib, graph.inputs, config.calibration)
@@ -46,6 +47,7 @@ def verify_foreign(
         make_tolerance(config, graph),
         lambda done: progress("verify", done, len(calibration)),
     )
+    graph.check_unchanged()
     check_parts(found)
     return found, (*remarks, *say_unheeded(config.calibration, config.calib, calibration))
 

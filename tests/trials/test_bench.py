@@ -6,6 +6,7 @@ it: what the bench does around an engine is real, the engine is not (tests/gpu h
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from recorded_networks import make_plan
 
 from overflow_fixer.backends import BACKENDS, mixed_onnx, tensorrt
 from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.progress import silent
 from overflow_fixer.records import (
@@ -184,6 +185,17 @@ def test_a_plan_that_holds_passes_without_a_trace(workshop: Workshop) -> None:
     assert (found.first_wrong, found.trace, found.traced_in) == (None, (), "candidate")
     assert artifact.fp32_nodes == WIDE
     assert workshop.engines.traced == []
+
+
+def test_what_a_model_that_was_written_meanwhile_was_compared_with_proves_nothing(workshop: Workshop) -> None:
+    def write(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("verify", 1):
+            os.utime(workshop.graph.path, ns=(1, 1))
+
+    with workshop.open() as bench:
+        bench.progress = write
+        with pytest.raises(ModelError, match="changed while it was in use"):
+            bench.try_plan(workshop.plan(*WIDE))
 
 
 def test_the_fp32_model_runs_each_batch_once_for_all_trials(

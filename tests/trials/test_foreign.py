@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from in_memory_calibration import make_model, node
 from onnx import TensorProto
 
 from overflow_fixer.config import FixConfig, VerifyOptions
-from overflow_fixer.errors import BackendError, ConfigError
+from overflow_fixer.errors import BackendError, ConfigError, ModelError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Verification
@@ -56,6 +57,18 @@ def test_a_model_without_fp16_proves_nothing(tmp_path: Path) -> None:
     assert remarks == (
         f"Nothing in {tmp_path / 'typed.onnx'} is FP16: FP32 was compared with FP32, which proves nothing of FP16.",
     )
+
+
+def test_a_model_that_is_written_meanwhile_is_an_error(tmp_path: Path) -> None:
+    _verify(tmp_path, _IN_FP16, 1.0)
+    graph = load_graph(tmp_path / "model.onnx")
+    config = FixConfig(model=graph.path, calib=tmp_path / "b.npz")
+
+    def write(stage: str, done: int, total: int) -> None:
+        os.utime(graph.path, ns=(1, 1))
+
+    with pytest.raises(ModelError, match="changed while it was in use"):
+        verify_foreign(config, graph, tmp_path / "typed.onnx", write)
 
 
 def test_a_model_of_other_inputs_is_refused(tmp_path: Path) -> None:
