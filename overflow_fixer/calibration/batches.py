@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from overflow_fixer.calibration.check import check_feeds, expected_dtype
 from overflow_fixer.calibration.listing import Listing
-from overflow_fixer.calibration.source import Source, reading
-from overflow_fixer.files import sha256_of
+from overflow_fixer.calibration.source import Part, Source, reading
+from overflow_fixer.errors import CalibrationError
+from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.records import Array, Batch, Feeds, InputSpec
 
 
@@ -25,7 +26,8 @@ class CheckedBatches:
     Each walk reads the batches anew, in the same order, one at a time; each is checked when it is
     read, and CalibrationError is raised at the first that does not fit. Arrays are C-contiguous and
     of native byte order. `fingerprint`, a SHA-256 over the batches' names, the settings that change
-    values and the content of the files, is computed when it is first asked for.
+    values and the content of the files, is computed when it is first asked for; a file that is written after that
+    raises CalibrationError where it is read.
     """
 
     source: str
@@ -34,12 +36,14 @@ class CheckedBatches:
     contents: Source
     inputs: tuple[InputSpec, ...]
     allow_nonfinite: bool
+    _stamps: dict[Path, FileStamp] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.contents.parts)
 
     def __iter__(self) -> Iterator[Batch]:
         for part, feeds in zip(self.contents.parts, self.contents.read(), strict=False):
+            self._check_unchanged(part)
             feeds = {name: _native(array) for name, array in feeds.items()}
             feeds = {**feeds, **_view_ml_dtypes(feeds, self.inputs)}
             place = f"{self.listing.root}, batch {part.name}"
@@ -49,9 +53,19 @@ class CheckedBatches:
     @cached_property
     def fingerprint(self) -> str:
         files = dict.fromkeys(file for part in self.contents.parts for file in part.files)
+        self._stamps.update({file: FileStamp.of(file) for file in files})
         hashes = [[self.listing.name_of(file), _hash(file)] for file in files]
         names = [part.name for part in self.contents.parts]
         return hashlib.sha256(json.dumps([names, self.contents.settings, hashes]).encode()).hexdigest()
+
+    def _check_unchanged(self, part: Part) -> None:
+        known = (self._stamps[file] for file in part.files if file in self._stamps)
+        changed = next((stamp.path for stamp in known if not stamp.is_current()), None)
+        if changed is not None:
+            raise CalibrationError(
+                f"{changed} changed while it was in use. Expected data that stay as they are until the command has ended. Run "
+                "again when nothing writes to them."
+            )
 
 
 def limit_batches(contents: Source, max_batches: int | None) -> Source:

@@ -108,6 +108,19 @@ def test_a_fingerprint_looks_at_no_more_than_is_used(folder):
     assert fingerprint(folder, max_batches=2) == mark
 
 
+def test_what_is_written_behind_the_fingerprint_is_refused_where_it_is_read(folder):
+    calibration = open_calibration(folder, [X])
+    before = calibration.fingerprint
+    batches = iter(calibration)
+    next(batches)
+    np.savez(folder / "1.npz", x=floats(1, 3) + 9)
+    with pytest.raises(CalibrationError, match=r"1\.npz changed while it was in use"):
+        next(batches)
+    anew = open_calibration(folder, [X])
+    assert len(list(anew)) == 3
+    assert anew.fingerprint != before
+
+
 def test_a_fingerprint_changes_with_the_size_of_batches(tmp_path):
     np.savez(tmp_path / "all.npz", x=floats(6, 3))
     marks = [fingerprint(tmp_path / "all.npz", batch_size=size) for size in (2, 3, 2)]
