@@ -43,8 +43,8 @@ def run_guarded(command: Callable[[], int]) -> int:
     """Run `command` and return its exit code, on Linux in a child that does not outlive this process.
 
     Forks before CUDA is touched, which does not survive a fork. A child that a signal killed gives one
-    paragraph on stderr, and an exit code: the model's for a scan that was killed, 130 for a zoo and where it was
-    asked to end, else the backend's.
+    paragraph on stderr, and an exit code: the model's for a scan that was killed and where a file was cut short, 130 for a
+    zoo and where it was asked to end, else the backend's.
     """
     global _page
     if sys.platform != "linux":
@@ -184,7 +184,8 @@ def _tell_end(status: int) -> int:
     if number in _REQUESTS or (is_killed and stage == OF_A_ZOO):
         return EXIT_STOPPED
     is_scan_killed = is_killed and stage.startswith("scan")
-    return ModelError.exit_code if is_scan_killed else BackendError.exit_code
+    is_of_model = is_scan_killed or number == signal.SIGBUS
+    return ModelError.exit_code if is_of_model else BackendError.exit_code
 
 
 def _explain(number: signal.Signals, stage: str) -> str:
@@ -200,6 +201,12 @@ def _explain(number: signal.Signals, stage: str) -> str:
         return (
             f"It was killed (SIGKILL) during: {stage}; most likely by the kernel, for want of memory. {ROOM_FOR_A_BATCH}. Files "
             "already written are whole; run the command again to go on."
+        )
+    if number == signal.SIGBUS:
+        return (
+            f"It crashed (SIGBUS) during: {stage}; most likely a file that is read as it runs, the model or its weights, was cut "
+            "short by another program. Expected files that stay as they are until the command has ended. Files already written "
+            "are whole; run the command again when nothing writes to the model."
         )
     return (
         f"A native library crashed ({number.name}) during: {stage}. Expected TensorRT to build or refuse, "

@@ -84,6 +84,26 @@ def test_a_kill_is_told_as_want_of_memory(stage: str, code: int) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_model_that_is_cut_short_while_it_is_mapped_is_told_as_that(tmp_path: Path) -> None:
+    """As by an export to the same path: the file is emptied, and a read of what was mapped is a SIGBUS."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(bytes(1 << 16))
+    done = _run(f"""
+    import mmap
+    guard.note_stage('scan (3 of 9 done)')
+    with open({str(path)!r}, 'rb') as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    os.truncate({str(path)!r}, 0)
+    return mapped[1 << 15]
+    """)
+    assert done.returncode == 3
+    assert done.stderr.startswith(
+        "fix-fp16: It crashed (SIGBUS) during: scan (3 of 9 done); most likely a file"
+    )
+    assert "cut short" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_zoo_that_is_killed_says_how_to_go_on() -> None:
     done = _run("guard.note_stage(guard.OF_A_ZOO); os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == 130
