@@ -6,13 +6,19 @@
 
 The stages are functions of their own, one type in and one out: `load_graph`, `open_calibration`,
 `collect_ranges`, `plan_precision`, `emit`, `open_runner`, `verify`. docs/python.md shows them.
+
+ONNX Runtime is told to collect no telemetry, unless ORT_DISABLE_TELEMETRY is set: from 1.32 on it does where it is imported, and
+writes to the home folder, or a warning on stderr where it cannot.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from overflow_fixer.lazy_names import lazy_names
 
 __version__ = "0.1.0"
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from overflow_fixer.backends.mixed_onnx.emission import emit, open_runner
