@@ -110,8 +110,7 @@ def _load(path: Path, read: Callable[[Any], T]) -> T:
         data = path.read_bytes()
     except OSError as error:
         raise PlanError(
-            f"{path} cannot be read: {error.strerror or error}. Expected a ranges file, as a scan writes it. Check "
-            "the path, or scan the model first."
+            f"{path} cannot be read: {error.strerror or error}. Expected a ranges file, as a scan writes it. {_advise(error)}."
         ) from error
     try:
         check_content(data)
@@ -124,6 +123,11 @@ def _load(path: Path, read: Callable[[Any], T]) -> T:
             f"{path} ({len(data)} bytes) is not a ranges file of format {FORMAT_VERSION}: {error}. Expected the HDF5 "
             "file that a scan by this version writes. Scan the model again, with --fresh where the file may be replaced."
         ) from error
+
+
+def _advise(error: OSError) -> str:
+    is_denied = isinstance(error, PermissionError)
+    return "Change its permissions (chmod)" if is_denied else "Check the path, or scan the model first"
 
 
 def _write(file: Any, recording: Recording) -> None:

@@ -48,6 +48,10 @@ def read_checked(path: Path, schema_name: str, advice: str, absent: str, refusal
         document = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise refusal(f"{path} is not there. {absent}") from error
+    except PermissionError as error:
+        raise refusal(
+            f"{path} cannot be read: {error.strerror}. Expected a file that this user may read. Change its permissions (chmod)."
+        ) from error
     except OSError as error:
         raise refusal(f"{path} cannot be read: {error.strerror or error}. {advice}") from error
     except ValueError as error:  # not UTF-8, not JSON, or a key twice

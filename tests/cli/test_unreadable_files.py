@@ -75,6 +75,25 @@ def test_settings_plans_and_libraries_are_refused_by_those_who_read_them(
     assert "p.json cannot be read: Permission" in refuse(5, "build", "m.onnx", "--plan", "p.json")
 
 
+def test_results_that_may_not_be_read_are_told_with_their_permissions(
+    refuse: Refuse, closed: Callable[[str], None], tmp_path: Path
+) -> None:
+    write_model(tmp_path, "m")
+    (tmp_path / "out").mkdir()
+    for name in ("out/ranges.h5", "out/plan.json", "out/report.json"):
+        closed(name)
+    commands: list[tuple[int, list[str]]] = [
+        (5, ["scan", "m.onnx", "--calib", "m.npz", "--out", "out"]),
+        (5, ["plan", "m.onnx", "--out", "out"]),
+        (5, ["build", "m.onnx", "--out", "out", "--backend", "onnx"]),
+        (2, ["report", "out"]),
+    ]
+    for code, arguments in commands:
+        told = refuse(code, *arguments)
+        assert "cannot be read: Permission denied. Expected" in told
+        assert "Change its permissions" in told
+
+
 @pytest.mark.parametrize("closed", ["zoo", "zoo/detectors", "zoo/detectors/large"])
 def test_a_folder_of_models_is_not_taken_for_an_empty_one(
     closed: str, refuse: Refuse, tmp_path: Path
