@@ -106,7 +106,10 @@ def prepare(name: str, folder: Path, batches: int, few: int = 0, typed: bool = F
 
 def _python(module: str, arguments: list[str], seconds: float | None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    alike = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}  # as fix-fp16 runs ONNX Runtime, so too the others
+    return subprocess.run(
+        command, cwd=ROOT, env=alike, capture_output=True, text=True, timeout=seconds, check=False
+    )
 
 
 def _describe_death(done: subprocess.CompletedProcess[str]) -> str:
