@@ -111,7 +111,8 @@ class _Requests:
 
     def _insist_on_a_second(self) -> None:
         now = time.monotonic()
-        if now - self._first_interrupt > SAME_SECONDS and _read_stage() != OF_A_ZOO:
+        is_second = now - self._first_interrupt > SAME_SECONDS
+        if is_second and not any(signal.getitimer(signal.ITIMER_REAL)) and _read_stage() != OF_A_ZOO:
             signal.signal(signal.SIGALRM, self._end_receiver)
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE_SECONDS)
         self._first_interrupt = min(now, self._first_interrupt)
