@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -214,3 +215,15 @@ def test_no_engine_is_left_without_its_sidecar(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         written.write(b"another")
     assert not written.path.exists()
+
+
+def test_where_the_disk_is_full_the_pair_that_is_there_stays_one(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        written.write(b"another")
+    assert read_artifact(written.graph, written.plan, written.path, SETTINGS) == written.artifact

@@ -33,9 +33,10 @@ def write_engine(
     precision: Precision,
     artifact: Artifact,
 ) -> None:
-    """Write the sidecar, then the engine, each whole or not at all. Raises OutputError where that cannot be done.
+    """Write engine and sidecar, each whole or not at all. Raises OutputError where that cannot be done.
 
-    In that order, since an engine without a sidecar is taken for another program's: see emission.find_foreign.
+    The sidecar comes to its place first, since an engine without one is taken for another program's (see
+    emission.find_foreign), and not before the engine is written: the pair that is there stays one where the disk is full.
     """
     document = {
         "schema_version": _VERSION,
@@ -60,9 +61,9 @@ def write_engine(
         "files": [file.name for file in artifact.files],
         "engine": asdict(artifact.engine) if artifact.engine is not None else None,
     }
-    write_text(sidecar_of(path), json.dumps(document, indent=1) + "\n")
     with replace_file(path, len(plan_bytes)) as temporary:
         temporary.write_bytes(plan_bytes)
+        write_text(sidecar_of(path), json.dumps(document, indent=1) + "\n")
 
 
 def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: BuildSettings) -> Artifact:
