@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -43,7 +43,8 @@ def _is_plain(level: Level) -> bool:
 def open_tallied(level: Level, settings: Settings) -> LevelWalk:
     """One session for the graph and its bodies."""
     midst = Midst()
-    bodies = [_TalliedBody(*one, settings, midst, select_all, level.graph.tensors) for one in level.bodies]
+    lasting = frozenset(level.graph.tensors)
+    bodies = [_TalliedBody(*one, settings, midst, select_all, lasting) for one in level.bodies]
     opening = open_by_itself(level.graph, settings, midst, _put_in(bodies))
     return LevelWalk(level, Walk(level.graph, level.tensors, level.inside, settings, opening), bodies)
 
@@ -60,7 +61,7 @@ class _TalliedBody:
         settings: Settings,
         midst: Midst,
         select: Select,
-        lasting: Collection[str],
+        lasting: frozenset[str],
     ) -> None:
         self.body, self._count = body, 1 + len(level.rows)
         self._select: Select = lambda batch: _select_captured(body, select(batch))
@@ -93,11 +94,10 @@ class _TalliedBody:
         return np.concatenate([count_runs(self.tally.runs), found])
 
 
-def _find_lasting(body: Body, lasting: Collection[str]) -> frozenset[str]:
+def _find_lasting(body: Body, lasting: frozenset[str]) -> frozenset[str]:
     """What has one value in all of the body's runs, where the tensors `lasting` of the outer graph have one."""
-    unchanged = find_unchanged(body)
-    kept = (name for name in body.captured if name in lasting)
-    return frozenset((*kept, *(name for name, given in unchanged.items() if given in lasting)))
+    handed_on = (name for name, given in find_unchanged(body).items() if given in lasting)
+    return lasting.intersection(body.captured).union(handed_on)
 
 
 def _select_captured(body: Body, batch: Batch) -> Batch:

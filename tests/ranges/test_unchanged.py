@@ -99,6 +99,17 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(attribute.g)
 
 
+def test_the_models_tensors_are_not_searched_one_by_one_for_each(tmp_path: Path) -> None:
+    class Unsearched(tuple[str, ...]):
+        def __contains__(self, name: object) -> bool:
+            raise AssertionError(f"{name} is searched for in all of them")
+
+    graph = parse(tmp_path, STATES)
+    graph.__dict__["tensors"] = Unsearched(graph.tensors)
+    feeds = {"x": floats(2, -3), "w": floats(2, 7), "v": floats(2, 1), "trips": np.array(2)}
+    assert collect_ranges(graph, MemoryBatches([feeds])).by_tensor["l/body/k"].max == 7
+
+
 @pytest.mark.parametrize("text", [STATES, NESTED])
 def test_its_ranges_are_those_of_each_run(text: str, tmp_path: Path) -> None:
     """Each way to observe tells the same; of another batch, the other value."""
