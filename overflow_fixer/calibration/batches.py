@@ -26,8 +26,8 @@ class CheckedBatches:
     Each walk reads the batches anew, in the same order, one at a time; each is checked when it is
     read, and CalibrationError is raised at the first that does not fit. Arrays are C-contiguous and
     of native byte order. `fingerprint`, a SHA-256 over the batches' names, the settings that change
-    values and the content of the files, is computed when it is first asked for; a file that is written after that
-    raises CalibrationError where it is read.
+    values and the content of the files, is computed when it is first asked for; a file whose content changes
+    after that raises CalibrationError where it is read.
     """
 
     source: str
@@ -36,7 +36,7 @@ class CheckedBatches:
     contents: Source
     inputs: tuple[InputSpec, ...]
     allow_nonfinite: bool
-    _stamps: dict[Path, FileStamp] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Path, tuple[FileStamp, str]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.contents.parts)
@@ -53,19 +53,23 @@ class CheckedBatches:
     @cached_property
     def fingerprint(self) -> str:
         files = dict.fromkeys(file for part in self.contents.parts for file in part.files)
-        self._stamps.update({file: FileStamp.of(file) for file in files})
-        hashes = [[self.listing.name_of(file), _hash(file)] for file in files]
+        self._known.update({file: (FileStamp.of(file), _hash(file)) for file in files})
+        hashes = [[self.listing.name_of(file), self._known[file][1]] for file in files]
         names = [part.name for part in self.contents.parts]
         return hashlib.sha256(json.dumps([names, self.contents.settings, hashes]).encode()).hexdigest()
 
     def _check_unchanged(self, part: Part) -> None:
-        known = (self._stamps[file] for file in part.files if file in self._stamps)
-        changed = next((stamp.path for stamp in known if not stamp.is_current()), None)
-        if changed is not None:
-            raise CalibrationError(
-                f"{changed} changed while it was in use. Expected data that stay as they are until the command has ended. Run "
-                "again when nothing writes to them."
-            )
+        """A stamp tells it at once; some file systems of networks give a file other stamps that nothing was written to."""
+        for file in part.files:
+            if file not in self._known or self._known[file][0].is_current():
+                continue
+            stamp, content = FileStamp.of(file), self._known[file][1]
+            if _hash(file) != content:
+                raise CalibrationError(
+                    f"{file} changed while it was in use. Expected data that stay as they are until the command has ended. Run "
+                    "again when nothing writes to them."
+                )
+            self._known[file] = stamp, content
 
 
 def limit_batches(contents: Source, max_batches: int | None) -> Source:
