@@ -69,11 +69,12 @@ def _follow(path: Path) -> Path:
 def list_data_files(path: Path) -> tuple[Path, ...]:
     """The files below the model's folder that it names for its weights, there or not; nothing else is checked.
 
-    Links to files in the folder of what is behind a link count. None for a file that is no model: `load_graph` says why.
+    Links to files in the folder of what is behind a link count. None for a file that is no model, or that memory has no
+    room for: `load_graph` says why.
     """
     try:
         model = read_model(path)
-    except ModelError:
+    except (ModelError, MemoryError):
         return ()
     home = path.resolve()
     locations = {entry.value for entry in _locations(model)} - {home.name}

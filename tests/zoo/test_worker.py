@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from zoo_models import make_entry, write_model
 
 from overflow_fixer.config import FixConfig
+from overflow_fixer.model_file import external_data
 from overflow_fixer.reports.numbers_json import encode_number, parse_json
 from overflow_fixer.zoo.worker import Job, run_job
 
@@ -42,3 +43,17 @@ def test_shares_are_those_of_the_models_report_where_it_has_no_products_too(tmp_
     told = parse_json((config.folder / "report.json").read_text())["share"]
     assert encode_number(result.fp16_node_share) == told["fp16_node_share"] == pytest.approx(1 / 3)
     assert encode_number(result.fp16_flops_share) == told["fp16_flops_share"] == "NaN"
+
+
+def test_a_model_that_memory_has_no_room_for_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its weights are looked for in it once more."""
+
+    def fail(path: Path, **settings: bool) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(external_data, "read_model", fail)
+    config = make_entry(write_model(tmp_path, "m")).config
+    job = Job(name="m", config=config, timeout_minutes=1.0, memory_gib=None, threads=1, parent=os.getpid())
+    assert run_job(job).kind == "out_of_memory"
