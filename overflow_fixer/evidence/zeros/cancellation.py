@@ -99,7 +99,7 @@ def _find_near_1(graph: Graph, ranges: RangeTable, node: Node) -> Cancellation |
     if read is None or left is None or term in graph.constants:
         return None
     sides = np.asarray([side for side in _find_sides(1.0, read) if side in function.sides])
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         nearest = function.inverse(sides * left.min_nonzero_abs).astype(np.float32)
     return Cancellation(term, 1.0, node.standard_op) if _is_rounded_to(1.0, nearest, left) else None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +235,14 @@ def test_a_function_of_a_constant_is_none(tmp_path: Path) -> None:
     model = make_model(nodes, {"x": None}, "y", {"near": floats(BELOW)})
     graph, ranges = scan(model, tmp_path, {"x": floats(1)})
     assert find_cancellation(graph, ranges, graph.nodes[0]) is None
+
+
+@pytest.mark.parametrize("op", ["Log", "Acos", "Acosh"])
+def test_a_function_whose_smallest_was_not_taken_is_none(op: str, tmp_path: Path) -> None:
+    """Without a warning of numpy's, which would be on stderr."""
+    nodes = [node(op, "x", "d"), node("Exp", "d", "y")]
+    graph, ranges = scan(make_model(nodes, {"x": None}, "y"), tmp_path, {"x": floats(0.5, 2)})
+    untaken = tuple(replace(seen, min_nonzero_abs=-math.inf) for seen in ranges.ranges)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_cancellation(graph, replace(ranges, ranges=untaken), graph.nodes[0]) is None
