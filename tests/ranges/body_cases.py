@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from scan_cases import MemoryBatches, assert_same, reckon
 from ways_to_observe import scan_each_way
 
 from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.model_file.subgraphs import all_nodes
+from overflow_fixer.ranges import instrument
 from overflow_fixer.records import Array, RangeTable
 
 Run = dict[str, Any]
@@ -27,6 +30,24 @@ def parse(folder: Path, text: str, *, opset: int = 17, functions: str = "") -> G
     path = folder / "model.onnx"
     onnx.save(model, path)
     return load_graph(path)
+
+
+def keep_built(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
+    """The models with probes that are built from now on."""
+    built: list[onnx.ModelProto] = []
+    build = instrument.Probed.build_model
+
+    def keep(probed: instrument.Probed) -> onnx.ModelProto:
+        built.append(build(probed))
+        return built[-1]
+
+    monkeypatch.setattr(instrument.Probed, "build_model", keep)
+    return built
+
+
+def find_looked_at_once(graph: onnx.GraphProto) -> list[str]:
+    """The tensors that have a probe for those that stay the same, at any depth."""
+    return [node.input[0] for node in all_nodes(graph) if node.op_type == "LastingProbe"]
 
 
 def find_body(graph: Graph, label: str, attribute: str) -> onnx.GraphProto:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from body_cases import floats, parse, scan_runs
+from body_cases import find_looked_at_once, floats, keep_built, parse, scan_runs
 from scan_cases import MemoryBatches
 from ways_to_observe import scan_each_way
 
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.native import LIBRARY
-from overflow_fixer.ranges import collect_ranges, instrument, interpreted_bodies, observers, product_watch
+from overflow_fixer.ranges import collect_ranges, interpreted_bodies, observers, product_watch
 from overflow_fixer.ranges.levels import find_level
 from overflow_fixer.ranges.openings import Settings
 from overflow_fixer.ranges.tallied_bodies import can_tally
@@ -88,30 +87,14 @@ def test_only_native_probes_that_look_at_the_models_own_tensors_tally(tmp_path: 
     assert not _can_tally(graph, provider="cuda")
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)
-
-
 def test_what_a_body_captures_of_the_model_is_looked_at_in_its_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At any depth; what it captures of a body around it may be another in each run."""
-    built: list[onnx.ModelProto] = []
-    build = instrument.Probed.build_model
-
-    def keep(probed: instrument.Probed) -> onnx.ModelProto:
-        built.append(build(probed))
-        return built[-1]
-
-    monkeypatch.setattr(instrument.Probed, "build_model", keep)
+    built = keep_built(monkeypatch)
     feeds = [{"x": floats(k, -3), "trips": np.array(k)} for k in (2, 0, 3)]
     table = collect_ranges(parse(tmp_path, DOUBLING.format(elem="float")), MemoryBatches(feeds))
-    first = [node.input[0] for node in _nodes(built[0].graph) if node.op_type == "LastingProbe"]
-    assert first == ["x"] * 3
+    assert find_looked_at_once(built[0].graph) == ["x"] * 3
     captured = table.by_tensor["l/body/branch/then_branch/x"]
     assert (captured.min, captured.max, captured.element_count) == (-3, 3, 2 * (2 + 3))
     assert table.by_tensor["l/body/branch/then_branch/s"].max == 9

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from body_cases import floats, parse, scan_runs
+from body_cases import find_looked_at_once, floats, keep_built, parse, scan_runs
 from scan_cases import MemoryBatches
 
 from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.native import LIBRARY
-from overflow_fixer.ranges import collect_ranges, instrument
+from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.ranges.unchanged import find_unchanged
 
 STATES = """
@@ -77,26 +75,10 @@ def test_a_condition_that_is_handed_on_is_the_loops(tmp_path: Path) -> None:
 @pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 def test_it_is_looked_at_once_in_a_run_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a loop within a loop, where it has one value in all of its runs."""
-    built: list[onnx.ModelProto] = []
-    build = instrument.Probed.build_model
-
-    def keep(probed: instrument.Probed) -> onnx.ModelProto:
-        built.append(build(probed))
-        return built[-1]
-
-    monkeypatch.setattr(instrument.Probed, "build_model", keep)
+    built = keep_built(monkeypatch)
     feeds = [{"x": floats(k, -3), "w": floats(k, 7), "trips": np.array(k)} for k in (2, 0, 3)]
     collect_ranges(parse(tmp_path, NESTED), MemoryBatches(feeds))
-    once = [node.input[0] for node in _nodes(built[0].graph) if node.op_type == "LastingProbe"]
-    assert once == ["k", "h"]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)
+    assert find_looked_at_once(built[0].graph) == ["k", "h"]
 
 
 def test_the_models_tensors_are_not_searched_one_by_one_for_each(tmp_path: Path) -> None:
