@@ -52,12 +52,17 @@
  *   LastingProbe(x: float) -> statistics: double[8]
  *     what SmallProbe tells, of an x that stays the same as long as the number at its `address` does, and for ever where that
  *     is 0: it is looked at once.
- *   All but a Tally tell their statistics in memory where they have a `target`, two numbers: its address, and 1 where the
+ *   RoundToHalf(x: float) -> rounded: float
+ *     each element as FP16 has it, to the nearest, ties to even: from 65520 on in magnitude infinite, NaN as it is.
+ *   All but a Tally and RoundToHalf tell their statistics in memory where they have a `target`, two numbers: its address, and 1 where the
  *   output tells them as well. Else the output may be left out.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
  */
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -78,6 +83,7 @@ namespace {
 
 struct Status;
 struct Context;
+struct Shapes;
 struct Value;
 using Api = const void *const *;
 struct ApiBase {
@@ -85,7 +91,7 @@ struct ApiBase {
   const char *(*get_version)();
 };
 
-constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 14;
+constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 14, LONG_DESCRIPTION_VERSION = 18;
 enum ElementType { FLOAT = 1, INT64 = 7, DOUBLE = 11 };
 enum Characteristic { REQUIRED = 0, OPTIONAL = 1, VARIADIC = 2 };
 enum Place {
@@ -96,6 +102,7 @@ enum Place {
   GET_TENSOR_MUTABLE_DATA = 51,
   GET_DIMENSIONS_COUNT = 61,
   GET_DIMENSIONS = 62,
+  GET_SYMBOLIC_DIMENSIONS = 63,
   GET_TENSOR_SHAPE_ELEMENT_COUNT = 64,
   GET_TENSOR_TYPE_AND_SHAPE = 65,
   KERNEL_INFO_GET_ATTRIBUTE_INT64 = 86,
@@ -105,6 +112,8 @@ enum Place {
   RELEASE_STATUS = 93,
   RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99,
   KERNEL_INFO_GET_ATTRIBUTES_INT64 = 163,
+  SHAPE_INFER_CONTEXT_GET_INPUT_TYPE_SHAPE = 268,
+  SHAPE_INFER_CONTEXT_SET_OUTPUT_TYPE_SHAPE = 270,
   KERNEL_CONTEXT_PARALLEL_FOR = 274,
 };
 
@@ -124,6 +133,18 @@ struct Description {
   int (*input_memory)(const Description *, size_t);
   int (*least_variadic_inputs)(const Description *);
   int (*have_variadic_inputs_one_type)(const Description *);
+  /* from here on in version 18 alone */
+  int (*least_variadic_outputs)(const Description *);
+  int (*have_variadic_outputs_one_type)(const Description *);
+  Status *(*create_and_tell)(const Description *, Api, const void *, void **);
+  Status *(*compute_and_tell)(void *, Context *);
+  Status *(*infer_shapes)(const Description *, Shapes *);
+  int (*first_version)(const Description *);
+  int (*last_version)(const Description *);
+  size_t (*find_places_to_reuse)(int **inputs, int **outputs);
+  void (*release_places)(int *inputs, int *outputs);
+  size_t (*find_aliases)(int **inputs, int **outputs);
+  void (*release_aliases)(int *inputs, int *outputs);
 };
 
 Api api;
@@ -1056,6 +1077,76 @@ void compute_lasting_probe(void *state, Context *context) {
   known.target.close(context, 0, STATISTICS, known.told);
 }
 
+/* ---- RoundToHalf ---- */
+
+constexpr uint32_t QUIET = 0x400000, LOST = 0x1fff, LEAST_NORMAL = 0x38800000; /* 2^-14 */
+
+inline float as_float(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline float round_to_half(float x) {
+  uint32_t magnitude = magnitude_of(x), sign = bits_of(x) ^ magnitude;
+  uint32_t normal = (magnitude + LOST / 2 + (magnitude / (LOST + 1) & 1)) & ~LOST;
+  uint32_t subnormal = bits_of(as_float(magnitude) + 0.5f - 0.5f); /* of which the last bit is 2^-24 */
+  uint32_t rounded = magnitude < LEAST_NORMAL ? subnormal : normal;
+  rounded = magnitude < LIMIT ? rounded : INFINITE;
+  rounded = magnitude > INFINITE ? (magnitude & ~LOST) | QUIET : rounded;
+  return as_float(rounded | sign);
+}
+
+FOR_EACH_CPU void round_each(const float *x, float *to, size_t n) {
+  for (size_t i = 0; i < n; i++) to[i] = round_to_half(x[i]);
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx,f16c"))) void round_by_instruction(const float *x, float *to, size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0)));
+  for (; i < n; i++) to[i] = round_to_half(x[i]);
+}
+
+void round_all(const float *x, float *to, size_t n) {
+  static const bool has_instruction = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx");
+  (has_instruction ? round_by_instruction : round_each)(x, to, n);
+}
+#else
+void round_all(const float *x, float *to, size_t n) { round_each(x, to, n); }
+#endif
+
+struct Rounding {
+  const float *x;
+  float *to;
+  size_t count, tasks;
+};
+
+void round_part(void *state, size_t task) {
+  const Rounding &r = *static_cast<const Rounding *>(state);
+  size_t start = r.count * task / r.tasks, end = r.count * (task + 1) / r.tasks;
+  round_all(r.x + start, r.to + start, end - start);
+}
+
+void compute_rounding(void *, Context *context) {
+  Rounding r;
+  const Value *value = nullptr;
+  void *shape = nullptr;
+  size_t rank = 0;
+  call(api, KERNEL_CONTEXT_GET_INPUT, context, size_t{0}, &value);
+  call(api, GET_TENSOR_TYPE_AND_SHAPE, value, &shape);
+  call(api, GET_TENSOR_SHAPE_ELEMENT_COUNT, shape, &r.count);
+  call(api, GET_DIMENSIONS_COUNT, shape, &rank);
+  int64_t *dimensions = static_cast<int64_t *>(__builtin_alloca((rank + 1) * sizeof(int64_t)));
+  call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, rank);
+  call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
+  Value *to = nullptr;
+  call(api, KERNEL_CONTEXT_GET_OUTPUT, context, size_t{0}, static_cast<const int64_t *>(dimensions), rank, &to);
+  r.x = data_of<float>(value), r.to = data_of<float>(to);
+  r.tasks = r.count / LOOK_TASK + 1 < MOST_TASKS ? r.count / LOOK_TASK + 1 : MOST_TASKS;
+  in_parallel(context, round_part, r.tasks, &r);
+}
+
 /* ---- What ONNX Runtime is told of them ---- */
 
 template <typename State>
@@ -1149,6 +1240,36 @@ Description describe_tally(const char *(*name)(const Description *), ElementType
   return tally;
 }
 
+/* Of a shape of which each dimension has a size or a name: what ONNX Runtime makes of another is wrong, and it takes an
+ * unknown rank for none. The context keeps what it hands out. */
+Status *infer_same_shape(const Description *, Shapes *context) {
+  void *shape = nullptr;
+  size_t rank = 0;
+  if (Status *status = call(api, SHAPE_INFER_CONTEXT_GET_INPUT_TYPE_SHAPE, context, size_t{0}, &shape)) return status;
+  call(api, GET_DIMENSIONS_COUNT, shape, &rank);
+  int64_t *sizes = static_cast<int64_t *>(__builtin_alloca((rank + 1) * sizeof *sizes));
+  const char **names = static_cast<const char **>(__builtin_alloca((rank + 1) * sizeof *names));
+  call(api, GET_DIMENSIONS, static_cast<const void *>(shape), sizes, rank);
+  call(api, GET_SYMBOLIC_DIMENSIONS, static_cast<const void *>(shape), names, rank);
+  for (size_t i = 0; i < rank; i++)
+    if (sizes[i] < 0 && !names[i][0]) return nullptr;
+  return rank ? call(api, SHAPE_INFER_CONTEXT_SET_OUTPUT_TYPE_SHAPE, context, size_t{0}, shape) : nullptr;
+}
+
+Description describe_rounding() {
+  static int first[] = {0};
+  Description rounding = PROBE;
+  rounding.version = LONG_DESCRIPTION_VERSION;
+  rounding.infer_shapes = infer_same_shape;
+  rounding.find_places_to_reuse = [](int **inputs, int **outputs) { return *inputs = *outputs = first, size_t{1}; };
+  rounding.release_places = [](int *, int *) {};
+  rounding.name = [](const Description *) { return "RoundToHalf"; };
+  rounding.output_type = [](const Description *, size_t) { return FLOAT; };
+  rounding.output_characteristic = [](const Description *, size_t) { return REQUIRED; };
+  rounding.compute = compute_rounding;
+  return rounding;
+}
+
 const Description SMALL_PROBE = describe_small_probe();
 const Description SHARED_PROBE = describe_shared_probe();
 const Description BLOCK_PROBE = describe_block_probe();
@@ -1161,11 +1282,12 @@ const Description WATCH = describe_watch<false>([](const Description *) { return
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
 const Description TALLY = describe_tally([](const Description *) { return "Tally"; }, [](const Description *, size_t) { return DOUBLE; }, compute_tally);
 const Description LASTING_PROBE = describe_tally([](const Description *) { return "LastingProbe"; }, [](const Description *, size_t) { return FLOAT; }, compute_lasting_probe);
+const Description ROUND_TO_HALF = describe_rounding();
 
 Status *make_domain(void **domain) {
   Status *status = call(api, CREATE_CUSTOM_OP_DOMAIN, static_cast<const char *>("overflow_fixer.probes"), domain);
   for (const Description *description :
-       {&PROBE, &SMALL_PROBE, &SHARED_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WINDOWS_OF_X, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE})
+       {&PROBE, &SMALL_PROBE, &SHARED_PROBE, &BLOCK_PROBE, &MOMENTS_OF_ROWS, &SUMS_OF_ROWS, &SUMS_APART, &EXPONENTIALS, &WINDOWS_OF_X, &WATCH, &WATCH_PAIR, &TALLY, &LASTING_PROBE, &ROUND_TO_HALF})
     if (!status) status = call(api, CUSTOM_OP_DOMAIN_ADD, *domain, description);
   return status;
 }

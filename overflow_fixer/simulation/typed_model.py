@@ -18,6 +18,7 @@ from onnx import AttributeProto, TensorProto
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.subgraphs import all_names, bodies
+from overflow_fixer.native import DOMAIN, declare_operators
 
 _NO_TWIN = frozenset(
     {
@@ -51,7 +52,7 @@ _LEAST_IR_VERSION = 4
 """From here on, an initializer that is an input too is not taken for a constant."""
 
 
-def simulate(graph: Graph, extra_outputs: Sequence[str] = ()) -> onnx.ModelProto:
+def simulate(graph: Graph, extra_outputs: Sequence[str] = (), is_native: bool = False) -> onnx.ModelProto:
     """The model with every FP16 node replaced by its FP32 twin between roundings to FP16.
 
     What a twin computes is rounded, `t = Cast(twin output, FLOAT16)`, and read back by those that compute
@@ -62,8 +63,9 @@ def simulate(graph: Graph, extra_outputs: Sequence[str] = ()) -> onnx.ModelProto
     rounds to FP32 first. The model is to be run with optimisation off.
 
     extra_outputs: inner tensors that become outputs too. Each has its name and type in the model.
+    is_native: one operator of overflow_fixer.native does what the two Casts do, to the bit.
     """
-    simulation = _Simulation(graph)
+    simulation = _Simulation(graph, is_native)
     for node in graph.run_order:
         simulation.add(node)
     return simulation.finish(extra_outputs)
@@ -110,6 +112,7 @@ class _Simulation:
     """The nodes so far. An FP16 tensor is there in FP16 under its own name, in FP32 under another, or both."""
 
     graph: Graph
+    is_native: bool
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     stored: set[str] = field(default_factory=set)
     """The tensors that are there in FP16."""
@@ -130,6 +133,8 @@ class _Simulation:
             return  # it is added where it is read
         if self._is_widening(node):
             self._add_widening(node)
+        elif self._is_narrowing(node):
+            self._round(node.inputs[0], node.outputs[0])
         elif self._is_twinnable(node):
             self._add_twin(node)
         else:
@@ -148,6 +153,8 @@ class _Simulation:
         model.graph.output.extend(source.graph.output)
         model.graph.output.extend(map(self._describe_output, self._added(extra_outputs)))
         model.graph.initializer.extend(self._initializers())
+        if self.is_native:
+            declare_operators(model)
         return model
 
     def _inputs(self) -> Iterator[onnx.ValueInfoProto]:
@@ -175,8 +182,10 @@ class _Simulation:
         self.stored.update(node.writes)
 
     def _add_widening(self, node: Node) -> None:
-        """The model's own Cast to FP32 gives the view, or repeats it."""
+        """The model's own Cast to FP32 is the view, gives it, or repeats it."""
         source, target = node.inputs[0], node.outputs[0]
+        if self.wide.get(source) == target:
+            return
         if source in self.wide:
             self.nodes.append(onnx.helper.make_node("Identity", [self.wide[source]], [target]))
         else:
@@ -185,18 +194,36 @@ class _Simulation:
 
     def _add_twin(self, node: Node) -> None:
         halves = [name for name in node.writes if self._is_half(name)]
-        role = "wide" if _is_exact(node) else "raw"
-        results = {name: self._fresh(f"{name}__{role}") for name in halves}
+        is_exact = _is_exact(node)
+        results = {
+            name: self._name_view(name) if is_exact else self._fresh(f"{name}__raw") for name in halves
+        }
         twin = onnx.NodeProto()
         twin.CopyFrom(node.proto)
         twin.input[:] = [self._widen(name) for name in node.inputs]
         twin.output[:] = [results.get(name, name) for name in node.outputs]
         self.nodes.append(twin)
-        if role == "wide":
+        if is_exact:
             self.wide.update(results)
             return
-        self.nodes.extend(_cast(results[name], name, TensorProto.FLOAT16) for name in halves)
-        self.stored.update(halves)
+        for name in halves:
+            self._round(results[name], name)
+
+    def _round(self, source: str, name: str) -> None:
+        """Append what rounds a tensor in FP32 to the FP16 tensor of that name."""
+        if self.is_native:
+            self.wide[name] = self._name_view(name)
+            self.nodes.append(
+                onnx.helper.make_node("RoundToHalf", [source], [self.wide[name]], domain=DOMAIN)
+            )
+        else:
+            self.nodes.append(_cast(source, name, TensorProto.FLOAT16))
+            self.stored.add(name)
+
+    def _name_view(self, name: str) -> str:
+        """As the first of the model's own Casts to FP32 has it, where there is one."""
+        own = (node.outputs[0] for node in self.graph.consumers.get(name, ()) if self._is_widening(node))
+        return next(own, None) or self._fresh(f"{name}__wide")
 
     def _store(self, name: str) -> None:
         """See to it that a tensor is there in FP16, if that is its type."""
@@ -229,6 +256,10 @@ class _Simulation:
     def _is_widening(self, node: Node) -> bool:
         is_cast = node.op_type == "Cast" and node.is_standard and self._is_half(node.inputs[0])
         return is_cast and self.graph.dtypes.get(node.outputs[0]) == TensorProto.FLOAT
+
+    def _is_narrowing(self, node: Node) -> bool:
+        is_cast = node.op_type == "Cast" and node.is_standard and self._is_half(node.outputs[0])
+        return is_cast and self.graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
 
     def _is_twinnable(self, node: Node) -> bool:
         """Whether the node has an FP32 twin: a standard operator on plain tensors that touches FP16.

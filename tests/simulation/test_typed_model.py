@@ -15,20 +15,31 @@ from typed_models import assert_same, is_supported, make_typed, open_plain, plan
 
 from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.graph.model import load_graph
+from overflow_fixer.native import LIBRARY
 from overflow_fixer.records import Artifact, Batch
+from overflow_fixer.sessions.session import SessionRunner, open_session
+from overflow_fixer.sessions.settings import has_native_probes
 from overflow_fixer.simulation.typed_model import find_unsimulated, simulate
 
 CALIB_DATA = Path(__file__).resolve().parents[2] / "calib_data"
 SAMPLES = ("needs_constraints", "conv_chain", "layernorm_transformer", "masked_attention")
 every_sample = pytest.mark.parametrize("name", SAMPLES)
 WRONG_DB = 10.0
+needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 
 
-def _run(path: Path, feeds: Mapping[str, Any], optimize: bool = False) -> dict[str, Any]:
-    """A typed model under the simulation, every output by name."""
-    session = open_plain(simulate(load_graph(path)), path.parent, optimize=optimize)
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, dict(feeds)), strict=True))
+def _run(path: Path, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """A typed model under the simulation, every output by name; the same with the native operator and without."""
+    graph, batch = load_graph(path), Batch("batch", dict(feeds))
+    found, *others = (
+        SessionRunner(open_session(simulate(graph, is_native=is_native), path.parent)).run(batch)
+        for is_native in {False, has_native_probes()}
+    )
+    for other in others:
+        assert list(other) == list(found)
+        for name, values in found.items():
+            assert_same(other[name], values)
+    return found
 
 
 def _to_fp16(values: np.ndarray) -> np.ndarray:
@@ -255,11 +266,33 @@ def test_a_cast_of_the_models_own_to_fp32_is_the_view(tmp_path: Path) -> None:
             y = Cast <to: int = 1> (x) a = Neg(x) z = Cast <to: int = 1> (a) v = Mul(x, a)
         }""",
     )
-    assert _ops(simulate(load_graph(path))) == ["Cast", "Neg", "Identity", "Mul", "Cast"]
+    assert _ops(simulate(load_graph(path))) == ["Cast", "Neg", "Mul", "Cast"]
     feeds = {"x": _all_halves()}
     found, expected = _run(path, feeds), run_typed(path, feeds)
     for name in ("y", "z", "v"):
         assert_same(found[name], expected[name])
+
+
+@needs_library
+def test_a_node_rounds_what_another_writes_and_the_models_own_casts_are_the_views(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path,
+        """g (float[N] x, float[N] w) => (float[N] y, float[N] z, float16[N] h) {
+            a = Cast <to: int = 10> (x) b = Cast <to: int = 10> (w) h = Mul(a, b)
+            y = Cast <to: int = 1> (h) c = Add(h, a) z = Cast <to: int = 1> (c)
+        }""",
+    )
+    rounded = ["RoundToHalf", "RoundToHalf", "Mul", "RoundToHalf", "Add", "RoundToHalf", "Cast"]
+    assert _ops(simulate(load_graph(path), is_native=True)) == rounded
+    values = np.resize(_values_of_every_class(), 100_003)
+    feeds = {"x": values, "w": values[::-1].copy()}
+    found = _run(path, feeds)
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = _to_fp16(_to_fp16(feeds["x"]).astype(np.float32) * _to_fp16(feeds["w"]).astype(np.float32))
+        total = _to_fp16(half.astype(np.float32) + _to_fp16(feeds["x"]).astype(np.float32))
+    assert_same(found["h"], half)
+    assert_same(found["y"], half.astype(np.float32))
+    assert_same(found["z"], total.astype(np.float32))
 
 
 # ---------------------------------------------------------------- the samples

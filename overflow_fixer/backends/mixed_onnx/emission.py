@@ -26,6 +26,7 @@ from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.records import Artifact, PrecisionPlan, Runner
 from overflow_fixer.sessions.marking import keep_outputs
 from overflow_fixer.sessions.session import SessionRunner, open_session
+from overflow_fixer.sessions.settings import has_native_probes
 from overflow_fixer.simulation.typed_model import simulate
 
 _SHA256 = "overflow_fixer.model_sha256"
@@ -116,13 +117,13 @@ def read_stamps(path: Path) -> tuple[str, str]:
 
 def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
     """The artifact as FP16 hardware would run it: every FP16 tensor rounded, node by node."""
-    simulated = simulate(load_graph(artifact.path), extra_outputs)
+    simulated = simulate(load_graph(artifact.path), extra_outputs, has_native_probes())
     return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
 
 
 def open_tracer(artifact: Artifact, tensors: Sequence[str]) -> Runner:
     """The same of inner tensors alone: of its nodes only those run that they need."""
-    simulated = simulate(load_graph(artifact.path), tensors)
+    simulated = simulate(load_graph(artifact.path), tensors, has_native_probes())
     keep_outputs(simulated, tensors)
     return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
 
