@@ -276,8 +276,10 @@ class _Sums:
         if not self.reference.total or not self.candidate.total:
             return 1.0 if self.reference.total == self.candidate.total else 0.0
         shift = self.product.exponent - (self.reference.exponent + self.candidate.exponent) / 2
-        norms = math.sqrt(self.reference.total) * math.sqrt(self.candidate.total)
-        return min(1.0, max(-1.0, self.product.total * math.pow(2, shift) / norms))
+        product, product_exponent = math.frexp(self.product.total)
+        norms, norms_exponent = math.frexp(math.sqrt(self.reference.total) * math.sqrt(self.candidate.total))
+        exponent = product_exponent - norms_exponent + shift  # far over 0 where a norm's squares vanished
+        return min(1.0, max(-1.0, product / norms * math.pow(2, min(exponent, 2.0))))
 
 
 @dataclass(frozen=True)

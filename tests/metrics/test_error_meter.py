@@ -170,6 +170,15 @@ def test_squares_that_leave_float64_do_not_leave_the_snr(scale: float) -> None:
     assert near.worst_batch_snr_db == pytest.approx(60, abs=1e-3)
 
 
+@pytest.mark.parametrize("small", [1e-300, 5e-324, 1e-170])
+def test_what_is_tiny_on_both_sides_and_nowhere_at_once_has_no_cosine_of_its_own(small: float) -> None:
+    apart = measure((np.asarray([small]), np.zeros(1)), (np.zeros(1), np.asarray([small])))
+    assert apart.cosine == 0
+    assert apart.max_rel_error == 1
+    beside = measure((np.asarray([small]), np.asarray([small])), (np.asarray([1.0]), np.zeros(1)))
+    assert 0 <= beside.cosine <= 1
+
+
 def test_an_error_that_leaves_float64() -> None:
     found = measure((np.asarray([1.7e308, 1.0]), np.asarray([-1.7e308, 1.0])))
     assert found.max_abs_error == found.mean_abs_error == INF
