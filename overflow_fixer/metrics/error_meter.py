@@ -143,11 +143,13 @@ class ErrorMeter:
             self._add_chunk(reference[chunk].astype(np.float64), candidate[chunk].astype(np.float64), sums)
 
     def _add_chunk(self, reference: Array, candidate: Array, sums: _Sums) -> None:
-        finite = np.isfinite(reference) & np.isfinite(candidate)
-        if finite.all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = np.abs(reference - candidate)
+        if error.max() < math.inf:  # not so of a NaN
             self._counts["compared"] += reference.size
-            sums.add_finite(reference, candidate)
+            sums.add_finite(reference, candidate, error)
             return
+        finite = np.isfinite(reference) & np.isfinite(candidate)
         self._counts.update(
             compared=int(np.count_nonzero(finite)),
             candidate_nan=int(np.count_nonzero(np.isnan(candidate))),
@@ -158,7 +160,7 @@ class ErrorMeter:
         )
         sums.add_lost(reference[np.isfinite(reference) & ~finite])
         if finite.any():
-            sums.add_finite(reference[finite], candidate[finite])
+            sums.add_finite(reference[finite], candidate[finite], error[finite])
 
 
 @dataclass(frozen=True)
@@ -233,35 +235,35 @@ class _Sums:
         self.sizable += count
         self.far_off += count
 
-    def add_finite(self, reference: Array, candidate: Array) -> None:
-        """Add elements: both float64 [n], n > 0, finite. An error over float64's range counts as inf."""
+    def add_finite(self, reference: Array, candidate: Array, error: Array) -> None:
+        """Add elements: all float64 [n], n > 0, and all finite but for an error over float64's range, which is inf."""
         magnitude = np.abs(reference)
-        with np.errstate(over="ignore"):
-            error = np.abs(reference - candidate)
-            relative = np.divide(error, magnitude, out=np.full_like(error, -math.inf), where=magnitude > 0)
-            self.abs_error += float(error.sum())
-        self._count_far_off(magnitude, relative)
         largest, largest_reference = float(error.max()), float(magnitude.max())
+        with np.errstate(over="ignore"):
+            self.abs_error += float(error.sum())
         self.max_abs_error = max(self.max_abs_error, largest)
         self.max_abs_reference = max(self.max_abs_reference, largest_reference)
-        self.max_rel_error = max(self.max_rel_error, float(relative.max()))
-        if math.isinf(largest):
-            halves = np.abs(reference / 2 - candidate / 2)
-            scaled_error = _scale(halves, float(halves.max()), exponent=1)
-        else:
-            scaled_error = _scale(error, largest)
+        self._add_relative(error, magnitude)
+        is_near = largest <= largest_reference / 2  # then the candidate is about as large
+        largest_candidate = largest_reference if is_near else float(np.abs(candidate).max())
+        scaled_error = _scale_error(reference, candidate, error, largest)
         scaled_reference = _scale(reference, largest_reference)
-        scaled_candidate = _scale(candidate, float(np.abs(candidate).max()))
+        scaled_candidate = _scale(candidate, largest_candidate)
         self.error.add_products(scaled_error, scaled_error)
         self.reference.add_products(scaled_reference, scaled_reference)
         self.candidate.add_products(scaled_candidate, scaled_candidate)
         self.product.add_products(scaled_reference, scaled_candidate)
 
-    def _count_far_off(self, magnitude: Array, relative: Array) -> None:
-        """Of elements of these magnitudes and relative errors, each float64 [n]."""
+    def _add_relative(self, error: Array, magnitude: Array) -> None:
+        """What errors are of the magnitudes that they are errors of, each float64 [n]; of those that are 0 nothing."""
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            relative = error / magnitude
+        largest = _find_largest(relative, magnitude)
+        self.max_rel_error = max(self.max_rel_error, largest)
         is_sizable = magnitude >= _SIZABLE
         self.sizable += int(np.count_nonzero(is_sizable))
-        self.far_off += int(np.count_nonzero(is_sizable & (relative > _FAR_OFF)))
+        if largest > _FAR_OFF:
+            self.far_off += int(np.count_nonzero(is_sizable & (relative > _FAR_OFF)))
 
     def add(self, other: _Sums) -> None:
         for name in ("abs_error", "sizable", "far_off"):
@@ -296,6 +298,21 @@ def _scale(values: Array, max_abs: float, exponent: int = 0) -> _Scaled:
     if abs(shift) <= _SAFE_EXPONENT:
         return _Scaled(values, exponent)
     return _Scaled(np.ldexp(values, -shift), exponent + shift)
+
+
+def _scale_error(reference: Array, candidate: Array, error: Array, largest: float) -> _Scaled:
+    if largest < math.inf:
+        return _scale(error, largest)
+    halves = np.abs(reference / 2 - candidate / 2)
+    return _scale(halves, float(halves.max()), exponent=1)
+
+
+def _find_largest(relative: Array, magnitude: Array) -> float:
+    """The largest relative error where the magnitude is not 0; -inf where it is 0 throughout."""
+    largest = float(np.fmax.reduce(relative))  # 0 / 0 is left out
+    if math.isinf(largest):
+        return float(relative.max(initial=-math.inf, where=magnitude > 0))
+    return -math.inf if math.isnan(largest) else largest
 
 
 def _badness(judged: tuple[_BatchError, float]) -> tuple[bool, float, float]:

@@ -71,7 +71,8 @@ class SignMeter:
         self.is_signed |= least < -_OWN_ROUNDING * largest
         self.has_zeros |= least <= 0
         self.elements += expected.size
-        if not self.is_signed and not found.min() > 0:
+        lowest = found.min()  # NaN where there is one
+        if not self.is_signed and not (lowest > 0 or (self.has_zeros and lowest >= 0)):
             self._add_finite(expected, found, batch)
 
     def _add_finite(self, expected: Array, found: Array, batch: str) -> None:

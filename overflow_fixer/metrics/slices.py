@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from overflow_fixer.metrics.axis_sums import reduce_to_axes
 from overflow_fixer.metrics.error_meter import QUIET_SHARE
 from overflow_fixer.records import Array, HiddenSlice
 
@@ -40,6 +41,14 @@ class SliceSums:
     largest: Array
     elements: int = 0
 
+    def add(self, found: Array, elements: int) -> None:
+        """What reduce_to_axes finds of one batch, which has so many elements at each index."""
+        with np.errstate(over="ignore"):
+            self.reference += found[0]
+            self.error += found[1]
+        np.maximum(self.largest, found[2], out=self.largest)
+        self.elements += elements
+
 
 @dataclass
 class SliceMeter:
@@ -64,26 +73,19 @@ class SliceMeter:
         ]
         if len(arrays) < 2 or reference.shape != candidate.shape or reference.ndim < 2 or not reference.size:
             return
-        is_finite = np.isfinite(reference) & np.isfinite(candidate)
-        if not is_finite.all():
-            reference, candidate = (np.where(is_finite, array, 0) for array in (reference, candidate))
         self.last_axes.add(reference.ndim - 1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            error = reference - candidate
-            for axis in range(1, reference.ndim):
-                self._add_axis(axis, reference, error)
+        axes = [axis for axis in range(1, reference.ndim) if self._has_place(axis, reference.shape[axis])]
+        for axis, found in reduce_to_axes(reference, candidate, axes).items():
+            self.sums[axis, reference.shape[axis]].add(found, reference.size // reference.shape[axis])
 
-    def _add_axis(self, axis: int, reference: Array, error: Array) -> None:
-        size = reference.shape[axis]
-        is_known = (axis, size) in self.sums
-        if not is_known and (size > _MOST_INDICES or len(self.sums) >= _MOST_SIZES):
-            return
-        sums = self.sums.setdefault((axis, size), SliceSums(*np.zeros((3, size))))
-        sums.reference += _squares(reference, axis)
-        sums.error += _squares(error, axis)
-        others = tuple(one for one in range(error.ndim) if one != axis)
-        np.maximum(sums.largest, np.abs(error).max(others).astype(np.float64) ** 2, out=sums.largest)
-        sums.elements += reference.size // size
+    def _has_place(self, axis: int, size: int) -> bool:
+        """Whether sums are kept of an axis of that size; from now on, where there is room for them."""
+        if (axis, size) in self.sums:
+            return True
+        has_room = size <= _MOST_INDICES and len(self.sums) < _MOST_SIZES
+        if has_room:
+            self.sums[axis, size] = SliceSums(*np.zeros((3, size)))
+        return has_room
 
     def find_hidden(self, min_snr_db: float) -> HiddenSlice | None:
         """The worst slice under this SNR whose error the output's SNR does not show; None where there is none.
@@ -135,8 +137,3 @@ def _err_alone(sums: SliceSums, snr_db: Array, min_snr_db: float) -> Array:
     are_many = sums.error >= _FEWEST * sums.largest
     is_low = snr_db < min_snr_db - 10 * math.log10(_CONCENTRATED)
     return np.asarray(has_its_share & errs_more & are_many & is_low)
-
-
-def _squares(array: Array, axis: int) -> Array:
-    labels = list(range(array.ndim))
-    return np.asarray(np.einsum(array, labels, array, labels, [axis], dtype=np.float64, casting="same_kind"))

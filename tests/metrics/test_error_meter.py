@@ -179,6 +179,12 @@ def test_what_is_tiny_on_both_sides_and_nowhere_at_once_has_no_cosine_of_its_own
     assert 0 <= beside.cosine <= 1
 
 
+def test_a_zero_that_is_not_zero_any_more_has_no_relative_error_and_is_not_far_off() -> None:
+    found = measure((f32(0, 2, 1e-5, 0), f32(1, 3, 2e-5, 0)))
+    assert found.max_rel_error == pytest.approx(1)
+    assert (found.sizable_count, found.far_off_count) == (1, 1)
+
+
 def test_an_error_that_leaves_float64() -> None:
     found = measure((np.asarray([1.7e308, 1.0]), np.asarray([-1.7e308, 1.0])))
     assert found.max_abs_error == found.mean_abs_error == INF
