@@ -6,6 +6,7 @@ tensor that it sees; plain inference sees none.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -53,6 +54,20 @@ def open_by_hand() -> Task:
 def open_overflow_fixer() -> Task:
     """overflow_fixer.collect_ranges, as it comes."""
     return _ranges_scan("reductions")
+
+
+def open_overflow_fixer_without_native_probes() -> Task:
+    """The same with operators of ONNX alone, as where no C++ compiler was found."""
+    scan = _ranges_scan("reductions")
+
+    def scan_without(model: Path, batches: Sequence[Path]) -> Numbers:
+        os.environ["OVERFLOW_FIXER_NATIVE"] = "0"
+        try:
+            return scan(model, batches)
+        finally:
+            del os.environ["OVERFLOW_FIXER_NATIVE"]
+
+    return scan_without
 
 
 def open_overflow_fixer_fast() -> Task:
@@ -136,6 +151,7 @@ SCANS: dict[str, Opener] = {
     "plain": open_plain,
     "plain, optimisation off": open_plain_unoptimized,
     "overflow_fixer": open_overflow_fixer,
+    "overflow_fixer, no native probes": open_overflow_fixer_without_native_probes,
     "overflow_fixer --fast": open_overflow_fixer_fast,
     "by hand": open_by_hand,
     "ONNX Runtime MinMaxCalibrater": open_min_max_calibrater,

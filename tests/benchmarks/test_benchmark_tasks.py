@@ -20,7 +20,12 @@ from benchmarks.stages import STAGES, open_verification
 from benchmarks.tables import count_equal
 
 LIMITS = Limits(seconds=100, memory_gb=8, patience_seconds=0)
-UNOPTIMIZED = ("overflow_fixer", "by hand", "ONNX Runtime MinMaxCalibrater")
+UNOPTIMIZED = (
+    "overflow_fixer",
+    "overflow_fixer, no native probes",
+    "by hand",
+    "ONNX Runtime MinMaxCalibrater",
+)
 OPTIMIZED = ("overflow_fixer --fast", "Polygraphy API", "ModelOpt AutoCast's runner", "Polygraphy CLI")
 
 
