@@ -1109,7 +1109,7 @@ __attribute__((target("avx,f16c"))) void round_by_instruction(const float *x, fl
 }
 
 void round_all(const float *x, float *to, size_t n) {
-  static const bool has_instruction = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx");
+  bool has_instruction = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx");
   (has_instruction ? round_by_instruction : round_each)(x, to, n);
 }
 #else
@@ -1128,7 +1128,7 @@ void round_part(void *state, size_t task) {
   round_all(r.x + start, r.to + start, end - start);
 }
 
-void compute_rounding(void *, Context *context) {
+Status *compute_rounding(void *, Context *context) {
   Rounding r;
   const Value *value = nullptr;
   void *shape = nullptr;
@@ -1141,10 +1141,13 @@ void compute_rounding(void *, Context *context) {
   call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, rank);
   call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
   Value *to = nullptr;
-  call(api, KERNEL_CONTEXT_GET_OUTPUT, context, size_t{0}, static_cast<const int64_t *>(dimensions), rank, &to);
+  Status *status =
+      call(api, KERNEL_CONTEXT_GET_OUTPUT, context, size_t{0}, static_cast<const int64_t *>(dimensions), rank, &to);
+  if (status) return status; /* no memory for it */
   r.x = data_of<float>(value), r.to = data_of<float>(to);
   r.tasks = r.count / LOOK_TASK + 1 < MOST_TASKS ? r.count / LOOK_TASK + 1 : MOST_TASKS;
   in_parallel(context, round_part, r.tasks, &r);
+  return nullptr;
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
@@ -1266,7 +1269,7 @@ Description describe_rounding() {
   rounding.name = [](const Description *) { return "RoundToHalf"; };
   rounding.output_type = [](const Description *, size_t) { return FLOAT; };
   rounding.output_characteristic = [](const Description *, size_t) { return REQUIRED; };
-  rounding.compute = compute_rounding;
+  rounding.compute_and_tell = compute_rounding;
   return rounding;
 }
 
