@@ -56,6 +56,8 @@
  *     each element as FP16 has it, to the nearest, ties to even: from 65520 on in magnitude infinite, NaN as it is.
  *   All but a Tally and RoundToHalf tell their statistics in memory where they have a `target`, two numbers: its address, and 1 where the
  *   output tells them as well. Else the output may be left out.
+ *   Of Moments, Sums and SumsApart any output may be left out that nobody reads. A node for whose outputs there is no memory
+ *   ends the run with ONNX Runtime's error.
  *
  * ONNX Runtime's C API is a table of functions to which later versions only append, and a description of an operator
  * whose `version` says how far it goes. What is used of both is declared here.
@@ -91,7 +93,7 @@ struct ApiBase {
   const char *(*get_version)();
 };
 
-constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 14, LONG_DESCRIPTION_VERSION = 18;
+constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 18;
 enum ElementType { FLOAT = 1, INT64 = 7, DOUBLE = 11 };
 enum Characteristic { REQUIRED = 0, OPTIONAL = 1, VARIADIC = 2 };
 enum Place {
@@ -133,18 +135,17 @@ struct Description {
   int (*input_memory)(const Description *, size_t);
   int (*least_variadic_inputs)(const Description *);
   int (*have_variadic_inputs_one_type)(const Description *);
-  /* from here on in version 18 alone */
-  int (*least_variadic_outputs)(const Description *);
-  int (*have_variadic_outputs_one_type)(const Description *);
-  Status *(*create_and_tell)(const Description *, Api, const void *, void **);
-  Status *(*compute_and_tell)(void *, Context *);
-  Status *(*infer_shapes)(const Description *, Shapes *);
-  int (*first_version)(const Description *);
-  int (*last_version)(const Description *);
-  size_t (*find_places_to_reuse)(int **inputs, int **outputs);
-  void (*release_places)(int *inputs, int *outputs);
-  size_t (*find_aliases)(int **inputs, int **outputs);
-  void (*release_aliases)(int *inputs, int *outputs);
+  int (*least_variadic_outputs)(const Description *) = nullptr;
+  int (*have_variadic_outputs_one_type)(const Description *) = nullptr;
+  Status *(*create_and_tell)(const Description *, Api, const void *, void **) = nullptr;
+  Status *(*compute_and_tell)(void *, Context *) = nullptr;
+  Status *(*infer_shapes)(const Description *, Shapes *) = nullptr;
+  int (*first_version)(const Description *) = nullptr;
+  int (*last_version)(const Description *) = nullptr;
+  size_t (*find_places_to_reuse)(int **inputs, int **outputs) = nullptr;
+  void (*release_places)(int *inputs, int *outputs) = nullptr;
+  size_t (*find_aliases)(int **inputs, int **outputs) = nullptr;
+  void (*release_aliases)(int *inputs, int *outputs) = nullptr;
 };
 
 Api api;
@@ -186,12 +187,30 @@ bool is_given(Context *context, size_t index) {
   return value;
 }
 
+/* Why there was no memory for an output of the node that this thread computes. */
+thread_local Status *failure = nullptr;
+
+/* Null where nobody reads it, or with a failure. */
+template <typename Element>
+Element *output(Context *context, size_t index, const int64_t *shape, size_t rank) {
+  Value *value = nullptr;
+  Status *status = call(api, KERNEL_CONTEXT_GET_OUTPUT, context, index, shape, rank, &value);
+  if (!status) return value ? data_of<Element>(value) : nullptr;
+  if (failure) call<void>(api, RELEASE_STATUS, failure);
+  failure = status;
+  return nullptr;
+}
+
 template <typename Element>
 Element *output(Context *context, size_t index, int64_t length) {
-  Value *value = nullptr;
-  const int64_t *shape = &length;
-  call(api, KERNEL_CONTEXT_GET_OUTPUT, context, index, shape, size_t{1}, &value);
-  return data_of<Element>(value);
+  return output<Element>(context, index, &length, 1);
+}
+
+template <void (*COMPUTE)(void *, Context *)>
+Status *compute_or_tell(void *state, Context *context) {
+  failure = nullptr;
+  COMPUTE(state, context);
+  return failure;
 }
 
 /* Where a node tells its statistics. */
@@ -211,7 +230,8 @@ struct Target {
   }
 
   void close(Context *context, size_t index, size_t length, const double *told) const {
-    if (address && is_output) memcpy(output<double>(context, index, int64_t(length)), told, length * sizeof *told);
+    double *to = address && is_output ? output<double>(context, index, int64_t(length)) : nullptr;
+    if (to) memcpy(to, told, length * sizeof *told);
   }
 };
 
@@ -361,10 +381,10 @@ void tell(const Statistics &s, size_t count, double *to) {
 }
 
 /* Of all that was looked at, in parts. */
-Statistics merge(const Probing &p) {
+Statistics merge(const Statistics *parts, size_t tasks) {
   Statistics all;
-  for (size_t task = 0; task < p.tasks; task++) {
-    const Statistics &part = p.found[task];
+  for (size_t task = 0; task < tasks; task++) {
+    const Statistics &part = parts[task];
     raise(all.most, part.most), lower(all.least, part.least), lower(all.below_least, part.below_least);
     all.nan += part.nan, all.small += part.small, all.finite += part.finite, all.high += part.high;
   }
@@ -377,13 +397,14 @@ void probe(Context *context, double *to, size_t index = 0) {
   Probing p;
   p.read(context, LOOK_TASK, nullptr, 0, nullptr, index);
   in_parallel(context, probe_part<LOOK>, p.tasks, &p);
-  tell(merge(p), p.count, to);
+  tell(merge(p.found, p.tasks), p.count, to);
 }
 
 template <void (*LOOK)(Statistics &, const float *, size_t)>
 void compute_probe(void *state, Context *context) {
   const Target target = target_of(state);
   double *told = target.open(context, 0, STATISTICS);
+  if (!told) return;
   probe<LOOK>(context, told);
   target.close(context, 0, STATISTICS, told);
 }
@@ -393,6 +414,7 @@ void compute_shared_probe(void *state, Context *context) {
   size_t inputs = 0;
   call(api, KERNEL_CONTEXT_GET_INPUT_COUNT, context, &inputs);
   double *told = target.open(context, 0, inputs * STATISTICS);
+  if (!told) return;
   for (size_t i = 0; i < inputs; i++) probe<look_for_small>(context, told + i * STATISTICS, i);
   target.close(context, 0, inputs * STATISTICS, told);
 }
@@ -444,13 +466,14 @@ void compute_block_probe(void *state, Context *context) {
   p.lay_out(dimensions, two == 2 ? layout : none);
   in_parallel(context, probe_blocks, p.tasks, &p);
   double *told = target.open(context, 0, STATISTICS);
-  tell(merge(p), p.count / p.padded * p.channels, told);
+  if (!told) return;
+  tell(merge(p.found, p.tasks), p.count / p.padded * p.channels, told);
   target.close(context, 0, STATISTICS, told);
 }
 
 /* ---- Moments and Sums ---- */
 
-constexpr size_t MOMENTS = 7, SUMS = 5, PIECE = 512, SHORT = 128, MOST_DIMENSIONS = 64;
+constexpr size_t MOMENTS = 7, SUMS = 5, ROWS = 128, PIECE = 512, SHORT = 128, MOST_DIMENSIONS = 64;
 
 struct Sums {
   double sum = 0, magnitudes = 0, squares = 0;
@@ -507,7 +530,11 @@ FOR_EACH_CPU void add_up(Sums &s, const float *x, size_t n, float shift) {
 /* x as [rows / between, parts, between, length]: a row has as many elements as `parts`, each of `length`, have. */
 struct Adding : Probing {
   size_t rows, length, parts = 1, between = 1;
-  float *to[MOMENTS];
+  float *to[MOMENTS]; /* null where nobody reads it */
+  alignas(Statistics) unsigned char told_room[MOMENTS * MOST_TASKS * sizeof(Statistics)]; /* as Probing's */
+  Statistics *told = reinterpret_cast<Statistics *>(told_room);
+
+  Statistics &told_of(size_t output, size_t task) { return told[output * MOST_TASKS + task]; }
 
   /* Where x cannot be cut so, it is one row. */
   void cut(Context *context) {
@@ -546,6 +573,32 @@ struct Adding : Probing {
   }
 };
 
+/* Some rows, of which what is told goes out when they are full. */
+struct Rows {
+  Adding &a;
+  size_t task, outputs, first = 0, count = 0;
+  float values[MOMENTS][ROWS];
+
+  Rows(Adding &a, size_t task, size_t outputs) : a(a), task(task), outputs(outputs) {
+    for (size_t k = 0; k < outputs; k++) a.told_of(k, task) = Statistics{};
+  }
+
+  void hand_over() {
+    for (size_t k = 0; k < outputs; k++) {
+      look(a.told_of(k, task), values[k], count);
+      if (a.to[k]) memcpy(a.to[k] + first, values[k], count * sizeof(float));
+    }
+    count = 0;
+  }
+
+  template <size_t OUTPUTS>
+  void add(size_t row, const double (&found)[OUTPUTS]) {
+    if (!count) first = row;
+    for (size_t k = 0; k < OUTPUTS; k++) values[k][count] = float(found[k]);
+    if (++count == ROWS) hand_over();
+  }
+};
+
 /* What Probe tells of a row, of which sums are known: those of squares are NaN only where an element is. */
 void look_at_row(Statistics &all, const Sums &s, const Adding &a, size_t row) {
   raise(all.most, s.most), lower(all.least, s.least);
@@ -561,15 +614,17 @@ Sums add_up_row(const Adding &a, size_t row, float shift) {
   return s;
 }
 
-void tell_sums(const Adding &a, size_t row, Statistics &all) {
+void tell_sums(Rows &rows, size_t row, Statistics &all) {
+  const Adding &a = rows.a;
   Sums s = add_up_row(a, row, 0);
   look_at_row(all, s, a, row);
   double found[SUMS] = {s.most, s.least, s.sum, s.magnitudes, s.squares};
-  for (size_t k = 0; k < SUMS; k++) a.to[k][row] = float(found[k]);
+  rows.add(row, found);
 }
 
 /* Where the mean is large beside the deviations, what is left of them in sums about 0 is rounding: once more about it. */
-void tell_moments(const Adding &a, size_t row, Statistics &all) {
+void tell_moments(Rows &rows, size_t row, Statistics &all) {
+  const Adding &a = rows.a;
   double n = double(a.elements()), shift = 0;
   Sums s = add_up_row(a, row, 0), about = s;
   look_at_row(all, s, a, row);
@@ -581,7 +636,7 @@ void tell_moments(const Adding &a, size_t row, Statistics &all) {
   double found[MOMENTS] = {s.most, s.least, 0, mean * n, s.magnitudes, s.squares, spread < 0 ? 0 : spread};
   found[2] = s.most - mean;
   raise(found[2], mean - s.least);
-  for (size_t k = 0; k < MOMENTS; k++) a.to[k][row] = float(found[k]);
+  rows.add(row, found);
 }
 
 constexpr size_t LONG = 4096;
@@ -594,18 +649,21 @@ struct LongRows : Adding {
 };
 
 /* Where one element of a softmax is NaN, all of its row are. */
-void tell_exponentials(const Adding &a, size_t row, Statistics &) {
+void tell_exponentials(Rows &rows, size_t row, Statistics &) {
   Statistics s;
-  look(s, a.x + row * a.length, a.length);
-  a.to[0][row] = s.most < 0 ? NAN : 1 / s.most;
+  look(s, rows.a.x + row * rows.a.length, rows.a.length);
+  double found[] = {s.most < 0 ? NAN : 1 / s.most};
+  rows.add(row, found);
 }
 
-template <void (*TELL_ROW)(const Adding &, size_t, Statistics &)>
+template <size_t OUTPUTS, void (*TELL_ROW)(Rows &, size_t, Statistics &)>
 void add_up_part(void *state, size_t task) {
   Adding &a = *static_cast<Adding *>(state);
   Statistics all;
+  Rows rows(a, task, OUTPUTS);
   size_t end = a.rows * (task + 1) / a.tasks;
-  for (size_t row = a.rows * task / a.tasks; row < end; row++) TELL_ROW(a, row, all);
+  for (size_t row = a.rows * task / a.tasks; row < end; row++) TELL_ROW(rows, row, all);
+  rows.hand_over();
   a.found[task] = all;
 }
 
@@ -630,7 +688,8 @@ struct Kept {
     free(values);
     values = static_cast<float *>(malloc((outputs * count + 1) * sizeof(float)));
     if (!values) return void(when = NAN);
-    for (size_t k = 0; count && k < outputs; k++) memcpy(values + k * count, from[k], count * sizeof(float));
+    for (size_t k = 0; count && k < outputs; k++)
+      if (from[k]) memcpy(values + k * count, from[k], count * sizeof(float));
     memcpy(told, statistics, (outputs + 1) * STATISTICS * sizeof(double));
     rows = count, when = now();
   }
@@ -638,10 +697,12 @@ struct Kept {
   void give(Context *context, size_t outputs) const {
     for (size_t k = 0; k < outputs; k++) {
       float *to = output<float>(context, k, int64_t(rows));
-      if (rows) memcpy(to, values + k * rows, rows * sizeof(float));
+      if (rows && to) memcpy(to, values + k * rows, rows * sizeof(float));
     }
     size_t length = (outputs + 1) * STATISTICS;
-    memcpy(target.open(context, outputs, length), told, length * sizeof(double));
+    double *to = target.open(context, outputs, length);
+    if (failure) return;
+    memcpy(to, told, length * sizeof(double));
     target.close(context, outputs, length, told);
   }
 };
@@ -654,15 +715,12 @@ void compute_rows(void *state, Context *context) {
   Cut a;
   a.cut(context);
   for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
-  if (a.rows) in_parallel(context, ADD_UP_PART, a.tasks, &a);
   const Target target = target_of(state);
   double *told = target.open(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
-  for (size_t k = 0; k < OUTPUTS; k++) {
-    Statistics s;
-    look(s, a.to[k], a.rows);
-    tell(s, a.rows, told + k * STATISTICS);
-  }
-  tell(merge(a), a.count, told + OUTPUTS * STATISTICS);
+  if (failure) return;
+  if (a.rows) in_parallel(context, ADD_UP_PART, a.tasks, &a);
+  for (size_t k = 0; k < OUTPUTS; k++) tell(merge(&a.told_of(k, 0), a.tasks), a.rows, told + k * STATISTICS);
+  tell(merge(a.found, a.tasks), a.count, told + OUTPUTS * STATISTICS);
   target.close(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS, told);
   if (kept && kept->is_lasting) kept->keep(a.to, OUTPUTS, a.rows, told);
 }
@@ -719,6 +777,7 @@ FOR_EACH_CPU void add_columns(Columns &c, const float *x, size_t n, size_t lengt
 void add_up_apart(void *state, size_t task) {
   AddingApart &a = *static_cast<AddingApart *>(state);
   Statistics all;
+  Rows rows(a, task, SUMS);
   size_t strips = a.outer * a.strips, end = strips * (task + 1) / a.tasks;
   for (size_t strip = strips * task / a.tasks; strip < end; strip++) {
     size_t o = strip / a.strips, first = strip % a.strips * COLUMNS, n = a.inner - first < COLUMNS ? a.inner - first : COLUMNS;
@@ -727,9 +786,8 @@ void add_up_apart(void *state, size_t task) {
     add_columns(c, x, n, a.length, a.inner);
     bool is_held = true;
     for (size_t j = 0; j < n; j++) {
-      size_t row = o * a.inner + first + j;
-      a.to[0][row] = c.most[j], a.to[1][row] = c.least[j];
-      for (size_t k = 0; k < 3; k++) a.to[2 + k][row] = float(c.sums[k][j]);
+      const double found[SUMS] = {c.most[j], c.least[j], c.sums[0][j], c.sums[1][j], c.sums[2][j]};
+      rows.add(o * a.inner + first + j, found);
       raise(all.most, c.most[j]), lower(all.least, c.least[j]);
       is_held &= !isnan(c.sums[2][j]) & (magnitude_of(c.most[j]) < LIMIT) & (magnitude_of(c.least[j]) < LIMIT);
     }
@@ -738,6 +796,7 @@ void add_up_apart(void *state, size_t task) {
     else
       for (size_t i = 0; i < a.length; i++) count(all, x + i * a.inner, n, WHOLE);
   }
+  rows.hand_over();
   a.found[task] = all;
 }
 
@@ -874,10 +933,11 @@ void compute_windows(void *state, Context *context) {
   if (s.images) in_parallel(context, add_up_windows, s.tasks, &s);
   const Target target = target_of(state);
   double *told = target.open(context, WINDOWS, (WINDOWS + 1) * STATISTICS);
+  if (!told) return;
   float *nothing[WINDOWS];
   for (size_t k = 0; k < WINDOWS; k++) {
     s.told[k].tasks = s.images ? s.tasks : 0, nothing[k] = output<float>(context, k, 0);
-    tell(merge(s.told[k]), s.images * size_t(s.windows), told + k * STATISTICS);
+    tell(merge(s.told[k].found, s.told[k].tasks), s.images * size_t(s.windows), told + k * STATISTICS);
   }
   tell(Statistics{}, 0, told + WINDOWS * STATISTICS);
   target.close(context, WINDOWS, (WINDOWS + 1) * STATISTICS, told);
@@ -1000,6 +1060,7 @@ void compute_watch(void *state, Context *context) {
   const Watch none{{0, 1}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, &watch = state ? *static_cast<const Watch *>(state) : none;
   const volatile Allowance *allowed = reinterpret_cast<const Allowance *>(watch.allowance);
   double *written = watch.target.open(context, 0, STATISTICS);
+  if (!written) return;
   watch.is_small ? probe<look_for_small>(context, written) : probe<look>(context, written);
   watch.target.close(context, 0, STATISTICS, written);
   if (!watch.function) return;
@@ -1073,7 +1134,9 @@ void compute_lasting_probe(void *state, Context *context) {
   Tally none{{0, 1}, 0, NAN, {}}, &known = state ? *static_cast<Tally *>(state) : none;
   double now = known.address ? *reinterpret_cast<const double *>(known.address) : 0;
   if (known.when != now) probe<look_for_small>(context, known.told), known.when = now;
-  memcpy(known.target.open(context, 0, STATISTICS), known.told, sizeof known.told);
+  double *told = known.target.open(context, 0, STATISTICS);
+  if (!told) return;
+  memcpy(told, known.told, sizeof known.told);
   known.target.close(context, 0, STATISTICS, known.told);
 }
 
@@ -1128,7 +1191,7 @@ void round_part(void *state, size_t task) {
   round_all(r.x + start, r.to + start, end - start);
 }
 
-Status *compute_rounding(void *, Context *context) {
+void compute_rounding(void *, Context *context) {
   Rounding r;
   const Value *value = nullptr;
   void *shape = nullptr;
@@ -1140,14 +1203,10 @@ Status *compute_rounding(void *, Context *context) {
   int64_t *dimensions = static_cast<int64_t *>(__builtin_alloca((rank + 1) * sizeof(int64_t)));
   call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, rank);
   call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
-  Value *to = nullptr;
-  Status *status =
-      call(api, KERNEL_CONTEXT_GET_OUTPUT, context, size_t{0}, static_cast<const int64_t *>(dimensions), rank, &to);
-  if (status) return status; /* no memory for it */
-  r.x = data_of<float>(value), r.to = data_of<float>(to);
+  r.x = data_of<float>(value), r.to = output<float>(context, 0, dimensions, rank);
+  if (!r.to) return;
   r.tasks = r.count / LOOK_TASK + 1 < MOST_TASKS ? r.count / LOOK_TASK + 1 : MOST_TASKS;
   in_parallel(context, round_part, r.tasks, &r);
-  return nullptr;
 }
 
 /* ---- What ONNX Runtime is told of them ---- */
@@ -1168,27 +1227,31 @@ const Description PROBE = {
     [](const Description *) { return size_t{1}; },
     [](const Description *, size_t) { return DOUBLE; },
     [](const Description *) { return size_t{1}; },
-    compute_probe<look>,
+    nullptr,
     [](void *state) { free(state); },
     [](const Description *, size_t) { return REQUIRED; },
     [](const Description *, size_t) { return OPTIONAL; },
     [](const Description *, size_t) { return 0; },
     [](const Description *) { return 1; },
     [](const Description *) { return 1; },
+    nullptr,
+    nullptr,
+    nullptr,
+    compute_or_tell<compute_probe<look>>,
 };
 
 Description describe_shared_probe() {
   Description found = PROBE;
   found.name = [](const Description *) { return "SharedProbe"; };
   found.input_characteristic = [](const Description *, size_t) { return VARIADIC; };
-  found.compute = compute_shared_probe;
+  found.compute_and_tell = compute_or_tell<compute_shared_probe>;
   return found;
 }
 
 Description describe_small_probe() {
   Description found = PROBE;
   found.name = [](const Description *) { return "SmallProbe"; };
-  found.compute = compute_probe<look_for_small>;
+  found.compute_and_tell = compute_or_tell<compute_probe<look_for_small>>;
   return found;
 }
 
@@ -1197,7 +1260,7 @@ Description describe_block_probe() {
   found.name = [](const Description *) { return "BlockProbe"; };
   found.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
   found.input_count = [](const Description *) { return size_t{2}; };
-  found.compute = compute_block_probe;
+  found.compute_and_tell = compute_or_tell<compute_block_probe>;
   return found;
 }
 
@@ -1207,15 +1270,14 @@ void destroy_kept(void *state) {
 }
 
 template <size_t OUTPUTS>
-Description describe_rows(const char *(*name)(const Description *), void (*compute)(void *, Context *)) {
+Description describe_rows(const char *(*name)(const Description *), Status *(*compute)(void *, Context *)) {
   Description rows = PROBE;
   rows.name = name;
   rows.input_type = [](const Description *, size_t index) { return index ? INT64 : FLOAT; };
   rows.input_count = [](const Description *) { return size_t{2}; };
   rows.output_type = [](const Description *, size_t index) { return index < OUTPUTS ? FLOAT : DOUBLE; };
   rows.output_count = [](const Description *) { return OUTPUTS + 1; };
-  rows.output_characteristic = [](const Description *, size_t index) { return index == OUTPUTS ? OPTIONAL : REQUIRED; };
-  rows.compute = compute, rows.create = create_state<Kept>, rows.destroy = destroy_kept;
+  rows.compute_and_tell = compute, rows.create = create_state<Kept>, rows.destroy = destroy_kept;
   return rows;
 }
 
@@ -1231,14 +1293,14 @@ Description describe_watch(const char *(*name)(const Description *)) {
   watch.input_characteristic = [](const Description *, size_t index) {
     return index == 1 || index == 3 ? OPTIONAL : REQUIRED;
   };
-  watch.compute = compute_watch<IS_PAIR>;
+  watch.compute_and_tell = compute_or_tell<compute_watch<IS_PAIR>>;
   return watch;
 }
 
 Description describe_tally(const char *(*name)(const Description *), ElementType (*type)(const Description *, size_t),
-                           void (*compute)(void *, Context *)) {
+                           Status *(*compute)(void *, Context *)) {
   Description tally = PROBE;
-  tally.name = name, tally.input_type = type, tally.compute = compute;
+  tally.name = name, tally.input_type = type, tally.compute_and_tell = compute;
   tally.create = create_state<Tally>;
   return tally;
 }
@@ -1262,29 +1324,28 @@ Status *infer_same_shape(const Description *, Shapes *context) {
 Description describe_rounding() {
   static int first[] = {0};
   Description rounding = PROBE;
-  rounding.version = LONG_DESCRIPTION_VERSION;
   rounding.infer_shapes = infer_same_shape;
   rounding.find_places_to_reuse = [](int **inputs, int **outputs) { return *inputs = *outputs = first, size_t{1}; };
   rounding.release_places = [](int *, int *) {};
   rounding.name = [](const Description *) { return "RoundToHalf"; };
   rounding.output_type = [](const Description *, size_t) { return FLOAT; };
   rounding.output_characteristic = [](const Description *, size_t) { return REQUIRED; };
-  rounding.compute_and_tell = compute_rounding;
+  rounding.compute_and_tell = compute_or_tell<compute_rounding>;
   return rounding;
 }
 
 const Description SMALL_PROBE = describe_small_probe();
 const Description SHARED_PROBE = describe_shared_probe();
 const Description BLOCK_PROBE = describe_block_probe();
-const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS>([](const Description *) { return "Moments"; }, compute_rows<MOMENTS, Adding, add_up_part<tell_moments>>);
-const Description SUMS_OF_ROWS = describe_rows<SUMS>([](const Description *) { return "Sums"; }, compute_rows<SUMS, Adding, add_up_part<tell_sums>>);
-const Description EXPONENTIALS = describe_rows<1>([](const Description *) { return "Exponentials"; }, compute_rows<1, LongRows, add_up_part<tell_exponentials>>);
-const Description SUMS_APART = describe_rows<SUMS>([](const Description *) { return "SumsApart"; }, compute_rows<SUMS, AddingApart, add_up_apart>);
-const Description WINDOWS_OF_X = describe_rows<WINDOWS>([](const Description *) { return "Windows"; }, compute_windows);
+const Description MOMENTS_OF_ROWS = describe_rows<MOMENTS>([](const Description *) { return "Moments"; }, compute_or_tell<compute_rows<MOMENTS, Adding, add_up_part<MOMENTS, tell_moments>>>);
+const Description SUMS_OF_ROWS = describe_rows<SUMS>([](const Description *) { return "Sums"; }, compute_or_tell<compute_rows<SUMS, Adding, add_up_part<SUMS, tell_sums>>>);
+const Description EXPONENTIALS = describe_rows<1>([](const Description *) { return "Exponentials"; }, compute_or_tell<compute_rows<1, LongRows, add_up_part<1, tell_exponentials>>>);
+const Description SUMS_APART = describe_rows<SUMS>([](const Description *) { return "SumsApart"; }, compute_or_tell<compute_rows<SUMS, AddingApart, add_up_apart>>);
+const Description WINDOWS_OF_X = describe_rows<WINDOWS>([](const Description *) { return "Windows"; }, compute_or_tell<compute_windows>);
 const Description WATCH = describe_watch<false>([](const Description *) { return "Watch"; });
 const Description WATCH_PAIR = describe_watch<true>([](const Description *) { return "WatchPair"; });
-const Description TALLY = describe_tally([](const Description *) { return "Tally"; }, [](const Description *, size_t) { return DOUBLE; }, compute_tally);
-const Description LASTING_PROBE = describe_tally([](const Description *) { return "LastingProbe"; }, [](const Description *, size_t) { return FLOAT; }, compute_lasting_probe);
+const Description TALLY = describe_tally([](const Description *) { return "Tally"; }, [](const Description *, size_t) { return DOUBLE; }, compute_or_tell<compute_tally>);
+const Description LASTING_PROBE = describe_tally([](const Description *) { return "LastingProbe"; }, [](const Description *, size_t) { return FLOAT; }, compute_or_tell<compute_lasting_probe>);
 const Description ROUND_TO_HALF = describe_rounding();
 
 Status *make_domain(void **domain) {

@@ -43,6 +43,8 @@ OnProgress = Callable[[int, int], None]
 CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 0.05
 """Of the time, what checkpoints may take: those of a large scan are rarer."""
+_ROOM_BYTES = 16 << 20
+"""Kept, untouched, so that what is done can be written when memory has run out."""
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -221,6 +223,7 @@ class _Checkpoints:
         self._replaces = store is not None and scan.done == 0 and os.path.exists(store)
         self._last = time.monotonic()
         self._pause = CHECKPOINT_SECONDS
+        self._room: bytearray | None = bytearray(_ROOM_BYTES)
 
     def write_if_due(self) -> None:
         if time.monotonic() - self._last >= self._pause:
@@ -228,6 +231,7 @@ class _Checkpoints:
 
     def write_failed(self) -> None:
         """But for the first seconds of a scan that takes the place of another: that one stays, whole as it is."""
+        self._room = None  # HDF5 crashes where it gets no memory
         if not self._replaces or self._written:
             self.write()
 

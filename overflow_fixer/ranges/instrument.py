@@ -22,7 +22,7 @@ from overflow_fixer.graph.model import Graph, free_prefix
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
 from overflow_fixer.ranges.gathering import Gathering
-from overflow_fixer.ranges.lasting import copy_native
+from overflow_fixer.ranges.lasting import copy_native, leave_unread
 from overflow_fixer.ranges.memory import Memory
 from overflow_fixer.ranges.probes import (
     ALL,
@@ -150,6 +150,8 @@ def add_probes(
     behind = _put_behind(looks, made, wide, gatherings)
     last, fetches = _finish(gatherings.values())
     copies = dict(copy_native(graph, how.lasting))
+    beside = [*chain(*behind.values()), *last]
+    leave_unread(copies.values(), {*graph.consumers, *carried, *chain(*(node.input for node in beside))})
     told_here = _tell_in(memory, [*copies.values(), *chain(*behind.values())])
     added = Added([*_find_constants(looks, prefix), *ends], behind, last, {**copies, **instead})
     places = _find_places(tensors, how, looks, gatherings)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from onnx import AttributeProto, NodeProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable_node
-from overflow_fixer.native import DOMAIN
+from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL
 
 
 def find_lasting(graph: Graph, given: Collection[str] = ()) -> frozenset[str]:
@@ -36,3 +36,10 @@ def copy_native(graph: Graph, lasting: Mapping[str, int]) -> Iterator[tuple[str,
             if address is not None:
                 copy.attribute.add(name="address", type=AttributeProto.INT, i=address)
             yield node.label, copy
+
+
+def leave_unread(nodes: Iterable[NodeProto], read: Collection[str]) -> None:
+    """Have native nodes that read rows write no more numbers of them than are `read`, in place: of short rows they are as many as the elements."""
+    for node in nodes:
+        if node.op_type in LOOKS_AT_ALL:
+            node.output[:-1] = [name if name in read else "" for name in node.output[:-1]]

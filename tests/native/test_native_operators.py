@@ -64,17 +64,19 @@ _SECOND_INPUT = {**dict.fromkeys(_OUTPUTS, "length"), "BlockProbe": "layout"}
 
 
 @cache
-def _session(op_type: str) -> Any:
-    values = [f"y{i}" for i in range(_OUTPUTS.get(op_type, 0))]
-    outputs = {**dict.fromkeys(values, TensorProto.FLOAT), "statistics": TensorProto.DOUBLE}
+def _session(op_type: str, unread: frozenset[int] = frozenset()) -> Any:
+    """The outputs `unread` are left out."""
+    values = ["" if i in unread else f"y{i}" for i in range(_OUTPUTS.get(op_type, 0))]
+    outputs = [*values, "statistics"]
+    types = {name: TensorProto.FLOAT for name in values if name} | {"statistics": TensorProto.DOUBLE}
     given = {"x": TensorProto.FLOAT}
     if op_type in _SECOND_INPUT:
         given[_SECOND_INPUT[op_type]] = TensorProto.INT64
     graph = helper.make_graph(
-        [helper.make_node(op_type, list(given), list(outputs), domain=DOMAIN)],
+        [helper.make_node(op_type, list(given), outputs, domain=DOMAIN)],
         "g",
         [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in given.items()],
-        [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in outputs.items()],
+        [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in types.items()],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
     return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
@@ -86,11 +88,16 @@ def probe(x: Array, op_type: str = "SmallProbe") -> list[float]:
 
 
 def read_rows(op_type: str, x: Array, *length: int) -> list[Array]:
-    """What the operator tells of the rows; what it tells of that, and of all, is what Probe would."""
+    """What the operator tells of the rows; what it tells of that, and of all, is what Probe would, whatever is left out."""
     batch = Batch("b", {"x": x, "length": np.array(length, np.int64)})
     *found, statistics = run_session(_session(op_type), None, batch)
     expected = [leave_out_small(reckon(values)) for values in (*found, x)]
     assert statistics.reshape(-1, 8).tolist() == expected
+    for unread in (frozenset(range(len(found))), frozenset(range(0, len(found), 2))):
+        *others, told = run_session(_session(op_type, unread), None, batch)
+        assert told.tolist() == statistics.tolist()
+        kept = [values for i, values in enumerate(found) if i not in unread]
+        assert [other.tobytes() for other in others] == [values.tobytes() for values in kept]
     return found
 
 

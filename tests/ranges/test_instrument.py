@@ -58,6 +58,21 @@ def test_what_a_native_node_tells_of_its_outputs_and_what_it_reads_needs_no_prob
 
 
 @pytest.mark.skipif(not has_native_probes(), reason="the library was not built")
+def test_of_rows_no_more_is_written_than_is_read(tmp_path: Path) -> None:
+    """A norm's extremes are read by what compares them; of its sums what is told of them is enough."""
+    nodes = [helper.make_node("LayerNormalization", ["x", "s"], ["y"])]
+    scale = numpy_helper.from_array(np.ones(4, np.float32), "s")
+    graph = save_model(tmp_path / "m.onnx", nodes, [value_info("x", dims=[2, 4])], [value_info("y")], [scale])
+    inside = look_inside(graph, is_native=True)
+    tensors = [*(value.tensor for value in inside.values), "x", "y"]
+    nodes = add_probes(inside.graph, tensors, Probing(tensors, is_native=True)).build_model().graph.node
+    read = {name for node in nodes for name in node.input}
+    (moments,) = (node for node in nodes if node.op_type == "Moments")
+    written = list(filter(None, moments.output[:-1]))
+    assert 0 < len(written) < len(moments.output[:-1])
+    assert read.issuperset(written)
+
+
 def test_what_an_expression_reads_in_another_shape_needs_no_probe(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
