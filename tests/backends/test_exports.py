@@ -25,6 +25,7 @@ from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt import emit, exports, network
 from overflow_fixer.backends.tensorrt.capabilities import probe
+from overflow_fixer.backends.tensorrt.exports import trtexec_files
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
@@ -390,7 +391,7 @@ def open_fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Let the export of trtexec's arguments parse with a fake module, on no GPU."""
 
     def use(trt: Any, typing: str = "weak") -> None:
-        monkeypatch.setattr(exports, "open_tensorrt", lambda settings: (trt, probe(trt), typing))
+        monkeypatch.setattr(trtexec_files, "open_tensorrt", lambda settings: (trt, probe(trt), typing))
         monkeypatch.setattr(network, "open_device", lambda: None)
 
     return use

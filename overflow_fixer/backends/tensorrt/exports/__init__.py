@@ -1,50 +1,22 @@
 """A plan written for other tools: the three ways in which layers are pinned elsewhere. One line here a kind.
 
-`chosen_pins` says what is pinned; `trtexec` and `polygraphy` render it. The modules `standalone_*` are what
+`export` is what is exported, `chosen_pins` says what of it is pinned; `trtexec` and `polygraphy` render it. The modules `standalone_*` are what
 Polygraphy's scripts run: their text is exported as it stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from overflow_fixer.backends.stamps import fingerprint
-from overflow_fixer.backends.tensorrt.emission import open_tensorrt
-from overflow_fixer.backends.tensorrt.exports.chosen_pins import (
-    Enforcement,
-    ExportedPin,
-    choose_enforcement,
-    choose_pins,
-)
+from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.backends.tensorrt.exports.polygraphy import name_script, render_loader, render_npps
-from overflow_fixer.backends.tensorrt.exports.staleness import remove_left_over, remove_stale, sign
-from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
-from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
-from overflow_fixer.backends.tensorrt.network import parse_model
-from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
-from overflow_fixer.backends.tensorrt.source import parse_graph
+from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
+from overflow_fixer.backends.tensorrt.exports.trtexec_files import write_trtexec
 from overflow_fixer.errors import BackendError
-from overflow_fixer.files import replace_file, write_text
+from overflow_fixer.files import write_text
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan
-
-
-@dataclass(frozen=True)
-class Export:
-    """What is exported, and where to: the plan of `artifact`, which was built with `settings`."""
-
-    graph: Graph
-    plan: PrecisionPlan
-    artifact: Artifact
-    settings: BuildSettings
-    folder: Path
-
-    @property
-    def plan_sha256(self) -> str:
-        return fingerprint(self.plan, self.settings.io_types)
 
 
 def check_exports(kinds: Sequence[str], backend: str) -> None:
@@ -86,19 +58,11 @@ def write_exports(
 
 
 def _write_npps(export: Export) -> tuple[Path, ...]:
-    pins, how = _choose(export)
-    text = render_npps(export.graph, export.plan, pins, how, export.settings, export.folder)
-    return _write_script(export, "npps", text)
+    return _write_script(export, "npps", render_npps(export))
 
 
 def _write_loader(export: Export) -> tuple[Path, ...]:
-    pins, how = _choose(export)
-    text = render_loader(export.graph, export.plan, pins, how, export.settings, export.folder)
-    return _write_script(export, "loader", text)
-
-
-def _choose(export: Export) -> tuple[tuple[ExportedPin, ...], Enforcement]:
-    return choose_pins(export.graph, export.plan, export.artifact), choose_enforcement(export.artifact)
+    return _write_script(export, "loader", render_loader(export))
 
 
 def _write_script(export: Export, kind: str, text: str) -> tuple[Path, ...]:
@@ -107,97 +71,8 @@ def _write_script(export: Export, kind: str, text: str) -> tuple[Path, ...]:
     return (path,)
 
 
-def _write_trtexec(export: Export) -> tuple[Path, ...]:
-    """The arguments one a line, the same as one line for a shell, and the model where it is not the file itself."""
-    stem = export.graph.path.stem
-    listed, line = (export.folder / f"{stem}.trtexec.{suffix}" for suffix in ("txt", "sh"))
-    engine = export.artifact.engine
-    if engine is None:
-        raise BackendError(
-            f"{export.artifact.path} is no engine, so no network of it can be told to trtexec. Expected an artifact of "
-            "--backend tensorrt. Build it with that."
-        )
-    command, changed = (_read_weak if engine.typing == "weak" else _read_strong)(export)
-    arguments = render_arguments(command, export.settings)
-    if not changed:
-        remove_left_over(line, _name_model(export))
-    write_text(listed, "".join(f"{argument}\n" for argument in arguments))
-    write_text(line, sign(render_line(arguments), export.plan_sha256))
-    return (listed, line, *changed)
-
-
-def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
-    """What trtexec builds by weak typing, and the file of a changed model that was written for it."""
-    graph, engine = export.graph, export.artifact.engine
-    assert engine is not None
-    trt, found, _ = open_tensorrt(export.settings)
-    parsed = parse_graph(trt, found, graph, export.plan.clamps, "weak", export.settings.shapes)
-    layers = read_layers(parsed.network)
-    labels = [pin.node for pin in choose_pins(graph, export.plan, export.artifact)]
-    pinning = choose_layers(graph, map_layers(layers, graph), labels)
-    if engine.movement_is_free:
-        pinning = pinning.without_movement()
-    changed = () if parsed.source is None else (_write_model(export, parsed.source),)
-    model = next(iter(changed), graph.path)
-    command = Command(
-        model.resolve(),
-        _engine_path(export),
-        "weak",
-        engine.constraints,
-        _read_bindings(parsed.network),
-        layers,
-        pinning,
-    )
-    return command, changed
-
-
-def _read_strong(export: Export) -> tuple[Command, tuple[Path, ...]]:
-    """What trtexec builds by strong typing: the typed model, in which nothing is left to pin."""
-    trt, found, _ = open_tensorrt(export.settings)
-    typed = next(path for path in export.artifact.files if path.suffix == ".onnx")
-    network = parse_model(trt, found, typed, export.graph.path, "strong").network
-    pinning, bindings = Pinning((), ()), _read_bindings(network)
-    return Command(typed.resolve(), _engine_path(export), "strong", "none", bindings, (), pinning), ()
-
-
-def _engine_path(export: Export) -> Path:
-    return export.folder.resolve() / f"{export.graph.path.stem}.trtexec.engine"
-
-
-def _write_model(export: Export, content: bytes) -> Path:
-    """Write the model as it was changed for TensorRT: trtexec reads it from a file."""
-    outside = next(export.graph.external_tensors(), None)
-    if outside is not None:
-        raise BackendError(
-            f"trtexec would need {export.graph.path} as it is changed for TensorRT (docs/tensorrt.md), but the data of "
-            f"{outside.name!r} lies in another file, beside the model. Expected a model in one file. Save it so. Or use --export "
-            "polygraphy-loader, which clamps constants, inlines functions and tells axes when it runs, and changes no "
-            "dimensions or bounds of a Clip; or, if it is for clamps alone, plan with --masks pin."
-        )
-    path = _name_model(export)
-    with replace_file(path) as temporary:
-        temporary.write_bytes(content)
-    return path
-
-
-def _name_model(export: Export) -> Path:
-    return export.folder / f"{export.graph.path.stem}.trtexec.onnx"
-
-
-def _read_bindings(network: Any) -> tuple[Binding, ...]:
-    inputs = [(network.get_input(index), True) for index in range(network.num_inputs)]
-    outputs = [(network.get_output(index), False) for index in range(network.num_outputs)]
-    return tuple(_read_binding(tensor, is_input) for tensor, is_input in (*inputs, *outputs))
-
-
-def _read_binding(tensor: Any, is_input: bool) -> Binding:
-    is_shape = bool(tensor.is_shape_tensor)
-    is_open = is_input and (is_shape or any(size < 0 for size in tensor.shape))
-    return Binding(tensor.name, tensor.dtype.name, is_input, is_open, is_shape)
-
-
 _WRITERS: dict[str, Callable[[Export], tuple[Path, ...]]] = {
-    "trtexec": _write_trtexec,
+    "trtexec": write_trtexec,
     "polygraphy-npps": _write_npps,
     "polygraphy-loader": _write_loader,
 }

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overflow_fixer import __version__
-from overflow_fixer.backends.tensorrt.exports.chosen_pins import Enforcement, ExportedPin
+from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.backends.tensorrt.network import locate_plugin
 from overflow_fixer.backends.tensorrt.source import read_axes
 from overflow_fixer.files import sha256_of
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.records import BuildSettings, PrecisionPlan, ShapeRange
+from overflow_fixer.records import PrecisionPlan, ShapeRange
 
 _FUTURE = "from __future__ import annotations\n"
 _MARK = "# ---------------------------------------------------------------- exported from here\n"
@@ -66,46 +66,23 @@ def name_script(model: Path, kind: str) -> str:
     return f"{model.stem.replace('.', '_')}_{kind}.py"
 
 
-def render_npps(
-    graph: Graph,
-    plan: PrecisionPlan,
-    pins: Sequence[ExportedPin],
-    how: Enforcement,
-    settings: BuildSettings,
-    folder: Path,
-) -> str:
-    """The post-processing script, whose usage is for `folder`. A clamp cannot be done there: it says so, in the text and when
-    it runs.
-    """
-    name = name_script(graph.path, "npps")
-    usage = [
-        "polygraphy",
-        "convert",
-        _find_path(graph, folder),
-        *_polygraphy_options(graph, how, settings),
-        "--trt-npps",
-        name,
-    ]
+def render_npps(export: Export) -> str:
+    """The post-processing script. A clamp cannot be done there: it says so, in the text and when it runs."""
+    graph = export.graph
+    usage = ["polygraphy", "convert", _find_path(export), *_polygraphy_options(export)]
     imports, body = _read_parts("standalone_pins")
     clamps = [
         "# Constants that the plan clamps. That cannot be done here, in a parsed network: the loader script does it.",
-        *_render_clamps(plan),
+        *_render_clamps(export.plan),
         *_render_axes(graph),
     ]
-    head = _head(graph, usage, how, imports)
-    parts = [head, "\n".join(clamps), _render_pins(pins, how), _POSTPROCESS, body]
-    return _join([*parts, _render_nodes(graph)])
+    head = _head(export, [*usage, "--trt-npps", name_script(graph.path, "npps")], imports)
+    return _join([head, "\n".join(clamps), _render_pins(export), _POSTPROCESS, body, _render_nodes(graph)])
 
 
-def render_loader(
-    graph: Graph,
-    plan: PrecisionPlan,
-    pins: Sequence[ExportedPin],
-    how: Enforcement,
-    settings: BuildSettings,
-    folder: Path,
-) -> str:
-    """The loader script, which names the model by its path from `folder`."""
+def render_loader(export: Export) -> str:
+    """The loader script, which names the model by its path from the folder of the export."""
+    graph, plan = export.graph, export.plan
     name = name_script(graph.path, "loader")
     usage = ["polygraphy", "convert", name, "--model-type", "trt-network-script", "--convert-to", "trt"]
     is_changed = bool(plan.clamps or read_axes(graph)) or graph.is_inlined
@@ -113,15 +90,10 @@ def render_loader(
     imports, bodies = zip(*map(_read_parts, modules), strict=True)
     change = "change_model(trt, MODEL, CLAMPS, AXES)" if is_changed else "None"
     parts = [
-        _head(
-            graph,
-            [*usage, *_polygraphy_options(graph, how, settings)],
-            how,
-            "\n".join(["import os", *imports]),
-        ),
-        "\n".join(_render_model(graph, settings, folder)),
+        _head(export, [*usage, *_polygraphy_options(export)], "\n".join(["import os", *imports])),
+        "\n".join(_render_model(export)),
         "\n".join([*_render_clamps(plan), *_render_axes(graph)]),
-        _render_pins(pins, how),
+        _render_pins(export),
         _LOAD_NETWORK.replace("CHANGE", change),
         *bodies,
     ]
@@ -139,7 +111,8 @@ def _read_parts(module: str) -> tuple[str, str]:
     return imports.strip("\n"), body
 
 
-def _head(graph: Graph, usage: Sequence[str], how: Enforcement, imports: str) -> str:
+def _head(export: Export, usage: Sequence[str], imports: str) -> str:
+    graph, constraints = export.graph, export.enforcement.constraints
     lines = (
         f"Nodes of {graph.path.name} that stay in FP32, set on its TensorRT network.",
         "",
@@ -147,7 +120,7 @@ def _head(graph: Graph, usage: Sequence[str], how: Enforcement, imports: str) ->
         "",
         f"$ {shlex.join(usage)}",
         "",
-        f"--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints {how.constraints}, without which",
+        f"--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints {constraints}, without which",
         "TensorRT may ignore a pin.",
     )
     comment = "\n".join(f"# {_one_line(line)}".rstrip() for line in lines)
@@ -164,19 +137,15 @@ def _merge_imports(text: str) -> Iterator[str]:
         yield f"{module} import {', '.join(sorted(taken[module]))}" if taken[module] else module
 
 
-def _polygraphy_options(graph: Graph, how: Enforcement, settings: BuildSettings) -> Iterator[str]:
-    yield from (
-        "--fp16",
-        "--precision-constraints",
-        how.constraints,
-        "-o",
-        f"{graph.path.stem}.polygraphy.engine",
-    )
+def _polygraphy_options(export: Export) -> Iterator[str]:
+    settings = export.settings
+    yield from ("--fp16", "--precision-constraints", export.enforcement.constraints)
+    yield from ("-o", f"{export.graph.path.stem}.polygraphy.engine")
     if not settings.tf32:
         yield "--no-tf32"
     opened = {
         spec.name: settings.shapes[spec.name]
-        for spec in graph.inputs
+        for spec in export.graph.inputs
         if spec.name in settings.shapes and not all(isinstance(dim, int) for dim in spec.dims or (None,))
     }
     if opened:
@@ -190,18 +159,19 @@ def _polygraphy_shapes(opened: Mapping[str, ShapeRange], which: str) -> Iterator
         yield f"{name}:[{','.join(map(str, getattr(shape, which)))}]"
 
 
-def _find_path(graph: Graph, folder: Path) -> str:
+def _find_path(export: Export) -> str:
     """The model's path from the script's folder; the whole of it where that is on another drive."""
+    model = export.graph.path.resolve()
     try:
-        return os.path.relpath(graph.path.resolve(), folder.resolve())
+        return os.path.relpath(model, export.folder.resolve())
     except ValueError:
-        return str(graph.path.resolve())
+        return str(model)
 
 
-def _render_model(graph: Graph, settings: BuildSettings, folder: Path) -> Iterator[str]:
-    yield f"MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), {_find_path(graph, folder)!r})"
-    yield f"MODEL_SHA256 = {sha256_of([graph.path])!r}"
-    yield f"PLUGINS = {tuple(locate_plugin(library) for library in settings.plugins)!r}"
+def _render_model(export: Export) -> Iterator[str]:
+    yield f"MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), {_find_path(export)!r})"
+    yield f"MODEL_SHA256 = {sha256_of([export.graph.path])!r}"
+    yield f"PLUGINS = {tuple(locate_plugin(library) for library in export.settings.plugins)!r}"
 
 
 def _render_clamps(plan: PrecisionPlan) -> Iterator[str]:
@@ -217,12 +187,12 @@ def _render_axes(graph: Graph) -> Iterator[str]:
     yield f"AXES = {read_axes(graph)!r}"
 
 
-def _render_pins(pins: Sequence[ExportedPin], how: Enforcement) -> str:
+def _render_pins(export: Export) -> str:
     lines = [
         "# Each node that stays in FP32, with why TensorRT may have no layer for it (None: it must have one).",
         "PINS = {",
     ]
-    for pin in pins:
+    for pin in export.pins:
         lines.append(f"    # {_one_line(pin.op_type)} -> {_one_line(', '.join(pin.outputs))}")
         lines += [f"    # {_one_line(reason)}" for reason in pin.reasons]
         lines.append(f"    {pin.node!r}: {pin.excuse!r},")
@@ -231,7 +201,7 @@ def _render_pins(pins: Sequence[ExportedPin], how: Enforcement) -> str:
         "",
         "# Kinds of layers that are left free all the same, where TensorRT could not obey their pins.",
     ]
-    return "\n".join([*lines, f"FREE = {tuple(sorted(how.free))!r}"])
+    return "\n".join([*lines, f"FREE = {tuple(sorted(export.enforcement.free))!r}"])
 
 
 def _render_nodes(graph: Graph) -> str:
