@@ -86,3 +86,11 @@ def test_a_library_in_the_working_folder_is_found_by_its_name(
         _load(trt, Path(library.name))
         _load(trt, Path(library.name))
     assert script.plugin_libraries == [str(library.resolve())]
+
+
+def test_a_name_that_no_file_system_takes_is_an_error_of_the_library() -> None:
+    with (
+        use_standin_gpu(trt := fake_tensorrt("10.0", Script())),
+        pytest.raises(BackendError, match="nnn does not load"),
+    ):
+        _load(trt, Path("n" * 300))

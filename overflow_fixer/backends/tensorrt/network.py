@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def load_plugin(trt: Any, library: Path) -> None:
 
 def locate_plugin(library: Path) -> str:
     """Where a library is, whatever folder it is loaded from; as it was named, if it is for the system's loader to find."""
-    return str(library.resolve() if library.exists() else library)
+    return str(library.resolve() if os.path.exists(library) else library)
 
 
 def _refuse_plugin(trt: Any, library: Path, reason: str) -> BackendError:
