@@ -142,8 +142,11 @@ def refuse_to_replace(kept: Iterable[Path], written: Iterable[Path]) -> None:
         )
 
 
-def refuse_long_name(path: Path) -> None:
-    """Raise OutputError where the name of a file, or the longer one that it has while it is written, is too long for its disk."""
+def refuse_long_name(path: Path, shorter: str) -> None:
+    """Raise OutputError where the name of a file, or the longer one that it has while it is written, is too long for its disk.
+
+    It says what is to be `shorter`, and how that is done.
+    """
     folder = next(above for above in path.absolute().parents if os.path.isdir(above))
     try:
         os.lstat(folder / _name_temporary(path).name)
@@ -151,8 +154,7 @@ def refuse_long_name(path: Path) -> None:
         if error.errno == errno.ENAMETOOLONG:
             raise OutputError(
                 f"{path} cannot be written: its name of {len(os.fsencode(path.name))} bytes, with some more while it is written, is "
-                "longer than the file system takes. Expected a shorter name of the model, after which it is called. Rename the "
-                "model, or link to it by another name. Nothing was written."
+                f"longer than the file system takes. Expected a shorter {shorter}. Nothing was written."
             ) from error
 
 

@@ -11,6 +11,8 @@ from overflow_fixer.files import name_data, refuse_long_name, refuse_to_replace
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.trials.results import check_results, list_read
 
+_SHORTER = "name of the model, after which it is called. Rename the model, or link to it by another name"
+
 
 def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
     """Raise OutputError where results would take the place of what is read, or of an artifact that has no stamp of fix-fp16, and where
@@ -21,7 +23,7 @@ def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
     files = name_built(config, backend)
     for file in files:
         if file not in map(name_data, files):  # which is written in a folder, under its own name
-            refuse_long_name(file)
+            refuse_long_name(file, _SHORTER)
     refuse_to_replace(list_read(config, graph), files)
     check_results(config, graph, files)
     foreign = chosen.find_foreign(path, config.build.settings(config.folder, {}))

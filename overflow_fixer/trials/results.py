@@ -8,7 +8,7 @@ from pathlib import Path
 
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import OutputError
-from overflow_fixer.files import find_replaced, refuse_to_replace
+from overflow_fixer.files import find_replaced, refuse_long_name, refuse_to_replace
 from overflow_fixer.graph.model import Graph
 
 _TIMINGS = "timing.cache"
@@ -20,17 +20,20 @@ def check_results(config: FixConfig, graph: Graph, built: Iterable[Path] = ()) -
 
     Kernel timings that are kept elsewhere take the place of none of these either, nor of a result or what is `built`.
     """
-    results = [config.folder / name for name in _RESULTS]
-    refuse_to_replace(list_read(config, graph), (*results, config.folder / _TIMINGS))
-    cache = config.build.timing_cache
-    kept = (*list_read(config, graph), *results, *built)
-    if cache is not None and (
-        find_replaced(kept, [cache]) or cache.is_dir() or _lies_in(cache, config.calib)
-    ):
+    read, results = list_read(config, graph), [config.folder / name for name in _RESULTS]
+    refuse_to_replace(read, (*results, config.folder / _TIMINGS))
+    if config.build.timing_cache is not None:
+        _check_timings(config.build.timing_cache, (*read, *results, *built), config.calib)
+
+
+def _check_timings(cache: Path, others: Iterable[Path], data: Path | str) -> None:
+    """Raise OutputError where the cache is one of the others, a folder or read as data, and where its name is too long."""
+    if find_replaced(others, [cache]) or os.path.isdir(cache) or _lies_in(cache, data):
         raise OutputError(
             f"The kernel timings would be written to {cache}, which is read here, lies among the calibration data, is "
             "another result or a folder. Expected a file of their own. Name another with --timing-cache. Nothing was written."
         )
+    refuse_long_name(cache, "name. Name another with --timing-cache")
 
 
 def _lies_in(path: Path, data: Path | str) -> bool:

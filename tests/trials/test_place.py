@@ -138,6 +138,13 @@ def test_kernel_timings_have_a_file_of_their_own(tmp_path: Path) -> None:
         check_place(config, graph, "tensorrt")
 
 
+def test_a_name_of_kernel_timings_that_is_too_long_is_refused_before_the_scan(tmp_path: Path) -> None:
+    graph = load_graph(_save(tmp_path))
+    config = _configure(tmp_path, build={"timing_cache": tmp_path / ("n" * 300)})
+    with pytest.raises(OutputError, match=r"longer than the file system takes.* --timing-cache"):
+        check_place(config, graph, "tensorrt")
+
+
 def test_a_link_to_the_weights_is_known(tmp_path: Path) -> None:
     _save(tmp_path, "weights.bin")
     (tmp_path / "plan.json").symlink_to("weights.bin")
