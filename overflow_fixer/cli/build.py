@@ -13,7 +13,7 @@ from overflow_fixer.backends.tensorrt.exports import check_exports, write_export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.fused_models import name_fused
-from overflow_fixer.cli.named_path import NamedPath
+from overflow_fixer.cli.named_path import NamedPath, NamedSource
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.graph.model import load_graph
@@ -36,14 +36,14 @@ from overflow_fixer.trials.place import check_place, name_artifact
     type=NamedPath(),
     help="A plan [OUT/plan.json]; one that lies elsewhere is named to verify as well.",
 )
-@click.option("--calib", type=str, help="Calibration data, for the shapes an engine is built for.")
+@click.option("--calib", type=NamedSource(), help="Calibration data, for the shapes an engine is built for.")
 @options.build_options
 @options.export_options
 @options.common_options
 def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: bool, **flags: Any) -> None:
     """Build MODEL with the nodes of a plan in FP32. Nothing is verified: see `fix-fp16 verify`."""
-    has_data = flags.get("calib") is not None
-    config = options.settings(**{**flags, "calib": flags.get("calib") or "random"})
+    has_data = flags["calib"] is not None
+    config = options.settings(**{**flags, "calib": flags["calib"] or "random"})
     name, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, name)
     graph = load_graph(config.model)

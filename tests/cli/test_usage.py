@@ -37,6 +37,7 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
         (("skan", "m.onnx"), "nor the path of a model. Did you mean scan? See fix-fp16 --help"),
         (("m.onnx", "--calib", "d", "--out", ""), "'--out': \"\" names nothing. Expected the path"),
         (("scan", "m.onnx", "--calib", "d", "--out", ""), "'--out': \"\" names nothing. Expected the path"),
+        (("build", "m.onnx", "--calib", ""), "'--calib': \"\" names nothing. Expected the path"),
         (("report", ""), '"" names nothing. Expected the path'),
         (("docter",), "Did you mean doctor? See"),
         (
