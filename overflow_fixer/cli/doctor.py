@@ -15,7 +15,7 @@ from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.cli.results import say
 from overflow_fixer.cli.verb import TellsHelp
 from overflow_fixer.errors import BackendError
-from overflow_fixer.graph.model import MIN_OPSET
+from overflow_fixer.model_file.opsets import MIN_OPSET
 from overflow_fixer.sessions.providers import Provider, find_lack
 
 

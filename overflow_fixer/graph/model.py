@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 import onnx
-import onnx.inliner
 from onnx import TensorProto
 
 from overflow_fixer.errors import ModelError
@@ -27,22 +26,16 @@ from overflow_fixer.graph.tensor_types import (
 )
 from overflow_fixer.host.garbage import no_search_for_garbage
 from overflow_fixer.model_file.external_data import check_external_data, external_tensors, read_referring
+from overflow_fixer.model_file.functions import inline_functions
 from overflow_fixer.model_file.malformed import refuse_malformed
+from overflow_fixer.model_file.opsets import check_opset, import_unused
 from overflow_fixer.model_file.repeats import refuse_repeats
 from overflow_fixer.model_file.sparse import write_dense
-from overflow_fixer.model_file.subgraphs import (
-    STANDARD_DOMAINS,
-    all_names,
-    all_nodes,
-    bodies,
-    may_have_bodies,
-)
+from overflow_fixer.model_file.subgraphs import bodies
 from overflow_fixer.model_file.weights import read_pieces, read_rows, read_values
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import Array, Dim, InputSpec
 
-MIN_OPSET = 9
-_UNUSED_OPSET = 17
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
@@ -237,12 +230,12 @@ def _load(path: Path) -> Graph:
     stamp = FileStamp.of(path)
     model, home = read_referring(path)
     _check_outputs(path, model)
-    _import_unused(model)
-    opset = _checked_opset(path, model)
+    import_unused(model)
+    opset = check_opset(path, model)
     data_files = tuple(sorted(check_external_data(home, model) - {path.resolve()}))
     stamps = (stamp, *map(FileStamp.of, data_files))
     has_functions = bool(model.functions)
-    model = _inline(path, model)
+    model = inline_functions(path, model)
     _drop_repeated_names(model.graph)
     refuse_repeats(path, model.graph)
     write_dense(home, model.graph)
@@ -277,93 +270,6 @@ def _check_outputs(path: Path, model: onnx.ModelProto) -> None:
         )
 
 
-def _checked_opset(path: Path, model: onnx.ModelProto) -> int:
-    opset = _imported_opset(model)
-    newest = onnx.defs.onnx_opset_version()
-    if MIN_OPSET <= opset <= newest:
-        return opset
-    raise ModelError(
-        f"{path} {f'uses ONNX opset {opset}' if opset else 'names no opset of the ONNX operators that it uses'}. "
-        f"Expected {MIN_OPSET} to {newest}: older ones have no Where and no IsNaN, by which values are looked at, and this machine's onnx "
-        f"{onnx.__version__} knows no newer one. {_opset_advice(opset)}"
-    )
-
-
-def _imported_opset(model: onnx.ModelProto | onnx.FunctionProto) -> int:
-    """The opset of ONNX's own operators; 0 where none is named."""
-    return max((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0)
-
-
-def _opset_advice(opset: int) -> str:
-    if opset >= MIN_OPSET:
-        return "Install a newer onnx and ONNX Runtime, or export it again with an older opset."
-    return (
-        "Export it again with a newer one (torch.onnx.export: opset_version, tf2onnx: --opset, skl2onnx and onnxmltools: "
-        "target_opset), or try onnx.version_converter, which does not know every operator."
-    )
-
-
-def _import_unused(model: onnx.ModelProto) -> None:
-    """Import the functions' opset, or else any, in place, where the graph itself uses none of ONNX's own operators.
-
-    Models of ai.onnx.ml alone often import none, or one that is too old; Casts and probes need one.
-    """
-    uses_any = any(node.domain in STANDARD_DOMAINS for node in all_nodes(model.graph))
-    if uses_any or _imported_opset(model) >= MIN_OPSET:
-        return
-    opset = max(map(_imported_opset, model.functions), default=0) or _UNUSED_OPSET
-    kept = [entry for entry in model.opset_import if entry.domain not in STANDARD_DOMAINS]
-    del model.opset_import[:]
-    model.opset_import.extend([onnx.helper.make_opsetid("", opset), *kept])
-
-
-def _inline(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
-    if not model.functions:
-        return model
-    for function in model.functions:
-        _raise_opset(path, model, function)
-    try:
-        inlined = onnx.inliner.inline_local_functions(model)
-    except Exception as error:  # the inliner raises bare RuntimeErrors
-        raise ModelError(
-            f"{path}: the model's functions cannot be inlined: {error}. Expected functions that call one another "
-            "without a cycle. Export the model without local functions."
-        ) from error
-    if inlined.functions:  # it leaves those that import other versions of custom domains
-        raise ModelError(
-            f"{path}: the function {inlined.functions[0].name} cannot be put in the place of its calls: it imports other versions of "
-            "operator sets than the model. Expected one version of each. Export the model without local functions."
-        )
-    return inlined
-
-
-def _raise_opset(path: Path, model: onnx.ModelProto, function: onnx.FunctionProto) -> None:
-    """Have the function import the model's opset, in place. Raises ModelError where that would make others of its operators."""
-    of_function, of_model = _imported_opset(function), _imported_opset(model)
-    if of_function == of_model:
-        return
-    nodes = (node for node in all_nodes(function) if node.domain in STANDARD_DOMAINS)
-    other = next((node for node in nodes if _has_changed(node.op_type, of_function, of_model)), None)
-    if other is not None:
-        raise ModelError(
-            f"{path}: the function {function.name} imports opset {of_function}, and the model opset {of_model}, in which {other.op_type} is "
-            "another operator. Expected one opset throughout: functions are put in the place of their calls. Export the model "
-            "without local functions, or with those of its own opset."
-        )
-    for entry in function.opset_import:
-        if entry.domain in STANDARD_DOMAINS:
-            entry.version = of_model
-
-
-def _has_changed(op_type: str, before: int, after: int) -> bool:
-    """Whether the operator of one opset is defined anew by another, or in one of them not at all."""
-    try:
-        schemas = [onnx.defs.get_schema(op_type, opset) for opset in (before, after)]
-    except onnx.defs.SchemaError:
-        return True
-    return schemas[0].since_version != schemas[1].since_version
-
-
 def _drop_repeated_names(graph: onnx.GraphProto) -> None:
     """ONNX Runtime refuses a graph in which two nodes have one name, and takes nameless ones."""
     names = Counter([node.name for node in graph.node])
@@ -372,25 +278,6 @@ def _drop_repeated_names(graph: onnx.GraphProto) -> None:
             node.ClearField("name")
     for body in chain.from_iterable(map(bodies, graph.node)):
         _drop_repeated_names(body)
-
-
-def free_prefix(graph: Graph, wanted: str) -> str:
-    """`wanted` in the graph's place, with underscores before it until no name in the model begins with it, bodies included."""
-    wanted = graph.place + wanted
-    if wanted not in "\n".join(_names_to_avoid(graph)):
-        return wanted
-    taken = [name for name in all_names(graph.model.graph) if name.lstrip("_").startswith(wanted.lstrip("_"))]
-    while any(name.startswith(wanted) for name in taken):
-        wanted = "_" + wanted
-    return wanted
-
-
-def _names_to_avoid(graph: Graph) -> Iterable[str]:
-    """All of tensors, of nodes, and of what is in bodies."""
-    if any(bodies(node.proto) for node in graph.nodes if may_have_bodies(node.op_type, node.domain)):
-        return all_names(graph.model.graph)
-    labels = (node.label for node in graph.nodes)
-    return chain(graph.tensors, labels, (info.name for info in graph.model.graph.value_info))
 
 
 def _input_spec(info: onnx.ValueInfoProto) -> InputSpec:

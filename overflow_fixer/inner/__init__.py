@@ -13,7 +13,8 @@ from itertools import chain
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.graph.copies import insert_nodes
-from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.free_names import free_prefix
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention

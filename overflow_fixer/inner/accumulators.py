@@ -19,7 +19,8 @@ from onnx import TensorProto
 
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.copies import insert_nodes
-from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.free_names import free_prefix
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.weights import PIECE_BYTES
 from overflow_fixer.records import Array, Dim

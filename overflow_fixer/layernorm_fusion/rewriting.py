@@ -9,7 +9,8 @@ import onnx
 from onnx import numpy_helper
 
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.free_names import free_prefix
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.layernorm_fusion.candidates import Fusion
 from overflow_fixer.patterns.tracing import HAND_ON

@@ -18,7 +18,8 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.graph.copies import add_nodes, copy_shell
-from overflow_fixer.graph.model import Graph, free_prefix
+from overflow_fixer.graph.free_names import free_prefix
+from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
 from overflow_fixer.ranges.gathering import Gathering

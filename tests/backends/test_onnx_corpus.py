@@ -23,7 +23,8 @@ from typed_models import Typed, all_nodes, assert_same, judge, plan_of, read_typ
 
 from overflow_fixer.backends.mixed_onnx import emit
 from overflow_fixer.errors import ModelError
-from overflow_fixer.graph.model import MIN_OPSET, load_graph
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.model_file.opsets import MIN_OPSET
 
 WHOLE = bool(os.environ.get("OVERFLOW_FIXER_WHOLE_CORPUS"))
 ONNX_DOMAINS = ("", "ai.onnx")

@@ -29,14 +29,11 @@ def _save(
     inputs: list[onnx.ValueInfoProto] | None = None,
     outputs: list[onnx.ValueInfoProto] | None = None,
     opset: int = 17,
-    **extra: object,
 ) -> Path:
     inputs = inputs if inputs is not None else [_info("x", dims=["n", 4])]
     graph = helper.make_graph(nodes, "g", inputs, outputs or [_info("y")], initializers or [])
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    functions = extra.get("functions", [])
-    opsets += [helper.make_opsetid("local", 1)] if functions else []
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     return path
@@ -152,62 +149,6 @@ def test_what_bodies_capture_is_read_by_their_node(tmp_path: Path) -> None:
     assert [node.label for node in graph.consumers["w"]] == ["if"]
 
 
-def test_functions_are_inlined(tmp_path: Path) -> None:
-    body = [helper.make_node("Relu", ["a"], ["t"]), helper.make_node("Neg", ["t"], ["b"])]
-    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
-    nodes = [helper.make_node("F", ["x"], ["y"], domain="local", name="call")]
-    graph = load_graph(_save(tmp_path, nodes, functions=[function]))
-    assert [node.op_type for node in graph.nodes] == ["Relu", "Neg"]
-
-
-def _call_function(folder: Path, body: list[onnx.NodeProto], *opsets: tuple[str, int]) -> Path:
-    """Of a function that imports these, from a model of opset 17 and of `other` 1."""
-    imports = [helper.make_opsetid(*opset) for opset in opsets]
-    function = helper.make_function("local", "F", ["a"], ["b"], body, imports)
-    path = _save(folder, [helper.make_node("F", ["x"], ["y"], domain="local")], functions=[function])
-    model = onnx.load(path)
-    model.opset_import.append(helper.make_opsetid("other", 1))
-    onnx.save(model, path)
-    return path
-
-
-@pytest.mark.parametrize("opset", [13, 17, 21])
-def test_functions_of_another_opset_are_inlined_where_their_operators_are_the_same(
-    opset: int, tmp_path: Path
-) -> None:
-    body = [helper.make_node("Tanh", ["a"], ["t"]), helper.make_node("Softmax", ["t"], ["b"])]
-    graph = load_graph(_call_function(tmp_path, body, ("", opset)))
-    assert [node.op_type for node in graph.nodes] == ["Tanh", "Softmax"]
-
-
-@pytest.mark.parametrize(
-    ("op", "opsets", "words"),
-    [
-        (
-            "Softmax",
-            [("", 12)],
-            "imports opset 12, and the model opset 17, in which Softmax is another operator",
-        ),
-        ("Resize", [("", 10)], "in which Resize is another operator"),
-        ("Gelu", [("", 20)], "in which Gelu is another operator"),
-        ("Nothing", [("", 16)], "in which Nothing is another operator"),
-        ("Relu", [("", 17), ("other", 2)], "imports other versions of operator sets than the model"),
-    ],
-)
-def test_others_are_refused(op: str, opsets: list[tuple[str, int]], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=words):
-        load_graph(_call_function(tmp_path, [helper.make_node(op, ["a"], ["b"])], *opsets))
-
-
-def test_an_operator_in_a_body_of_a_function_is_looked_at(tmp_path: Path) -> None:
-    result = _info("r")
-    softmax = helper.make_graph([helper.make_node("Softmax", ["a"], ["r"])], "body", [], [result])
-    condition = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
-    body = [condition, helper.make_node("If", ["c"], ["b"], then_branch=softmax, else_branch=softmax)]
-    with pytest.raises(ModelError, match="is another operator"):
-        load_graph(_call_function(tmp_path, body, ("", 12)))
-
-
 @pytest.mark.parametrize(
     ("attributes", "value"),
     [
@@ -318,61 +259,6 @@ def test_files_that_were_not_written_since_are_not_hashed_again(
     assert load_graph(path).has_sha256("another", stamp)
 
 
-def _save_scaler(folder: Path, *opsets: tuple[str, int], body: onnx.GraphProto | None = None) -> Path:
-    """A model of one node of ai.onnx.ml, as converters of trees and the like write them."""
-    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])
-    if body is not None:
-        node.attribute.append(helper.make_attribute("body", body))
-    graph = helper.make_graph([node], "g", [_info("x", dims=["n", 4])], [_info("y")])
-    imports = [helper.make_opsetid(*opset) for opset in (("ai.onnx.ml", 1), *opsets)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=4)
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-@pytest.mark.parametrize(
-    ("named", "opset"),
-    [((), 17), ((("", 1),), 17), ((("ai.onnx", 8),), 17), ((("", 9),), 9), ((("", 15),), 15)],
-)
-def test_a_model_that_uses_no_operator_of_onnx_needs_no_opset(
-    tmp_path: Path, named: tuple[tuple[str, int], ...], opset: int
-) -> None:
-    graph = load_graph(_save_scaler(tmp_path, *named))
-    imported = {entry.domain: entry.version for entry in graph.model.opset_import}
-    assert (graph.opset, imported) == (opset, {"": opset, "ai.onnx.ml": 1})
-    assert graph.dtypes["y"] == FLOAT
-
-
-def test_an_operator_in_a_body_needs_an_opset(tmp_path: Path) -> None:
-    body = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "body", [], [_info("b")])
-    with pytest.raises(ModelError, match="names no opset of the ONNX operators that it uses") as caught:
-        load_graph(_save_scaler(tmp_path, body=body))
-    assert "onnxmltools: target_opset" in str(caught.value)
-
-
-@pytest.mark.parametrize("named", [[], [8]])
-@pytest.mark.parametrize("inner", [13, 8])
-def test_functions_bring_the_opset_of_a_model_that_uses_no_other_operator(
-    tmp_path: Path, named: list[int], inner: int
-) -> None:
-    path = _save(tmp_path, [helper.make_node("F", ["x"], ["y"], domain="local")])
-    model = onnx.load(path)
-    body = [helper.make_node("Relu", ["a"], ["b"])]
-    function = helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", inner)])
-    model.functions.append(function)
-    imports = [helper.make_opsetid("local", 1), *(helper.make_opsetid("", opset) for opset in named)]
-    del model.opset_import[:]
-    model.opset_import.extend(imports)
-    path.write_bytes(model.SerializeToString())
-    if inner < graph_module.MIN_OPSET:
-        with pytest.raises(ModelError, match="uses ONNX opset 8"):
-            load_graph(path)
-        return
-    graph = load_graph(path)
-    assert (graph.opset, [node.op_type for node in graph.nodes]) == (13, ["Relu"])
-
-
 def test_sparse_constants_are_dense_in_bodies_too(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[4] x, bool c) => (float[4] y) {
@@ -407,37 +293,3 @@ def test_a_sparse_initializer_that_is_an_input_too_is_a_default(tmp_path: Path) 
     graph = load_graph(tmp_path / "m.onnx")
     assert graph.defaults == {"s"}
     assert [spec.name for spec in graph.inputs] == ["x"]
-
-
-@pytest.mark.parametrize("place", ["input", "initializer", "output", "value_info", "node", "in a body"])
-def test_a_prefix_is_free_where_no_name_begins_with_it(place: str, tmp_path: Path) -> None:
-    """Underscores are put before it until it is; a name that holds it further on does not matter."""
-
-    def name(where: str) -> str:
-        return "_own_x" if where == place else f"{where}_own_x"
-
-    body = helper.make_graph(
-        [helper.make_node("Neg", [name("input")], [name("in a body")])],
-        "b",
-        [],
-        [helper.make_tensor_value_info(name("in a body"), 1, None)],
-    )
-    nodes = [
-        helper.make_node("Add", [name("input"), name("initializer")], [name("output")], name=name("node"))
-    ]
-    if place == "in a body":
-        nodes.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
-    inputs = [
-        helper.make_tensor_value_info(name("input"), 1, None),
-        helper.make_tensor_value_info("c", 9, None),
-    ]
-    outputs = [helper.make_tensor_value_info(name("output"), 1, None)]
-    weights = [helper.make_tensor(name("initializer"), 1, [1], [1.0])]
-    proto = helper.make_graph(nodes, "g", inputs, outputs, weights)
-    proto.value_info.append(helper.make_tensor_value_info(name("value_info"), 1, None))
-    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
-    graph = load_graph(tmp_path / "m.onnx")
-    assert graph_module.free_prefix(graph, "_own_") == "__own_"
-    assert graph_module.free_prefix(graph, "own_") == "own_"
-    assert graph_module.free_prefix(graph, "other_") == "other_"

@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from onnx.defs import OpSchema
 
-from overflow_fixer.graph.model import MIN_OPSET, load_graph
+from overflow_fixer.graph.model import load_graph
 from overflow_fixer.graph.nodes import Node, number_nodes
 from overflow_fixer.graph.operator_ranks import RANKED_INPUTS, RANKS, find_rank
 from overflow_fixer.graph.operator_types import (
@@ -26,6 +26,7 @@ from overflow_fixer.graph.operator_types import (
     tell_outputs,
 )
 from overflow_fixer.graph.tensor_types import dims_of, find_constants, infer_shapes, tell_types
+from overflow_fixer.model_file.opsets import MIN_OPSET
 
 SAMPLES = sorted((Path(__file__).parents[2] / "calib_data").glob("*/model.onnx"))
 _NAMES = {
