@@ -14,29 +14,18 @@ from overflow_fixer.records import (
     Engine,
     FixReport,
     FusedModel,
-    GainedClass,
     Growth,
-    HiddenClass,
-    HiddenSlice,
-    HiddenVariation,
     Latency,
     Price,
     Range,
     RangeTable,
     Share,
-    SignChange,
-    TensorError,
     Tolerance,
-    Verification,
 )
 from overflow_fixer.reports.confidence_wording import say_confidence
 from overflow_fixer.reports.numbers_json import JsonNumber, encode_number, encode_record
-from overflow_fixer.reports.verdict import (
-    is_proved,
-    judge,
-    select_over,
-    warn_of_random,
-)
+from overflow_fixer.reports.verdict import judge, select_over, warn_of_random
+from overflow_fixer.reports.verification_document import describe_verification
 from overflow_fixer.reports.wording import say_values
 
 SCHEMA_VERSION = "3.3"
@@ -44,29 +33,6 @@ FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
 _MOST_NEAREST = 20
-_ERROR_COUNTS = (
-    "element_count",
-    "compared",
-    "candidate_nan",
-    "candidate_inf",
-    "reference_nan",
-    "reference_inf",
-    "mismatched",
-    "quiet_count",
-    "sizable_count",
-    "far_off_count",
-)
-_ERROR_NUMBERS = (
-    "max_abs_error",
-    "mean_abs_error",
-    "max_rel_error",
-    "max_abs_reference",
-    "cosine",
-    "snr_db",
-    "worst_batch_snr_db",
-    "quiet_batch_snr_db",
-    "worst_batch_agreement",
-)
 
 
 def build_document(report: FixReport) -> Document:
@@ -94,9 +60,9 @@ def build_document(report: FixReport) -> Document:
         "verification": {
             "source": report.calibration,
             "synthetic": report.synthetic,
-            "naive": _describe_verification(report.naive),
-            "fixed": _describe_verification(report.fixed),
-            "fp32_engine": _describe_verification(report.fp32_engine),
+            "naive": describe_verification(report.naive),
+            "fixed": describe_verification(report.fixed),
+            "fp32_engine": describe_verification(report.fp32_engine),
         },
         "repair_rounds": [encode_record(found) for found in report.rounds],
         "files": [_describe_file(path) for path in report.files],
@@ -277,72 +243,6 @@ def _describe_latency(found: Latency, fixed_ms: float) -> Document:
 
 def _divide(part: float, whole: float) -> JsonNumber:
     return encode_number(part / whole if whole else math.nan)
-
-
-def _describe_verification(verification: Verification | None) -> Document | None:
-    if verification is None:
-        return None
-    first, not_finite = verification.first_wrong, verification.first_not_finite
-    return {
-        "passed": is_proved(verification),
-        "batch_count": int(verification.batch_count),
-        "changed_count": int(verification.changed_count),
-        "outputs": [
-            {"error": _describe_error(found.error), "passed": found.passed, "reason": found.reason}
-            for found in verification.outputs
-        ],
-        "first_wrong": None if first is None else _describe_error(first),
-        "first_not_finite": None if not_finite is None else _describe_error(not_finite),
-        "traced_in": verification.traced_in,
-        "hidden": [_describe_hidden(found) for found in verification.hidden],
-        "hidden_variations": [_describe_variation(found) for found in verification.hidden_variations],
-        "hidden_classes": [_describe_of_output(found) for found in verification.hidden_classes],
-        "gained_classes": [_describe_of_output(found) for found in verification.gained_classes],
-        "sign_changes": [_describe_of_output(found) for found in verification.sign_changes],
-    }
-
-
-def _describe_hidden(found: HiddenSlice) -> Document:
-    return {
-        "output": found.tensor,
-        "axis": int(found.axis),
-        "index": int(found.index),
-        "count": int(found.count),
-        "snr_db": encode_number(found.snr_db),
-        "rms": encode_number(found.rms),
-        "output_rms": encode_number(found.output_rms),
-    }
-
-
-def _describe_variation(found: HiddenVariation) -> Document:
-    return {
-        "output": found.tensor,
-        "snr_db": encode_number(found.snr_db),
-        "rms": encode_number(found.rms),
-        "output_rms": encode_number(found.output_rms),
-        "within_samples": found.within_samples,
-        "axis": found.axis,
-        "index": found.index,
-        "count": int(found.count),
-    }
-
-
-def _describe_of_output(found: HiddenClass | GainedClass | SignChange) -> Document:
-    described = encode_record(found)
-    return {"output": described.pop("tensor"), **described}
-
-
-def _describe_error(error: TensorError) -> Document:
-    return {
-        "tensor": error.tensor,
-        "part": error.part,
-        **{name: int(getattr(error, name)) for name in _ERROR_COUNTS},
-        **{name: encode_number(getattr(error, name)) for name in _ERROR_NUMBERS},
-        "is_float": error.is_float,
-        "worst_batch": error.worst_batch,
-        "quiet_batch": error.quiet_batch,
-        "failure": error.failure,
-    }
 
 
 def _describe_file(path: Path) -> Document:
