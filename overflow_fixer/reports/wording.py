@@ -18,6 +18,7 @@ from overflow_fixer.reports.numbers_json import JsonNumber, decode_number
 
 _MOST_UNOBSERVED = 20
 _LONGEST_WORD = 30
+_KIND_WIDTH = 24
 _REASON_WIDTH = 160
 """Cells, in a sentence that is too long."""
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -65,6 +66,11 @@ def shorten_sentence(text: str, width: int) -> str:
 def shorten_reason(reason: str) -> str:
     """As a table or an alert has it: visible, and no longer than two lines."""
     return shorten_sentence(make_visible(reason), _REASON_WIDTH)
+
+
+def say_kind(node: Mapping[str, Any]) -> str:
+    """The operator of a node of a report, shortened to a table's room."""
+    return shorten_middle(make_visible(node["op_type"]), _KIND_WIDTH)
 
 
 def _count_fitting(words: Sequence[str], width: int) -> int:
