@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import open_temporary
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
-from overflow_fixer.ranges.carried import Values, restore_fetched
+from overflow_fixer.ranges.carried import restore_fetched
 from overflow_fixer.ranges.derivations import (
     Derivation,
     derive,
@@ -25,13 +24,11 @@ from overflow_fixer.ranges.derivations import (
     tally,
 )
 from overflow_fixer.ranges.guards import find_covers
-from overflow_fixer.ranges.instrument import Instead, Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
 from overflow_fixer.ranges.lasting import find_lasting
-from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing, count_elements
 from overflow_fixer.ranges.readings import Flags, read_probes, set_extremes
-from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import (
     SUMMARY,
     Summaries,
@@ -40,7 +37,7 @@ from overflow_fixer.ranges.summaries import (
     summarize,
     take_rows,
 )
-from overflow_fixer.ranges.watches import Watch
+from overflow_fixer.ranges.wanted import Held, Look, Observed, Observer, Wanted
 from overflow_fixer.records import Array, Batch, Dim
 from overflow_fixer.sessions.providers import Provider
 from overflow_fixer.sessions.refusals import first_line
@@ -60,81 +57,6 @@ def choose_observe(graph: Graph, observe: Observe, provider: Provider) -> Observ
     if observe == "optimized" and not (provider == "cpu" and has_faster_kernels(graph)):
         return "reductions"
     return observe
-
-
-@dataclass(frozen=True)
-class Look:
-    """What is taken of a tensor of which not everything matters: some of the words "max", "min" and "sum".
-
-    Values over FP16's range are not counted, but for one that may hold a NaN. That is shown by the sum, or by
-    `guard`, another tensor: where that holds a value out of range, infinite or NaN, this one is counted. Where several runs
-    are added up, it is taken in those in which the guard holds more than `longest_untold` elements for each of its own, and
-    FP16 can hold all that is in the tensors `held`.
-    """
-
-    words: frozenset[str]
-    guard: str | None = None
-    longest_untold: int = 0
-    held: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What an observer takes of a batch.
-
-    `small` are the `tensors` whose smallest magnitude is taken, `looks` those of which not everything is. `extremes`
-    names, for a tensor, others that hold, of each of its rows, the largest, the smallest, and what is NaN where an
-    element is. `carried` are tensors, of any type, that nodes write and whose values are wanted as well. `detailed` are
-    tensors known to hold NaN, or what FP16 cannot hold, so that these are counted from the first batch on. Where there are
-    native probes, `watches` stand in the run, and `instead` of control-flow nodes others do, by their labels; what these
-    do takes place in the `midst` of it.
-    """
-
-    tensors: Sequence[str]
-    small: Collection[str] = ()
-    looks: Mapping[str, Look] = field(default_factory=dict)
-    extremes: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    carried: Sequence[str] = ()
-    detailed: Collection[str] = ()
-    watches: Sequence[Watch] = ()
-    instead: Instead = field(default_factory=dict)
-    midst: Midst = field(default_factory=Midst)
-
-
-class Observed(NamedTuple):
-    """Of one batch: the summaries [tensor] of Wanted.tensors, and the values of those carried."""
-
-    summaries: Summaries
-    values: Values
-
-
-class Observer(Protocol):
-    """Runs one batch and gives what it was opened for."""
-
-    def observe(self, batch: Batch) -> Observed: ...
-
-
-class Held(NamedTuple):
-    """The `tensors` that hold values of their own, and which of them holds those of each tensor: see sources.find_sources.
-
-    `small` are those whose smallest magnitude is taken, `rows` [tensor of Wanted.tensors] say where each stands.
-    """
-
-    sources: Mapping[str, str]
-    tensors: tuple[str, ...]
-    small: frozenset[str]
-    rows: npt.NDArray[np.int64]
-
-    @staticmethod
-    def of(graph: Graph, wanted: Wanted, looks: Iterable[str]) -> Held:
-        """`looks` are tensors of which something is taken as well."""
-        sources = find_sources(graph, list(dict.fromkeys((*wanted.tensors, *looks))))
-        tensors = tuple(dict.fromkeys(sources.values()))
-        small = frozenset(sources[name] for name in wanted.tensors if name in wanted.small)
-        row_of = {name: row for row, name in enumerate(tensors)}
-        return Held(
-            sources, tensors, small, np.array([row_of[sources[name]] for name in wanted.tensors], np.int64)
-        )
 
 
 class OutputObserver:

@@ -10,15 +10,9 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
 from overflow_fixer.ranges.instrument import Instead
 from overflow_fixer.ranges.midst import Midst
-from overflow_fixer.ranges.observers import (
-    Observe,
-    Observer,
-    Wanted,
-    choose_observe,
-    is_native,
-    open_observer,
-)
+from overflow_fixer.ranges.observers import Observe, choose_observe, is_native, open_observer
 from overflow_fixer.ranges.small_values import SmallValues
+from overflow_fixer.ranges.wanted import Observer, Wanted
 from overflow_fixer.records import Batch
 from overflow_fixer.sessions.providers import Provider
 

@@ -11,12 +11,12 @@ from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner.accumulators import Product, express_products
 from overflow_fixer.ranges.carried import Carried
-from overflow_fixer.ranges.observers import Look, Observed, Observer, Wanted
 from overflow_fixer.ranges.openings import Opening
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.ranges.product_watch import ProductWatch
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
+from overflow_fixer.ranges.wanted import Look, Observed, Observer, Wanted
 from overflow_fixer.records import Batch
 
 _LARGE_BYTES = 1 << 20

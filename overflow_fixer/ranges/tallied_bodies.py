@@ -14,12 +14,13 @@ from overflow_fixer.ranges.instrument import Instead
 from overflow_fixer.ranges.level_walk import LevelWalk, count_runs
 from overflow_fixer.ranges.levels import Level
 from overflow_fixer.ranges.midst import Midst
-from overflow_fixer.ranges.observers import Wanted, is_native
+from overflow_fixer.ranges.observers import is_native
 from overflow_fixer.ranges.openings import Opening, Select, Settings, open_by_itself, select_all
 from overflow_fixer.ranges.summaries import Summaries, no_summaries
 from overflow_fixer.ranges.tallies import Tally
 from overflow_fixer.ranges.unchanged import find_unchanged
 from overflow_fixer.ranges.walk import Walk
+from overflow_fixer.ranges.wanted import Wanted
 from overflow_fixer.records import Batch
 
 

@@ -13,10 +13,10 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.ranges.instrument import Instead, Probed, add_probes
 from overflow_fixer.ranges.lasting import find_lasting
-from overflow_fixer.ranges.observers import Held, Look, Observed, Wanted
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_detailed
+from overflow_fixer.ranges.wanted import Held, Look, Observed, Wanted
 from overflow_fixer.records import Array, Batch
 
 _CONDITION, _TIMES, _LISTED, _FOLLOWS, _TOLD = 0, 1, 2, 4, 5

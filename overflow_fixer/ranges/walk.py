@@ -13,7 +13,6 @@ from overflow_fixer.inner import LONGEST_UNTOLD, NOTHING, SIGNED, InnerValue, In
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
-from overflow_fixer.ranges.observers import Look, Observed, Wanted
 from overflow_fixer.ranges.openings import Opening, Settings
 from overflow_fixer.ranges.product_sums import ProductObserver
 from overflow_fixer.ranges.product_watch import ProductWatch
@@ -26,6 +25,7 @@ from overflow_fixer.ranges.summaries import (
     summarize,
     take_rows,
 )
+from overflow_fixer.ranges.wanted import Look, Observed, Wanted
 from overflow_fixer.records import Batch
 
 

@@ -12,7 +12,8 @@ from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges.carried import Carried
-from overflow_fixer.ranges.observers import Observe, Wanted, open_observer
+from overflow_fixer.ranges.observers import Observe, open_observer
+from overflow_fixer.ranges.wanted import Wanted
 from overflow_fixer.records import Batch
 
 BF16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)

@@ -10,8 +10,9 @@ from ways_to_observe import use_probes
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.guards import find_covers
-from overflow_fixer.ranges.observers import ReductionObserver, Wanted
+from overflow_fixer.ranges.observers import ReductionObserver
 from overflow_fixer.ranges.sources import find_sources
+from overflow_fixer.ranges.wanted import Wanted
 from overflow_fixer.records import Batch
 
 node = helper.make_node

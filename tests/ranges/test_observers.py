@@ -19,15 +19,9 @@ from ways_to_observe import PROBES, Probes, use_probes
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import look_inside
 from overflow_fixer.ranges import observers
-from overflow_fixer.ranges.observers import (
-    Look,
-    Observe,
-    OutputObserver,
-    ReductionObserver,
-    Wanted,
-    open_observer,
-)
+from overflow_fixer.ranges.observers import Observe, OutputObserver, ReductionObserver, open_observer
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, hide_small
+from overflow_fixer.ranges.wanted import Look, Wanted
 from overflow_fixer.records import Array, Batch, Range
 
 WAYS: tuple[Observe, ...] = ("reductions", "outputs")
