@@ -1,4 +1,4 @@
-"""The model as a scan runs it: with probes behind its tensors, or with its tensors marked as outputs.
+"""The model as a scan runs it: with probes behind its tensors.
 
 A probe stands directly behind its tensor's producer. With ONNX Runtime's priority-based order it
 then runs there too, so that a tensor lives no longer than in a plain run; only short vectors leave, of what native probes do not
@@ -15,14 +15,15 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from overflow_fixer.graph.copies import add_nodes, copy_shell
 from overflow_fixer.graph.free_names import free_prefix
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.graph.nodes import Node
 from overflow_fixer.native import DOMAIN, LOOKS_AT_ALL, declare_operators
+from overflow_fixer.ranges.fetched import name_fetches, widen_bf16
 from overflow_fixer.ranges.gathering import Gathering
+from overflow_fixer.ranges.interleaving import Behind, Instead, interleave
 from overflow_fixer.ranges.lasting import copy_native, leave_unread
 from overflow_fixer.ranges.memory import Memory
 from overflow_fixer.ranges.probes import (
@@ -33,23 +34,16 @@ from overflow_fixer.ranges.probes import (
     SharedProbe,
     Statistics,
     shared_constants,
-    widen,
 )
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.sharing import find_small, group_small
 from overflow_fixer.ranges.watches import Ends, Told, Watch, find_told, make_statistics
 from overflow_fixer.sessions.marking import mark_outputs
 
-_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_ORT_CAST = "InsertedPrecisionFreeCast_"
 _EACH_A_QUICK_ONE = Probing()
 
 _Look = Probe | SharedProbe | Statistics
-Behind = Mapping[str, Sequence[NodeProto]]
-"""The nodes that stand directly behind a tensor's producer."""
 Gatherings = Mapping[str, Gathering | Memory]
-Instead = Mapping[str, NodeProto]
-"""Nodes that stand for those of the graph, by the labels of these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +100,7 @@ class Probed:
 
     def nodes(self) -> list[NodeProto]:
         """Those of the model, with the probes among them."""
-        nodes = _interleave(self.graph, self.added.behind, self.added.instead)
+        nodes = interleave(self.graph, self.added.behind, self.added.instead)
         return [*self.added.first, *nodes, *self.added.last]
 
     def declare(self, model: onnx.ModelProto) -> None:
@@ -147,7 +141,7 @@ def add_probes(
     gatherings = _open_gatherings(looks, prefix, memory if how.in_memory else None)
     told, ends = _find_told(how, looks, small, watches, f"{prefix}ends_")
     made = dict(_make_watches(looks, watches, told, f"{prefix}watch_"))
-    wide = _widen_bf16(graph, carried, f"{prefix}carried_")
+    wide = widen_bf16(graph, carried, f"{prefix}carried_")
     behind = _put_behind(looks, made, wide, gatherings)
     last, fetches = _finish(gatherings.values())
     copies = dict(copy_native(graph, how.lasting))
@@ -156,7 +150,7 @@ def add_probes(
     told_here = _tell_in(memory, [*copies.values(), *chain(*behind.values())])
     added = Added([*_find_constants(looks, prefix), *ends], behind, last, {**copies, **instead})
     places = _find_places(tensors, how, looks, gatherings)
-    return Probed(graph, prefix, added, fetches, _name_fetches(carried, wide), *places, *told_here)
+    return Probed(graph, prefix, added, fetches, name_fetches(carried, wide), *places, *told_here)
 
 
 def _put_behind(
@@ -296,31 +290,6 @@ def _finish(gatherings: Iterable[Gathering | Memory]) -> tuple[list[NodeProto], 
     return nodes, tuple(output for _, outputs in finished for output in outputs)
 
 
-def mark_tensors(graph: Graph, tensors: Sequence[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """The graph with each of `tensors` marked as an output, and the name to fetch each by.
-
-    BF16, which cannot come to numpy, is fetched through a Cast to float.
-    """
-    is_narrow = any(graph.dtypes.get(name) == TensorProto.BFLOAT16 for name in tensors)
-    behind = _widen_bf16(graph, tensors, free_prefix(graph, "range_probe_")) if is_narrow else {}
-    fetches = _name_fetches(tensors, behind)
-    model = copy_shell(graph)
-    add_nodes(model, _interleave(graph, behind, {}))
-    model.graph.output.extend(graph.model.graph.output)
-    mark_outputs(model, list(dict.fromkeys((*tensors, *fetches))))
-    return model, fetches
-
-
-def _widen_bf16(graph: Graph, tensors: Sequence[str], prefix: str) -> dict[str, list[NodeProto]]:
-    """For each of them that is BF16 the nodes that give it as float."""
-    is_bf16 = [graph.dtypes.get(name) == TensorProto.BFLOAT16 for name in tensors]
-    return {name: list(widen(name, f"{prefix}{i}_")) for i, name in enumerate(tensors) if is_bf16[i]}
-
-
-def _name_fetches(tensors: Sequence[str], wide: Behind) -> tuple[str, ...]:
-    return tuple(wide[name][-1].output[0] if name in wide else name for name in tensors)
-
-
 def _open_gatherings(looks: Iterable[_Look], prefix: str, memory: Memory | None) -> Gatherings:
     """What joins the vectors, by kind; those of native nodes come first, in `memory` where there is one."""
     kinds = dict.fromkeys(kind for look in looks for _, kind, _ in look.vectors)
@@ -351,47 +320,8 @@ def _locate(
     return starts.astype(np.int64), found
 
 
-def _interleave(graph: Graph, behind: Behind, instead: Instead) -> list[NodeProto]:
-    """The graph's nodes, or those instead, each followed by the nodes that stand behind its outputs; inputs first."""
-    found = [node for spec in graph.inputs for node in behind.get(spec.name, ())]
-    for node in graph.run_order:
-        proto = _read_rounded(graph, node, behind) if node.op_type == "Cast" else node.proto
-        found.append(instead.get(node.label, proto))
-        for name in node.writes:
-            if name in behind:
-                found += behind[name]
-    return found
-
-
-def _read_rounded(graph: Graph, node: Node, behind: Behind) -> NodeProto:
-    """The Cast; one of an FP16 tensor to float reads the Identity of the tensor's probe instead.
-
-    ONNX Runtime drops a Cast to float behind its own Cast to FP16, so the values were never rounded,
-    except where the tensors are outputs. Behind one of the model's own Casts it drops nothing.
-    """
-    if not _is_widening(graph, node) or not behind.get(node.inputs[0]):
-        return node.proto
-    producer = graph.producers.get(node.inputs[0])
-    if producer is None or (_is_plain_cast(producer) and _is_plain_cast(node)):
-        return node.proto
-    copy = NodeProto()
-    copy.CopyFrom(node.proto)
-    copy.input[0] = behind[node.inputs[0]][0].output[0]
-    return copy
-
-
-def _is_widening(graph: Graph, node: Node) -> bool:
-    to = node.attribute("to")
-    return to is not None and to.i == TensorProto.FLOAT and graph.dtypes.get(node.inputs[0]) in _NARROW
-
-
 def _updates(graph: Graph) -> Iterator[str]:
     """The running statistics of BatchNormalization in training: written into its inputs, but for outputs."""
     for node in graph.nodes:
         if node.op_type == "BatchNormalization":
             yield from filter(None, node.outputs[1:])
-
-
-def _is_plain_cast(node: Node) -> bool:
-    """Whether it is a Cast, and not one that ONNX Runtime, by its name, takes for its own."""
-    return node.op_type == "Cast" and not node.proto.name.startswith(_ORT_CAST)

@@ -23,8 +23,9 @@ from overflow_fixer.ranges.derivations import (
     order_steps,
     tally,
 )
+from overflow_fixer.ranges.fetched import mark_tensors
 from overflow_fixer.ranges.guards import find_covers
-from overflow_fixer.ranges.instrument import Probed, add_probes, mark_tensors
+from overflow_fixer.ranges.instrument import Probed, add_probes
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.ranges.optimized import has_faster_kernels, optimize_probed
 from overflow_fixer.ranges.probing import Probing, count_elements

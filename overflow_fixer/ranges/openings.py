@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
-from overflow_fixer.ranges.instrument import Instead
+from overflow_fixer.ranges.interleaving import Instead
 from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.observers import Observe, choose_observe, is_native, open_observer
 from overflow_fixer.ranges.small_values import SmallValues

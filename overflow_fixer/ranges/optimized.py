@@ -15,7 +15,9 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.subgraphs import bodies, captures
 from overflow_fixer.ranges.blocks import Layouts, is_reorder, lay_out, probe_blocks
-from overflow_fixer.ranges.instrument import Behind, Probed, mark_tensors
+from overflow_fixer.ranges.fetched import mark_tensors
+from overflow_fixer.ranges.instrument import Probed
+from overflow_fixer.ranges.interleaving import Behind
 from overflow_fixer.ranges.kept_weights import put_back, set_aside
 from overflow_fixer.sessions.session import save_optimized
 

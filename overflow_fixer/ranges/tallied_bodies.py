@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 from overflow_fixer.graph.body_graphs import Body
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.carried import Values
-from overflow_fixer.ranges.instrument import Instead
+from overflow_fixer.ranges.interleaving import Instead
 from overflow_fixer.ranges.level_walk import LevelWalk, count_runs
 from overflow_fixer.ranges.levels import Level
 from overflow_fixer.ranges.midst import Midst

@@ -11,7 +11,8 @@ from onnx import GraphProto, NodeProto, TensorProto
 from overflow_fixer.graph.body_graphs import Body
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.native import DOMAIN
-from overflow_fixer.ranges.instrument import Instead, Probed, add_probes
+from overflow_fixer.ranges.instrument import Probed, add_probes
+from overflow_fixer.ranges.interleaving import Instead
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.ranges.probes import DETAILED
 from overflow_fixer.ranges.probing import Probing

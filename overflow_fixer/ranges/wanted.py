@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.ranges.carried import Values
-from overflow_fixer.ranges.instrument import Instead
+from overflow_fixer.ranges.interleaving import Instead
 from overflow_fixer.ranges.midst import Midst
 from overflow_fixer.ranges.sources import find_sources
 from overflow_fixer.ranges.summaries import Summaries

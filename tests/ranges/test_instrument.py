@@ -9,7 +9,8 @@ from scan_cases import save_model, value_info
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import look_inside
-from overflow_fixer.ranges.instrument import add_probes, mark_tensors
+from overflow_fixer.ranges.fetched import mark_tensors
+from overflow_fixer.ranges.instrument import add_probes
 from overflow_fixer.ranges.probing import Probing
 from overflow_fixer.ranges.readings import read_probes
 from overflow_fixer.records import Batch
