@@ -57,7 +57,9 @@ def test_which_kernels_there_are(
     """Of [-1, 1] the norm is 1: an error of what it makes is as of a difference of two terms."""
     read = inputs.split()
     constants = {name: CONSTANTS[name] for name in read if name in CONSTANTS}
-    shapes: dict[str, Any] = {name: {"s": [1, 1, 70000], "m": [4, 4]}[name] for name in read if name in "sm"}
+    shapes: dict[str, Any] = {
+        name: {"s": [1, 1, CONSTANTS["large"].size], "m": [4, 4]}[name] for name in read if name in "sm"
+    }
     feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     if "two" in read or "zero" in read:
         constants[read[2]] = floats(2 if "two" in read else 0)
