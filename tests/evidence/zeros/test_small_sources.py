@@ -50,7 +50,8 @@ CONSTANTS = {
 def _scan(nodes: list[onnx.NodeProto], folder: Path, *values: Any) -> tuple[Graph, RangeTable]:
     """The values come in as x, and are copied to a, of which the smallest is not taken where both signs or zeros come."""
     copy = node("LeakyRelu", "x", "a", alpha=1.0)
-    model = make_model([copy, *nodes], {"x": None}, "y", CONSTANTS, 18)
+    constants = {name: CONSTANTS[name] for one in nodes for name in one.input if name in CONSTANTS}
+    model = make_model([copy, *nodes], {"x": None}, "y", constants, 18)
     return scan(model, folder, *({"x": np.asarray(value, np.float32)} for value in values))
 
 
