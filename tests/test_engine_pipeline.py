@@ -82,7 +82,7 @@ def test_inputs_and_outputs_in_fp16_on_every_tensorrt(variant: Variant, tmp_path
     assert report.passed
 
 
-@pytest.mark.parametrize("variant", list(TYPING))
+@pytest.mark.parametrize("variant", ["8.6", "11"])
 def test_a_repair_keeps_few_of_its_engines(
     variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

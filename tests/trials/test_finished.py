@@ -243,7 +243,7 @@ print(done, len(report.rounds), report.artifact.path.is_file())
 """
 
 
-def _repair(folder: Path, stop: int = -1, rounds: int = 8) -> list[str]:
+def _repair(folder: Path, stop: int = -1, rounds: int = 4) -> list[str]:
     """Verifications, rounds of the repair, and whether the model is there; nothing where it was killed at `stop`."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-c", REPAIR, SAMPLE, "out", str(stop), str(rounds)]
