@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner import LONGEST_UNTOLD, NOTHING, SIGNED, InnerValue, Inside
+from overflow_fixer.inner import NOTHING, SIGNED, InnerValue, Inside
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.carried import Carried, Values
 from overflow_fixer.ranges.constants import Constants
@@ -25,6 +24,7 @@ from overflow_fixer.ranges.summaries import (
     summarize,
     take_rows,
 )
+from overflow_fixer.ranges.untold import Untold, longest_untold
 from overflow_fixer.ranges.wanted import Look, Observed, Wanted
 from overflow_fixer.records import Batch
 
@@ -54,18 +54,11 @@ class Walk:
         divisors = {value.tensor for value in inside.values if value.may_divide}
         small = find_small_valued(graph, settings.small_values) | divisors
         self._is_taken = np.array([opening.is_tallied or name in small for name in rows.computed], np.bool_)
-        is_signed = [value.quantity in SIGNED for value in inside.values]
-        self._are_unsigned = ~np.array([*is_signed, *[False] * self._product_count], np.bool_)
-        may_divide = [value.may_divide for value in inside.values]
-        self._may_divide = np.array([*may_divide, *[False] * self._product_count], np.bool_)
-        row_of = {name: row for row, name in enumerate(tensors)}
-        self._sources = np.array([row_of[value.source] for value in inside.values], np.int64)
-        longest_untold = [0 if opening.is_tallied else _longest_untold(value) for value in inside.values]
-        self._longest_untold = np.array(longest_untold, np.int64)
+        self._untold = Untold(tensors, inside, opening.is_tallied)
         self._accumulation = Accumulation(graph, tensors, inside.products)
         self._carried = Carried(graph, carried)
         made = [value for value in inside.values if value.tensor != NOTHING]
-        looks = {value.tensor: Look(_words_of(value), value.source, _longest_untold(value)) for value in made}
+        looks = {value.tensor: Look(_words_of(value), value.source, longest_untold(value)) for value in made}
         told = list(rows.live), small, looks, inside.extremes, self._carried.computed
         self._observer = self._open(inside, Wanted(*told, midst=opening.midst), opening)
 
@@ -88,7 +81,7 @@ class Walk:
             sums = seen[len(seen) - self._product_count :]
             counts = dict(zip(self._tensors, own["element_count"].tolist(), strict=True))
             sums[suspects] = self._observer.measure(batch, suspects, observed, counts)
-        self._hide_untold(seen[len(own) :])
+        self._untold.hide(seen[len(own) :])
         return seen, self._carried.complete(batch, observed.values)
 
     def _assemble(self, observed: Observed, fed: Mapping[str, Summaries]) -> Summaries:
@@ -99,15 +92,8 @@ class Walk:
         computed = take_rows(seen, self._computed_rows)
         hide_small(computed, self._is_taken)
         put_rows(seen, self._computed_rows, computed)
-        self._drop_untold(seen)
+        self._untold.drop(seen)
         return seen
-
-    def _drop_untold(self, seen: Summaries) -> None:
-        """Values of which nothing is told, in place: of short rows, and of none, of which the largest element is -inf."""
-        first, counts = len(self._tensors), seen["element_count"]
-        rows = counts[first : first + len(self._sources)]
-        is_untold = counts[self._sources] <= self._longest_untold * rows
-        put_rows(seen, first + np.flatnonzero(is_untold), no_summaries(1))
 
     def _find_suspects(self, batch: Batch, own: Summaries, observed: Observed) -> list[int]:
         """The products of which a sum may be over the limit, or is."""
@@ -115,13 +101,6 @@ class Walk:
         found = self._accumulation.find_suspects(batch, max_abs, own["element_count"], known)
         over = self._observer.find_over(observed)
         return sorted({*found, *(row for row in over if self._accumulation.has_held_constants(row, max_abs))})
-
-    def _hide_untold(self, inner: Summaries) -> None:
-        """What is not told of values inside nodes, in place: see records.InnerRange."""
-        inner["over_fp16_count"], inner["min"][self._are_unsigned] = 0, np.nan
-        least = inner["min_nonzero_abs"]
-        least[~(least < FP16_OVERFLOW)] = np.nan
-        least[~self._may_divide] = -np.inf
 
 
 @dataclass(frozen=True)
@@ -150,10 +129,6 @@ class _Rows:
     @property
     def live(self) -> dict[str, int]:
         return {name: row for name, row in self.computed.items() if name not in self.copies}
-
-
-def _longest_untold(value: InnerValue) -> int:
-    return LONGEST_UNTOLD.get(value.quantity, 0)
 
 
 def _words_of(value: InnerValue) -> frozenset[str]:
