@@ -315,7 +315,7 @@ def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
     near: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """(w + 300) - 300 needs one; x - 0.5 passes since FP16 holds x, which it does not in copies."""
-    monkeypatch.setattr("overflow_fixer.pipeline.say_thin", lambda *known: iter(["by little"]))
+    monkeypatch.setattr("overflow_fixer.pipeline.caveats.say_thin", lambda *known: iter(["by little"]))
     nodes = [*LESS_A_HALF, *FAR_AND_BACK]
     constants = ONE_AXIS | {"quarter": scalar(0.25), "far": scalar(300)}
     save(make_model(nodes, {"x": [4], "w": [4]}, "y z", constants), tmp_path)
@@ -335,7 +335,7 @@ def test_a_repair_that_holds_for_the_very_batches_alone_is_told(
 def test_what_passes_by_little_without_a_repair_is_tried_on_copies_too(
     near: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overflow_fixer.pipeline.say_thin", lambda *known: iter(["by little"]))
+    monkeypatch.setattr("overflow_fixer.pipeline.caveats.say_thin", lambda *known: iter(["by little"]))
     save(make_model(LESS_A_HALF, {"x": [4]}, "y", ONE_AXIS | {"quarter": scalar(0.25)}), tmp_path)
     np.savez(tmp_path / "data.npz", x=(0.5 + near * np.array([1, 2, -1, 4])).astype(np.float32))
     config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "data.npz", out=tmp_path / "out")

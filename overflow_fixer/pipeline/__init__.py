@@ -1,64 +1,38 @@
-"""The whole tool on one page: scan, plan, build, verify, repair, report."""
+"""The whole tool on one page: scan, plan, build, verify, repair, report. What is tried and what is warned of have pages of their own."""
 
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import onnxruntime
 
 from overflow_fixer import __version__
-from overflow_fixer.backends import BACKENDS, choose_backend, find_protected, tensorrt
+from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig, check_folders
-from overflow_fixer.errors import BackendError
 from overflow_fixer.files import need_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.layernorm_fusion import fuse_layernorms
 from overflow_fixer.locks import claim_folder, hold_folder
 from overflow_fixer.model_file.malformed import refuse_malformed
+from overflow_fixer.pipeline.caveats import find_caveats
+from overflow_fixer.pipeline.clock import Clock
+from overflow_fixer.pipeline.trying import Tried, make_policy, tolerate, try_all
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import check_policy, check_ranges, plan_precision
 from overflow_fixer.planning.plan_fit import check_plan
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
-from overflow_fixer.records import (
-    Artifact,
-    Batch,
-    CalibrationSet,
-    FixReport,
-    FusedModel,
-    PlanPolicy,
-    PrecisionPlan,
-    Price,
-    RangeTable,
-    RepairRound,
-    Verification,
-)
+from overflow_fixer.records import Batch, CalibrationSet, FixReport, FusedModel, PrecisionPlan, RangeTable
 from overflow_fixer.repair.attempts import Attempt
-from overflow_fixer.repair.rounds import Repaired, repair
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.caveats import (
-    say_changed_data,
-    say_excluded,
-    say_fragile,
-    say_half_io,
-    say_left_out,
-    say_luck,
-    say_of_model,
-    say_spent,
-    say_thin,
-    say_unclamped,
-    say_unsettled,
-    say_without_effect,
-)
+from overflow_fixer.reports.caveats import say_changed_data
 from overflow_fixer.reports.staleness import say_replaced_plan
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.settings import use_custom_ops
@@ -85,7 +59,7 @@ def fix(
     Returns the report whether verification passed or not: see `FixReport.passed`. Raises a FixError
     for what cannot be done, such as to write where another run does; what had been written by then stays valid.
     """
-    clock = _Clock()
+    clock = Clock()
     check_folders(config.folder, config.calib)
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
@@ -110,7 +84,7 @@ def fix(
                 refuse_malformed(graph.path),
                 Bench(config, graph, calibration, ranges, backend, progress) as bench,
             ):
-                result = _try_all(config, bench, plan, clock)
+                result = try_all(config, bench, plan, clock)
                 best = replace(result.best, artifact=bench.ship(result.best.artifact))
             result = _save_plan(config.folder, replace(result, best=best))
             report = _make_report(config, bench, plan, result, reason, clock)
@@ -118,7 +92,7 @@ def fix(
 
 
 def _fuse(
-    config: FixConfig, graph: Graph, calibration: CalibrationSet, progress: Progress, clock: _Clock
+    config: FixConfig, graph: Graph, calibration: CalibrationSet, progress: Progress, clock: Clock
 ) -> FusedModel:
     """The model with its LayerNorms fused again, beside what is made of it."""
     with clock.time("fuse"):
@@ -153,7 +127,7 @@ def verify_built(
 
 
 def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_path: Path) -> FixReport:
-    clock = _Clock()
+    clock = Clock()
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
@@ -169,10 +143,10 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
         warnings = list(say_changed_data(ranges, calibration))
         naive = None
         if config.build.compare:
-            with _tolerate("Plain FP16 was not compared", warnings):
+            with tolerate("Plain FP16 was not compared", warnings):
                 naive = bench.try_naive()[1]
         attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
-        result = _Result(attempt, naive, warnings=tuple(warnings))
+        result = Tried(attempt, naive, warnings=tuple(warnings))
     report = _make_report(config, bench, plan, result, reason, clock)
     report = replace(report, files=(ranges_path, plan_path, *artifact.files))
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
@@ -212,60 +186,7 @@ def _tell(stage: str, calibration: CalibrationSet, progress: Progress) -> Iterat
         progress(stage, done, len(calibration))
 
 
-def make_policy(config: FixConfig, backend: str) -> PlanPolicy:
-    """What the planner may decide, with what the backend protects by itself. Raises BackendError where it is missing."""
-    return config.plan.policy(find_protected(backend, config.build.typing))
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price.
-
-    `lost_outputs` are those that FP16 inputs and outputs alone make wrong. `spent` is the budget's key that ended the repair.
-    """
-
-    best: Attempt
-    naive: Verification | None = None
-    rounds: tuple[RepairRound, ...] = ()
-    fp32: Verification | None = None
-    price: Price | None = None
-    warnings: tuple[str, ...] = ()
-    lost_outputs: tuple[str, ...] = ()
-    spent: str = ""
-
-
-def _try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: _Clock) -> _Result:
-    """Plain FP16, the plan with its repairs and, for an engine, FP32 to tell faults from and to time.
-
-    What is built for comparison alone and cannot be becomes a warning.
-    """
-    engines: dict[str, Artifact] = {}
-    warnings: list[str] = []
-    naive, fp32, price = None, None, None
-    compare, is_engine = config.build.compare, bench.backend.is_engine
-    if compare:
-        with clock.time("naive"), _tolerate("Plain FP16 was not compared", warnings):
-            engines[tensorrt.NAIVE], naive = bench.try_naive()
-    with clock.time("fix"):
-        is_naive = is_engine and not plan.pins and not plan.clamps and naive is not None
-        first = Attempt(
-            plan, *((engines[tensorrt.NAIVE], naive) if is_naive and naive else bench.try_plan(plan))
-        )
-    if is_engine and (compare or not first.verification.passed):
-        with clock.time("FP32 engine"), _tolerate("TensorRT's own FP32 was not compared", warnings):
-            engines[tensorrt.FP32_EXACT], fp32 = bench.try_fp32()
-    is_fault = fp32 is not None and not fp32.passed
-    with clock.time("repair"):
-        lost = () if first.verification.passed else bench.find_lost_outputs()
-        repaired = Repaired(first, (), "") if is_fault or lost else _repair(config, bench, first)
-    best = repaired.best
-    if is_engine and compare:
-        with clock.time("timing"), _tolerate("Nothing was timed", warnings):
-            price = bench.measure_price(best.artifact, engines)
-    return _Result(best, naive, repaired.rounds, fp32, price, tuple(warnings), lost, repaired.spent)
-
-
-def _save_plan(folder: Path, result: _Result) -> _Result:
+def _save_plan(folder: Path, result: Tried) -> Tried:
     """Put the plan of what was chosen into its place; with a warning, where it takes that of another which no run verified."""
     plan = result.best.plan
     warnings = (*result.warnings, *say_replaced_plan(folder, plan))
@@ -273,38 +194,12 @@ def _save_plan(folder: Path, result: _Result) -> _Result:
     return replace(result, warnings=warnings)
 
 
-@contextmanager
-def _tolerate(what: str, warnings: list[str]) -> Iterator[None]:
-    """Turn the failure of a comparison into a warning: the fix does not hang on it."""
-    try:
-        yield
-    except BackendError as error:
-        warnings.append(f"{what}: {error}")
-
-
-def _repair(config: FixConfig, bench: Bench, first: Attempt) -> Repaired:
-    best, rounds, spent = repair(
-        bench.graph,
-        bench.ranges,
-        bench.calibration,
-        make_policy(config, bench.backend_name),
-        first,
-        lambda widened: bench.try_plan(widened, "repair"),
-        bench.tolerance,
-        config.repair.budget(),
-        bench.discard,
-        bench.progress,
-    )
-    renewed = bench.renew(best.artifact, best.plan)
-    return Repaired(best if renewed is None else Attempt(best.plan, *renewed), rounds, spent)
-
-
 def _make_report(
-    config: FixConfig, bench: Bench, first_plan: PrecisionPlan, result: _Result, reason: str, clock: _Clock
+    config: FixConfig, bench: Bench, first_plan: PrecisionPlan, result: Tried, reason: str, clock: Clock
 ) -> FixReport:
     graph, ranges, best = bench.graph, bench.ranges, result.best
     with clock.time("caveats"):
-        warnings = (*result.warnings, *_find_caveats(config, bench, result))
+        warnings = (*result.warnings, *find_caveats(config, bench, result))
     return FixReport(
         model=config.model,
         model_sha256=graph.sha256,
@@ -332,50 +227,7 @@ def _make_report(
     )
 
 
-def _find_caveats(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
-    yield from say_without_effect(config.build, bench.backend.is_engine)
-    yield from bench.unheeded
-    yield from say_luck(result.best, result.naive)
-    yield from say_spent(result.best.verification, result.rounds, config.repair.budget(), result.spent)
-    yield from say_excluded(result.best.plan, result.best.verification)
-    yield from say_left_out(result.best.verification, config.verify.jitter)
-    if result.rounds or not result.best.verification.passed:
-        yield from map(say_unsettled, bench.find_unsettled())
-    yield from _try_more(config, bench, result)
-    policy = make_policy(config, bench.backend_name)
-    yield from say_unclamped(bench.graph, bench.ranges, result.best.plan, policy)
-    if config.build.io_types == "fp16":
-        yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
-    yield from bench.backend.warn(result.best.artifact, config.custom_ops)
-    yield from say_of_model(bench.graph, bench.ranges, result.best, bench.tolerance)
-
-
-def _try_more(config: FixConfig, bench: Bench, result: _Result) -> Iterator[str]:
-    """What is to be said of batches like these, where a repair was made for them or an output passes by little."""
-    found = result.best.verification
-    is_thin = any(say_thin(found, None, bench.ranges, bench.tolerance))
-    if config.verify.jitter == 0 and found.passed and (result.rounds or is_thin):
-        copies = bench.try_copies(result.best.artifact)
-        fragile = [] if copies is None else list(say_fragile(copies))
-        if fragile and not result.rounds:
-            yield from map(say_unsettled, bench.find_unsettled())
-        yield from fragile or say_thin(found, copies, bench.ranges, bench.tolerance)
-
-
 def _find_versions() -> dict[str, str]:
     """The package onnxruntime comes in several distributions (onnxruntime-gpu), so it is asked itself."""
     found = {name: version(name) for name in _LIBRARIES}
     return {"python": platform.python_version(), "onnxruntime": onnxruntime.__version__, **found}
-
-
-@dataclass
-class _Clock:
-    """Seconds spent in each stage."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        self.seconds[stage] = round(time.monotonic() - start, 3)
