@@ -45,8 +45,8 @@ def hold_lock(path: Path, seconds: float = 60.0) -> Iterator[None]:
 def claim_folder(folder: Path) -> Iterator[None]:
     """Run the block that writes into `folder`, which is held as hold_folder says.
 
-    What runs that were killed left there is removed. It and its parents are created; where the block fails with nothing in it, those that are new are removed again, while it is
-    held. Raises OutputError where it cannot be created, too.
+    What runs that were killed left there is removed. It and its parents are created; where the block fails with nothing in it,
+    those that are new are removed again, while it is held. Raises OutputError where it cannot be created, too.
     """
     new = list_missing(folder)
     with _hold(folder, is_made=True), remove_where_empty(new):

@@ -57,8 +57,9 @@ def check_given(
 ) -> Batch:
     """The batch itself, if it fits the model as one from files has to; raises CalibrationError otherwise.
 
-    NaN and infinities are refused only where `calibration` has an `allow_nonfinite` that is false: who hands arrays in has
-    them at hand. Beyond what files may hold, other values of `defaults`, inputs that are no tensors, and texts as objects or bytes are left to ONNX Runtime.
+    NaN and infinities are refused only where `calibration` has an `allow_nonfinite` that is false: who hands arrays in has them
+    at hand. Beyond what files may hold, other values of `defaults`, inputs that are no tensors, and texts as objects or bytes are
+    left to ONNX Runtime.
     """
     given = check_batch(batch)
     if isinstance(calibration, CheckedBatches) and calibration.inputs == inputs:

@@ -12,7 +12,8 @@ _LEAST_WIDTH = 72
 
 
 def show(*parts: RenderableType) -> None:
-    """Print tables and lines, names to the letter, as wide as the terminal, but no narrower than 72 columns; a pipe gets room for long names.
+    """Print tables and lines, names to the letter, as wide as the terminal, but no narrower than 72 columns; a pipe gets room for
+    long names.
 
     Raises OutputError as on_stdout.
     """

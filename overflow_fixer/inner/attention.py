@@ -9,7 +9,8 @@ from overflow_fixer.inner.quantities import Found
 
 
 def find_in_attention(expression: Expression) -> Iterator[Found]:
-    """Q K^T of every head, masked places too; by a scale over 1 scaled. Heads of queries that share a head of keys are put behind one another.
+    """Q K^T of every head, masked places too; by a scale over 1 scaled. Heads of queries that share a head of keys are put behind
+    one another.
 
     ONNX multiplies queries and keys with the root of the scale, and others their product with all of it.
     [batch, heads, tokens, size], or [batch, tokens, heads * size], of which the numbers of heads are attributes.

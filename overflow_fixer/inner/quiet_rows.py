@@ -22,7 +22,8 @@ _STATISTICS = frozenset("ReduceMean ReduceMin ReduceMax".split())
 
 
 def is_fed(graph: Graph, tensor: str) -> bool:
-    """Whether it is an input of the model, moved, scaled or bounded by constants at most: what a layer gives out loses as much in the layer.
+    """Whether it is an input of the model, moved, scaled or bounded by constants at most: what a layer gives out loses as much in
+    the layer.
 
     Of what a body reads, none is: it may come of a layer.
     """

@@ -26,13 +26,13 @@ from overflow_fixer.records import Batch, FusedModel
 def fuse_layernorms(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
     """Write the model to `path` with each LayerNorm that is written out as one LayerNormalization node.
 
-    Fused is what is a LayerNorm to the letter: FP32, over the last axes, an epsilon added to a variance that is the mean
-    of (x - mean)^2, a constant scale and bias at most (handed on by Identity or not), nothing inside read from outside.
-    The opset is raised to 17 where it is lower. What was written is run against the original in FP32, optimisation off,
-    on every batch: each output has NaN and infinities in the same places and differs elsewhere by at most 1e-5 of its
-    largest magnitude; one that is no float is equal. Only then does it appear at `path`, its weights in `<name>.data` where the original's lie outside
-    or are too large. Raises ModelError when nothing can be fused, the opset cannot be raised or an output differs,
-    CalibrationError when there is no batch, OutputError when it cannot be written or is the model itself.
+    Fused is what is a LayerNorm to the letter: FP32, over the last axes, an epsilon added to a variance that is the mean of
+    (x - mean)^2, a constant scale and bias at most (handed on by Identity or not), nothing inside read from outside. The opset is
+    raised to 17 where it is lower. What was written is run against the original in FP32, optimisation off, on every batch: each
+    output has NaN and infinities in the same places and differs elsewhere by at most 1e-5 of its largest magnitude; one that is
+    no float is equal. Only then does it appear at `path`, its weights in `<name>.data` where the original's lie outside or are
+    too large. Raises ModelError when nothing can be fused, the opset cannot be raised or an output differs, CalibrationError when
+    there is no batch, OutputError when it cannot be written or is the model itself.
     """
     _check_target(graph, path)
     new = [folder for folder in path.parents if not os.path.exists(folder)]

@@ -24,7 +24,8 @@ _GAINED = 4
 
 @dataclass
 class ClassMeter:
-    """Counts, for each value of an output of integers or booleans, its elements in FP32, those that are equal, and others that are it in the candidate alone.
+    """Counts, for each value of an output of integers or booleans, its elements in FP32, those that are equal, and others that
+    are it in the candidate alone.
 
     Nothing is taken of what is no such array, of other shapes, or where the values of a batch span 2^16 and more, nor once there
     are more values than that.
@@ -59,7 +60,9 @@ class ClassMeter:
                 self.strayed[int(value)] = self.strayed.get(int(value), 0) + count
 
     def find_hidden(self) -> HiddenClass | None:
-        """The class of at least 8 elements that is equal in the least share of them, and in under half; else one that is missing; None without either."""
+        """The class of at least 8 elements that is equal in the least share of them, and in under half; else one that is missing;
+        None without either.
+        """
         shares = {
             value: self.equal.get(value, 0) / count
             for value, count in self.elements.items()
@@ -74,7 +77,9 @@ class ClassMeter:
         return HiddenClass(self.tensor, worst, count, self.elements[worst], self.equal.get(worst, 0))
 
     def _find_missing(self) -> Iterator[int]:
-        """Classes of 3 to 7 elements that the candidate has nowhere, where classes have 8 and more on average: else they are places or numbers."""
+        """Classes of 3 to 7 elements that the candidate has nowhere, where classes have 8 and more on average: else they are
+        places or numbers.
+        """
         is_list = sum(self.elements.values()) >= _LEAST_ELEMENTS * len(self.elements)
         if not is_list or len(self.strayed) >= _MOST_CLASSES:
             return

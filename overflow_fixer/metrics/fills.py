@@ -18,7 +18,9 @@ _ROUNDING = 2.0**-8
 _DOMINATES = 10.0
 """How many times as large as the root mean square of all other elements a constant is that hides what became of them."""
 _OUTWEIGHS = 10.0
-"""How many times the energy of all other elements a constant has that hides 10 dB of them, however large it is: -8 in four of five places."""
+"""How many times the energy of all other elements a constant has that hides 10 dB of them, however large it is: -8 in four of
+five places.
+"""
 
 
 LEAST_MASK = -1000.0

@@ -1,4 +1,6 @@
-"""Elements that FP32 has positive and the candidate negative, or zero, where an output is never so in FP32: variances, distances, their roots."""
+"""Elements that FP32 has positive and the candidate negative, or zero, where an output is never so in FP32: variances, distances,
+their roots.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ _ROUNDING = 2.0**-22
 
 @dataclass
 class SliceSums:
-    """By index along an axis: the sums of squares of reference and error and the largest square of an error, float64 [size], and how many elements each has."""
+    """By index along an axis: the sums of squares of reference and error and the largest square of an error, float64 [size], and
+    how many elements each has.
+    """
 
     reference: Array
     error: Array

@@ -73,7 +73,8 @@ def _leave(finding: Finding, held: Mapping[str, MaskVerdict]) -> Finding:
 def add_pins(
     plan: PrecisionPlan, graph: Graph, policy: PlanPolicy, findings: Iterable[Finding]
 ) -> PrecisionPlan:
-    """The plan with more findings: each pins its node, unless it cannot be or is excluded, or is covered by a clamp, or is kept for the record.
+    """The plan with more findings: each pins its node, unless it cannot be or is excluded, or is covered by a clamp, or is kept
+    for the record.
 
     A clamp holds only while every node on the way of its mask runs in FP16, since one in FP32 would
     read the constant as it is. A clamp with a pin on its way is given up, and its findings pin.

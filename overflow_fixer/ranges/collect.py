@@ -84,11 +84,11 @@ def collect_ranges(
     `calibration` is what open_calibration makes, or an object of your own with what records.CalibrationSet tells: it has a
     `source`, `synthetic` and `fingerprint`, a len() of batches, and gives these Batch objects each time it is walked.
 
-    Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold, and where the model's files
-    are written meanwhile,
-    CalibrationError for other data than such a set (a list, a generator), for a batch that does not fit the model (see
-    calibration.given.check_given), two of one name, no batch or another number than it has, OutputError when `store` cannot be written, PlanError when another file is in the way there, ConfigError for
-    another word than `observe`, `provider`, `small_values` and `existing` may be.
+    Raises ModelError for a model or a batch that ONNX Runtime cannot run or memory cannot hold, and where the model's files are
+    written meanwhile, CalibrationError for other data than such a set (a list, a generator), for a batch that does not fit the
+    model (see calibration.given.check_given), two of one name, no batch or another number than it has, OutputError when `store`
+    cannot be written, PlanError when another file is in the way there, ConfigError for another word than `observe`, `provider`,
+    `small_values` and `existing` may be.
     """
     check_set(calibration)
     _check_words(observe, provider, small_values, existing)

@@ -94,12 +94,12 @@ def _look_at_rows(
 class ReductionObserver:
     """Probes in the graph, of which only short vectors leave.
 
-    A tensor that only holds another's values, or whose extremes follow from another's, has no probe of its
-    own. Where there are native probes, each other has one, unless a native node of the graph tells of it. Else it
-    starts with a quick probe. Where that cannot tell all (a value out of FP16's range, a NaN), or what was derived has
-    such a value that is not counted in what it is made of, the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a
-    batch could give other values, every tensor has a detailed probe from the start. `shapes` are those that can be
-    relied on; what the model itself records is not.
+    A tensor that only holds another's values, or whose extremes follow from another's, has no probe of its own. Where there are
+    native probes, each other has one, unless a native node of the graph tells of it. Else it starts with a quick probe. Where
+    that cannot tell all (a value out of FP16's range, a NaN), or what was derived has such a value that is not counted in what it
+    is made of, the tensor gets a detailed probe from then on and the batch is run again. Where a second run of a batch could give
+    other values, every tensor has a detailed probe from the start. `shapes` are those that can be relied on; what the model
+    itself records is not.
     """
 
     _tells_in_memory = True

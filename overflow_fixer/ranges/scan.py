@@ -30,7 +30,9 @@ class Scan:
         return self.recording.key.batches_total
 
     def add(self, batch: str, seen: Summaries, fractional: frozenset[str] = frozenset()) -> None:
-        """Fold the summaries [row] of one more batch, and the inputs in which it has fractions. A double is rounded to float32 by batch only."""
+        """Fold the summaries [row] of one more batch, and the inputs in which it has fractions. A double is rounded to float32 by
+        batch only.
+        """
         if self.done == self.total:
             raise self._wrong_count(f"more than {say_plural(self.done, 'batch', 'batches')}")
         if batch in self._names:

@@ -117,8 +117,9 @@ class PrecisionPlan:
 class Growth:
     """How the largest magnitude of a tensor, or of a value inside a node ("NODE: QUANTITY"), grew with the batches.
 
-    `headroom_bits` is up to FP16's limit and `margin_bits` up to the threshold (of a bound: 65504); `growth_bits` is by how much it
-    grew, on average, from a random half of the batches that show it to all of them, NaN where one alone does. `worst_batch` is the first with the maximum.
+    `headroom_bits` is up to FP16's limit and `margin_bits` up to the threshold (of a bound: 65504); `growth_bits` is by how much
+    it grew, on average, from a random half of the batches that show it to all of them, NaN where one alone does. `worst_batch` is
+    the first with the maximum.
     """
 
     tensor: str

@@ -15,11 +15,11 @@ class Tolerance:
     """When an output counts as right: SNR at least `min_snr_db`, per output if named.
 
     `parts` of outputs, as NumPy indexes them ("boxes[:, 4:]"), are judged by themselves beside the whole; so are those that
-    `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs
-    that are not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output,
-    that fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too, rounded, both
-    count as 0, so that they are no signal. Raises ConfigError for an SNR that is not finite, a share that is not from 0 to 1, an error below 0,
-    and for a text in place of several parts.
+    `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs that are
+    not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output, that
+    fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too,
+    rounded, both count as 0, so that they are no signal. Raises ConfigError for an SNR that is not finite, a share that is not
+    from 0 to 1, an error below 0, and for a text in place of several parts.
     """
 
     min_snr_db: float = 30.0
@@ -189,7 +189,8 @@ class HiddenClass:
 
 @dataclass(frozen=True)
 class GainedClass:
-    """A value of an output of integers of which the candidate has several times as many elements as FP32, unseen in the share of all that are equal.
+    """A value of an output of integers of which the candidate has several times as many elements as FP32, unseen in the share of
+    all that are equal.
 
     The one that gains most of `count` such: FP32 has `elements` of it over all batches, the candidate `found`.
     """
@@ -235,12 +236,12 @@ class Verification:
     """A candidate against FP32 on the calibration batches, and on `changed_count` changed copies of them.
 
     `first_wrong` is the first tensor in topological order that goes wrong, inputs that are FP16 included; None when nothing
-    failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in`
-    is what they were taken from: the candidate itself; for an engine, which shows no inner tensors, a
-    "simulation" of its precisions node by node, or a "marked engine", built again with inner tensors as
-    outputs, whose fusions differ. `hidden` are parts of outputs that fail unseen: at most one of each output; `hidden_variations` outputs of which what
-    varies does; `hidden_classes` values of outputs of integers that are lost unseen, `gained_classes` such that are gained; `sign_changes`
-    outputs, and parts, of which elements become negative or zero.
+    failed or it was not looked for. `trace` has every tensor compared, in topological order. `traced_in` is what they were taken
+    from: the candidate itself; for an engine, which shows no inner tensors, a "simulation" of its precisions node by node, or a
+    "marked engine", built again with inner tensors as outputs, whose fusions differ. `hidden` are parts of outputs that fail
+    unseen: at most one of each output; `hidden_variations` outputs of which what varies does; `hidden_classes` values of outputs
+    of integers that are lost unseen, `gained_classes` such that are gained; `sign_changes` outputs, and parts, of which elements
+    become negative or zero.
     """
 
     outputs: tuple[OutputVerdict, ...]

@@ -216,7 +216,9 @@ def say_lost_classes(fixed: Verification) -> Iterator[str]:
 
 
 def say_gained_classes(fixed: Verification) -> Iterator[str]:
-    """Which value an output of integers has far more often than in FP32, where it passes by the share of all its elements that are equal."""
+    """Which value an output of integers has far more often than in FP32, where it passes by the share of all its elements that
+    are equal.
+    """
     passing = _passing(fixed)
     for found in fixed.gained_classes:
         if found.tensor in passing:

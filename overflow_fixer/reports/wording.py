@@ -123,7 +123,9 @@ def say_compared(error: dict[str, Any]) -> str:
 
 
 def say_match(error: dict[str, Any]) -> str:
-    """The SNR in dB by which a tensor is judged, of its worst batch; where it is not of floats the share of equal elements there, if any."""
+    """The SNR in dB by which a tensor is judged, of its worst batch; where it is not of floats the share of equal elements there,
+    if any.
+    """
     if error["is_float"]:
         worst = error["worst_batch_snr_db"]
         return say_decibels(error["snr_db"] if math.isnan(decode_number(worst)) else worst)

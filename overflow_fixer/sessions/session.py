@@ -93,7 +93,8 @@ def make_run_options() -> Any:
 def run_session(session: Any, outputs: Sequence[str] | None, batch: Batch, options: Any = None) -> list[Any]:
     """Run one batch and return the outputs asked for (None: all), BF16 and FP8 as numpy has them with ml_dtypes.
 
-    `options` are those of make_run_options. On a GPU nothing is logged: each of its convolutions would be warned of. Raises RunError naming the batch; where memory ran out, a plain ModelError.
+    `options` are those of make_run_options. On a GPU nothing is logged: each of its convolutions would be warned of. Raises
+    RunError naming the batch; where memory ran out, a plain ModelError.
     """
     try:
         with nullcontext() if _is_on_the_cpu(session) else quiet_onnxruntime():
@@ -133,7 +134,9 @@ def save_optimized(model: onnx.ModelProto, folder: Path, path: Path) -> None:
 
 
 class SessionRunner:
-    """A Runner over a session: all of its outputs, by name, each once though a model lists it twice. FP32 feeds of FP16 inputs are rounded."""
+    """A Runner over a session: all of its outputs, by name, each once though a model lists it twice. FP32 feeds of FP16 inputs
+    are rounded.
+    """
 
     def __init__(self, session: Any) -> None:
         self._session = session

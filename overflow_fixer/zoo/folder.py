@@ -43,7 +43,8 @@ def read_folder(root: Path, folder: Path | None = None) -> Zoo:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Every file and folder below, links followed, but for hidden folders; one that may not be read, for there may be models in it, is an error.
+    """Every file and folder below, links followed, but for hidden folders; one that may not be read, for there may be models in
+    it, is an error.
 
     Of several ways to one folder the first is taken. A link to a folder that this one lies in is not: it leads out of the zoo.
     """

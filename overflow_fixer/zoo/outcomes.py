@@ -201,8 +201,8 @@ def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutc
 
 
 def is_settled(found: ZooOutcome) -> bool:
-    """Whether what was built is still there as it was, by its size, if something was, and what tells of it; never where the folder was in the
-    way: full, or in use.
+    """Whether what was built is still there as it was, by its size, if something was, and what tells of it; never where the
+    folder was in the way: full, or in use.
     """
     if found.exit_code == OutputError.exit_code:
         return False

@@ -19,7 +19,9 @@ _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div"})
 
 
 def find_guarded_scales(graph: Graph, assignment: Assignment) -> frozenset[str]:
-    """The initializers that get that axis: of norms that read another type than they compute in, where each reader has more axes than one."""
+    """The initializers that get that axis: of norms that read another type than they compute in, where each reader has more axes
+    than one.
+    """
     return frozenset(_find(graph, assignment)) if graph.opset >= _FIRST_OPSET else frozenset()
 
 

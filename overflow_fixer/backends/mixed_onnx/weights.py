@@ -77,7 +77,9 @@ def _write_message(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _size_bytes(typed: TypedModel, external: Iterable[TensorProto]) -> int:
-    """What the typed model takes as one message, but for some bytes a tensor: what is in it, what lies in the original's file, FP16 copies."""
+    """What the typed model takes as one message, but for some bytes a tensor: what is in it, what lies in the original's file,
+    FP16 copies.
+    """
     entries = (item for tensor in external for item in tensor.external_data)
     held = sum(int(item.value) for item in entries if item.key == "length")
     halves: int = sum(math.prod(tensor.dims) for tensor in _fp16_initializers(typed))

@@ -1,7 +1,7 @@
 """A plan written for other tools: the three ways in which layers are pinned elsewhere. One line here a kind.
 
-`export` is what is exported, `chosen_pins` says what of it is pinned; `trtexec` and `polygraphy` render it. The modules `standalone_*` are what
-Polygraphy's scripts run: their text is exported as it stands.
+`export` is what is exported, `chosen_pins` says what of it is pinned; `trtexec` and `polygraphy` render it. The modules
+`standalone_*` are what Polygraphy's scripts run: their text is exported as it stands.
 """
 
 from __future__ import annotations
