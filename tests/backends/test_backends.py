@@ -46,6 +46,17 @@ def test_every_backend_emits_and_opens(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(found["y"], [[1, 2, 300, 4]])
 
 
+@pytest.mark.parametrize("stem", ["model", "n" * 300])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_what_was_not_built_is_told(tmp_path: Path, name: str, stem: str) -> None:
+    """And so is what no file system has a name for."""
+    graph = load_graph(write_model(tmp_path, "g (float[4] x) => (float[4] y) { y = Abs(x) }"))
+    backend = BACKENDS[name]
+    path = tmp_path / f"{stem}{backend.suffix}"
+    with pytest.raises(BackendError, match=r"is not there.* Build it with fix-fp16 build"):
+        backend.describe(graph, plan_of(graph, []), path, SETTINGS)
+
+
 def test_a_plan_knows_the_names_of_all_backends() -> None:
     assert tuple(BACKENDS) == NAMES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -65,7 +66,7 @@ def describe(graph: Graph, plan: PrecisionPlan, path: Path, *, io_types: IoTypes
 
     Raises BackendError where there is none, or it is cut short or another model's or plan's.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise BackendError(
             f"{path} is not there. Expected the typed model of an earlier step. Build it with fix-fp16 build."
         )
