@@ -50,21 +50,25 @@ def scan_command(
     parts of the data become one, in the order given: docs/scan.md.
     """
     existing: Existing = "overwrite" if fresh else "keep"
+    warnings: list[str] = []
     if merge:
         path = _check_merge(paths, flags)
         with claim_folder(path.parent):
             ranges = merge_ranges(paths, path, existing=existing)
     else:
-        ranges, path = _scan(_check_one(paths), flags, existing, quiet or as_json)
+        ranges, path, warnings = _scan(_check_one(paths), flags, existing, quiet or as_json)
     if as_json:
-        say(_to_json(ranges, path))
+        say(_to_json(ranges, path, warnings))
     elif not quiet:
+        for warning in warnings:
+            click.echo(warning, err=True)
         say(_say(ranges, path))
 
 
 def _scan(
     model: Path | None, flags: dict[str, Any], existing: Existing, quiet: bool
-) -> tuple[RangeTable, Path]:
+) -> tuple[RangeTable, Path, list[str]]:
+    """The ranges, where they are, and what is to be said of how they came about."""
     config = options.settings(model=model, **flags)
     check_folders(config.folder, config.calib)
     graph = load_graph(config.model)
@@ -74,9 +78,7 @@ def _scan(
         ranges = scan(config, graph, calibration, progress, progress.over, existing)
     warnings = [ranges.provider_lack] if ranges.provider_lack is not None else []
     warnings += say_unheeded(config.calibration, config.calib, calibration)
-    for warning in warnings if not quiet else ():
-        click.echo(warning, err=True)
-    return ranges, config.folder / "ranges.h5"
+    return ranges, config.folder / "ranges.h5", warnings
 
 
 def _check_one(paths: tuple[Path, ...]) -> Path | None:
@@ -104,7 +106,7 @@ def _check_merge(paths: Sequence[Path], flags: dict[str, Any]) -> Path:
     return Path(flags["out"]) / "ranges.h5"
 
 
-def _to_json(ranges: RangeTable, path: Path) -> str:
+def _to_json(ranges: RangeTable, path: Path, warnings: Sequence[str]) -> str:
     return options.to_json(
         path=path,
         tensors=len(ranges.ranges),
@@ -114,6 +116,7 @@ def _to_json(ranges: RangeTable, path: Path) -> str:
         observe=ranges.observe,
         provider=ranges.provider,
         provider_lack=ranges.provider_lack,
+        warnings=list(warnings),
     )
 
 

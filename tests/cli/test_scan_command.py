@@ -67,6 +67,8 @@ def test_options_that_the_data_do_not_heed_are_told_on_stderr(run: Run, data: Pa
     assert (code, "ranges.h5: " in said) == (0, True)
     assert error.startswith(f"calibration.batch_size has no effect on --calib {data}: ")
     assert run(*command, "--batch-size", "1000", "-q") == (0, "", "")
+    code, said, told = run(*command, "--batch-size", "1000", "--json")
+    assert (code, told, json.loads(said)["warnings"]) == (0, "", [error.strip()])
 
 
 def test_a_stopped_scan_goes_on_or_says_why_not(run: Run, data: Path, tmp_path: Path) -> None:
