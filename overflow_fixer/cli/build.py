@@ -10,6 +10,7 @@ import click
 
 from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
+from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.cli import options
 from overflow_fixer.cli.fused_models import name_fused
@@ -55,7 +56,7 @@ def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: boo
         calibration = open_calibration(config.calib, graph.inputs, config.calibration) if has_data else None
         settings = make_settings(config, graph, calibration, BACKENDS[name])
         artifact = BACKENDS[name].emit(graph, plan, name_artifact(config, name), settings, silent)
-        exported = write_exports(config.build.exports, graph, plan, artifact, settings, config.folder)
+        exported = write_exports(config.build.exports, Export(graph, plan, artifact, settings, config.folder))
     warnings = list(say_without_effect(config.build, BACKENDS[name].is_engine))
     if as_json:
         say(_to_json(artifact, reason, exported, warnings))

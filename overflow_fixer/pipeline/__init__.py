@@ -13,6 +13,7 @@ import onnxruntime
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, choose_backend
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
+from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig, check_folders
 from overflow_fixer.files import need_folder
@@ -106,7 +107,8 @@ def _write(report: FixReport, config: FixConfig, bench: Bench, fused: FusedModel
         report = replace(report, fused=fused, files=(*fused.files, *report.files))
     try:
         exported = write_exports(
-            config.build.exports, bench.graph, report.plan, report.artifact, bench.settings, config.folder
+            config.build.exports,
+            Export(bench.graph, report.plan, report.artifact, bench.settings, config.folder),
         )
         report = replace(report, files=(*report.files, *exported))
     finally:

@@ -27,6 +27,7 @@ from overflow_fixer.backends.tensorrt import emit, exports, network
 from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.exports import trtexec_files
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import choose_pins
+from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sign
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
 from overflow_fixer.backends.tensorrt.pins import choose_layers, set_pins
@@ -100,7 +101,7 @@ def test_the_npps_script_pins_what_the_backend_pins(
     graph, trt = recorded_graph(name), fake_tensorrt("8.6", recorded_script(name))
     labels = _floats(graph)
     (path,) = exports.write_exports(
-        ["polygraphy-npps"], graph, make_plan(graph, *labels), _onnx_artifact(graph), _PLAIN, tmp_path
+        ["polygraphy-npps"], Export(graph, make_plan(graph, *labels), _onnx_artifact(graph), _PLAIN, tmp_path)
     )
     use_tensorrt(trt)
     parsed = parsed_network(trt)
@@ -117,7 +118,8 @@ def test_the_loader_script_parses_the_model_and_pins_what_the_backend_pins(
     graph, trt = recorded_graph(name), fake_tensorrt("8.6", recorded_script(name))
     labels = _floats(graph)
     (path,) = exports.write_exports(
-        ["polygraphy-loader"], graph, make_plan(graph, *labels), _onnx_artifact(graph), _PLAIN, tmp_path
+        ["polygraphy-loader"],
+        Export(graph, make_plan(graph, *labels), _onnx_artifact(graph), _PLAIN, tmp_path),
     )
     use_tensorrt(trt)
     builder, parsed, parser = _import_script(path, monkeypatch).load_network()
@@ -131,7 +133,7 @@ def test_the_loader_script_parses_the_model_and_pins_what_the_backend_pins(
 def test_a_script_imports_nothing_but_tensorrt_and_polygraphy(kind: str, tmp_path: Path) -> None:
     graph = recorded_graph("conv_chain")
     plan = make_plan(graph, "/conv5/Conv")
-    (path,) = exports.write_exports([kind], graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path)
+    (path,) = exports.write_exports([kind], Export(graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path))
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text, feature_version=(3, 8))
     modules = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
@@ -148,7 +150,7 @@ def test_what_a_model_says_of_itself_cannot_break_out_of_a_script(tmp_path: Path
     clamps = (Clamp("/conv5/Conv_output_0", 6e4, 'two\nraise """'),)
     kinds = ["polygraphy-npps", "polygraphy-loader"]
     written = exports.write_exports(
-        kinds, graph, replace(plan, clamps=clamps), _onnx_artifact(graph), _PLAIN, tmp_path
+        kinds, Export(graph, replace(plan, clamps=clamps), _onnx_artifact(graph), _PLAIN, tmp_path)
     )
     for path in written:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -161,7 +163,9 @@ def test_a_model_whose_name_has_dots_gives_scripts_that_can_be_imported(tmp_path
     model.write_bytes(recorded_graph("needs_constraints").path.read_bytes())
     graph = load_graph(model)
     kinds = ["polygraphy-npps", "polygraphy-loader", "polygraphy-npps"]
-    written = exports.write_exports(kinds, graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path)
+    written = exports.write_exports(
+        kinds, Export(graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path)
+    )
     assert [path.name for path in written] == ["net_v1_2_npps.py", "net_v1_2_loader.py"]
 
 
@@ -173,7 +177,7 @@ def test_the_loader_refuses_another_model_and_says_what_tensorrt_says(
     graph = load_graph(model)
     out = tmp_path / "out"
     (path,) = exports.write_exports(
-        ["polygraphy-loader"], graph, make_plan(graph, "/Add"), _onnx_artifact(graph), _PLAIN, out
+        ["polygraphy-loader"], Export(graph, make_plan(graph, "/Add"), _onnx_artifact(graph), _PLAIN, out)
     )
     script = _import_script(path, monkeypatch)
     use_tensorrt(fake_tensorrt("8.6", Script(parse_errors=["No importer registered for op: Foo"])))
@@ -217,7 +221,7 @@ def test_the_loader_clamps_what_the_backend_clamps(
     graph = _model_with_masks(tmp_path / "model.onnx")
     plan = _clamping_plan(graph)
     (path,) = exports.write_exports(
-        ["polygraphy-loader"], graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path / "out"
+        ["polygraphy-loader"], Export(graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path / "out")
     )
     trt = fake_tensorrt("8.6", Script())
     use_tensorrt(trt)
@@ -238,7 +242,9 @@ def test_the_npps_script_warns_that_it_cannot_clamp(
 ) -> None:
     graph = recorded_graph("needs_constraints")
     plan = replace(make_plan(graph, "/Add"), clamps=(Clamp("rot90", 1.0, "too large"),))
-    (path,) = exports.write_exports(["polygraphy-npps"], graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path)
+    (path,) = exports.write_exports(
+        ["polygraphy-npps"], Export(graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path)
+    )
     trt = fake_tensorrt("8.6", recorded_script("needs_constraints"))
     use_tensorrt(trt)
     with pytest.warns(UserWarning, match=r"clamps the constants \['rot90'\]"):
@@ -262,7 +268,9 @@ def test_the_loader_tells_axes_as_the_backend_does(
 ) -> None:
     graph = _model_with_axes(tmp_path, axes)
     plan, artifact = make_plan(graph, graph.nodes[0].label), _onnx_artifact(graph)
-    (path,) = exports.write_exports(["polygraphy-loader"], graph, plan, artifact, _PLAIN, tmp_path / "out")
+    (path,) = exports.write_exports(
+        ["polygraphy-loader"], Export(graph, plan, artifact, _PLAIN, tmp_path / "out")
+    )
     trt = fake_tensorrt(variant, Script())
     use_tensorrt(trt)
     with pytest.raises(RuntimeError, match="matches no layer"):
@@ -286,7 +294,7 @@ def test_the_npps_script_warns_of_axes_that_were_overlooked(
 ) -> None:
     graph = _model_with_axes(tmp_path)
     (path,) = exports.write_exports(
-        ["polygraphy-npps"], graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path / "out"
+        ["polygraphy-npps"], Export(graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path / "out")
     )
     trt = fake_tensorrt(variant, recorded_script("needs_constraints"))
     use_tensorrt(trt)
@@ -313,7 +321,7 @@ def test_functions_are_inlined_by_the_loader(
     loaded = load_graph(tmp_path / "model.onnx")
     plan = make_plan(loaded, loaded.nodes[0].label)
     (path,) = exports.write_exports(
-        ["polygraphy-loader"], loaded, plan, _onnx_artifact(loaded), _PLAIN, tmp_path
+        ["polygraphy-loader"], Export(loaded, plan, _onnx_artifact(loaded), _PLAIN, tmp_path)
     )
     trt = fake_tensorrt("8.6", Script())
     use_tensorrt(trt)
@@ -328,11 +336,13 @@ def test_the_usage_tells_the_shapes_of_open_inputs(tmp_path: Path) -> None:
     shapes = {"image": ShapeRange((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))}
     (path,) = exports.write_exports(
         ["polygraphy-npps"],
-        graph,
-        make_plan(graph, "/conv5/Conv"),
-        _onnx_artifact(graph),
-        BuildSettings(shapes=shapes),
-        tmp_path,
+        Export(
+            graph,
+            make_plan(graph, "/conv5/Conv"),
+            _onnx_artifact(graph),
+            BuildSettings(shapes=shapes),
+            tmp_path,
+        ),
     )
     usage = next(line for line in path.read_text().splitlines() if "polygraphy convert" in line)
     words = shlex.split(usage.removeprefix("# $ "))
@@ -344,7 +354,7 @@ def test_the_usage_tells_the_shapes_of_open_inputs(tmp_path: Path) -> None:
 def test_the_usage_is_for_the_folder_of_the_script(kind: str, tmp_path: Path) -> None:
     graph = recorded_graph("conv_chain")
     (path,) = exports.write_exports(
-        [f"polygraphy-{kind}"], graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path
+        [f"polygraphy-{kind}"], Export(graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path)
     )
     lines = path.read_text(encoding="utf-8").splitlines()
     usage = shlex.split(next(line for line in lines if "polygraphy convert" in line).removeprefix("# $ "))
@@ -363,7 +373,8 @@ def test_a_plugin_that_the_loader_finds_by_its_name_is_named_so(
     mine.touch()
     settings = BuildSettings(plugins=(Path("libelsewhere.so"), mine))
     listed, _, script = exports.write_exports(
-        ["trtexec", "polygraphy-loader"], graph, make_plan(graph), _engine_artifact(graph), settings, tmp_path
+        ["trtexec", "polygraphy-loader"],
+        Export(graph, make_plan(graph), _engine_artifact(graph), settings, tmp_path),
     )
     named = [line for line in listed.read_text().splitlines() if line.startswith("--plugins")]
     assert named == ["--plugins=libelsewhere.so", f"--plugins={mine.resolve()}"]
@@ -405,7 +416,7 @@ def test_trtexec_is_told_the_engines_pins(
     labels = _floats(graph)
     open_fake(trt)
     listed, line = exports.write_exports(
-        ["trtexec"], graph, make_plan(graph, *labels), _engine_artifact(graph), _PLAIN, tmp_path
+        ["trtexec"], Export(graph, make_plan(graph, *labels), _engine_artifact(graph), _PLAIN, tmp_path)
     )
     arguments = listed.read_text(encoding="utf-8").splitlines()
     assert shlex.split(line.read_text(encoding="utf-8"), comments=True) == ["trtexec", *arguments]
@@ -425,7 +436,7 @@ def test_pins_that_were_given_up_are_not_told_to_trtexec(
     texts = []
     for movement_is_free in (False, True):
         artifact = _engine_artifact(graph, movement_is_free=movement_is_free)
-        listed, _ = exports.write_exports(["trtexec"], graph, plan, artifact, _PLAIN, tmp_path)
+        listed, _ = exports.write_exports(["trtexec"], Export(graph, plan, artifact, _PLAIN, tmp_path))
         texts.append(read_options(listed.read_text().splitlines())["--layerPrecisions"])
     assert "[Shuffle]" in texts[0]
     assert "[Shuffle]" not in texts[1]
@@ -442,7 +453,7 @@ def test_trtexec_is_told_the_pins_that_the_engine_was_built_with(tmp_path: Path)
     script = small_script(disobeyed("softmax + shuffle"), engine(("softmax", "FP32")))
     with use_standin_gpu(fake_tensorrt("8.6", script)):
         artifact = emit(graph, plan, tmp_path / "model.engine", settings)
-        listed, _ = exports.write_exports(["trtexec"], graph, plan, artifact, settings, tmp_path)
+        listed, _ = exports.write_exports(["trtexec"], Export(graph, plan, artifact, settings, tmp_path))
     options = read_options(listed.read_text().splitlines())
     assert options["--layerPrecisions"] == "softmax:fp32"
     assert list(script.asked[-1].precisions) == ["softmax"]
@@ -454,7 +465,9 @@ def test_a_script_pins_what_the_engine_was_built_with(
 ) -> None:
     graph, trt = small_graph(tmp_path), fake_tensorrt("8.6", small_script())
     artifact = _engine_artifact(graph, movement_is_free=True)
-    (path,) = exports.write_exports([kind], graph, make_plan(graph, "softmax"), artifact, _PLAIN, tmp_path)
+    (path,) = exports.write_exports(
+        [kind], Export(graph, make_plan(graph, "softmax"), artifact, _PLAIN, tmp_path)
+    )
     use_tensorrt(trt)
     script = _import_script(path, monkeypatch)
     parsed = parsed_network(trt) if kind == "polygraphy-npps" else script.load_network()[1]
@@ -471,7 +484,7 @@ def test_a_script_asks_for_pins_to_be_preferred_where_nothing_else_could_be_buil
     graph = recorded_graph("conv_chain")
     artifact = _engine_artifact(graph, typing=typing, constraints="prefer" if typing == "weak" else "none")
     plan = make_plan(graph, "/conv5/Conv")
-    (path,) = exports.write_exports([kind], graph, plan, artifact, _PLAIN, tmp_path)
+    (path,) = exports.write_exports([kind], Export(graph, plan, artifact, _PLAIN, tmp_path))
     head = path.read_text(encoding="utf-8").partition("from __future__")[0]
     assert head.count(f"--precision-constraints {asked}") == 2
     assert head.count("--precision-constraints") == 2
@@ -485,7 +498,7 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
     graph = recorded_graph("needs_constraints")
     plan = replace(make_plan(graph, "/Add"), clamps=(Clamp("rot90", 0.5, "too large"),))
     listed, _, model = exports.write_exports(
-        ["trtexec"], graph, plan, _engine_artifact(graph), _PLAIN, tmp_path
+        ["trtexec"], Export(graph, plan, _engine_artifact(graph), _PLAIN, tmp_path)
     )
     assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
     assert np.abs(numpy_helper.to_array(onnx.load(model).graph.initializer[0])).max() <= 0.5
@@ -495,7 +508,7 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
     with pytest.raises(
         BackendError, match=r"the data of 'mask' lies in another file.*--export polygraphy-loader"
     ):
-        exports.write_exports(["trtexec"], outside, plan, _engine_artifact(outside), _PLAIN, tmp_path)
+        exports.write_exports(["trtexec"], Export(outside, plan, _engine_artifact(outside), _PLAIN, tmp_path))
 
 
 def test_what_trtexec_cannot_be_told_is_no_reason_to_leave_the_scripts_out(
@@ -507,11 +520,7 @@ def test_what_trtexec_cannot_be_told_is_no_reason_to_leave_the_scripts_out(
     with pytest.raises(BackendError, match=r"^trtexec would need"):
         exports.write_exports(
             ["trtexec", "polygraphy-npps", "polygraphy-loader"],
-            graph,
-            plan,
-            _engine_artifact(graph),
-            _PLAIN,
-            out,
+            Export(graph, plan, _engine_artifact(graph), _PLAIN, out),
         )
     assert {path.name for path in out.iterdir()} == {"model_npps.py", "model_loader.py"}
 
@@ -530,7 +539,7 @@ def test_a_model_is_refused_for_trtexec_without_a_word_of_changes_that_it_does_n
         BackendError, match=r"as it is changed for TensorRT.*changes no dimensions or bounds"
     ) as error:
         exports.write_exports(
-            ["trtexec"], graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out"
+            ["trtexec"], Export(graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out")
         )
     assert "with constants clamped" not in str(error.value)
 
@@ -543,10 +552,12 @@ def test_a_changed_model_goes_when_trtexec_is_given_the_model_itself_again(
     for change, is_left in (("", False), ("# the user's own\n", True)):
         open_fake(fake_tensorrt("8.6", recorded_script("needs_constraints")))
         _, line, model = exports.write_exports(
-            ["trtexec"], graph, clamping, _engine_artifact(graph), _PLAIN, tmp_path
+            ["trtexec"], Export(graph, clamping, _engine_artifact(graph), _PLAIN, tmp_path)
         )
         line.write_text(line.read_text() + change)
-        listed, _ = exports.write_exports(["trtexec"], graph, plan, _engine_artifact(graph), _PLAIN, tmp_path)
+        listed, _ = exports.write_exports(
+            ["trtexec"], Export(graph, plan, _engine_artifact(graph), _PLAIN, tmp_path)
+        )
         assert Path(read_options(listed.read_text().splitlines())["--onnx"]).samefile(graph.path)
         assert model.is_file() == is_left
 
@@ -557,7 +568,7 @@ def test_trtexec_is_given_the_model_whose_axes_are_told(
     open_fake(fake_tensorrt("8.6", Script()))
     graph = _model_with_axes(tmp_path)
     listed, _, model = exports.write_exports(
-        ["trtexec"], graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out"
+        ["trtexec"], Export(graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out")
     )
     assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
     assert [len(at.input) for at in onnx.load(model).graph.node] == [1, 1]
@@ -572,7 +583,8 @@ def test_trtexec_builds_the_typed_model_where_typing_is_strong(
     artifact = replace(_engine_artifact(graph, typing="strong"), files=(tmp_path / "model.engine", typed))
     shapes = {"image": ShapeRange((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))}
     listed, _ = exports.write_exports(
-        ["trtexec"], graph, make_plan(graph, "/fc/Gemm"), artifact, BuildSettings(shapes=shapes), tmp_path
+        ["trtexec"],
+        Export(graph, make_plan(graph, "/fc/Gemm"), artifact, BuildSettings(shapes=shapes), tmp_path),
     )
     assert read_options(listed.read_text().splitlines()) == {
         "--onnx": str(typed.resolve()),
@@ -596,7 +608,8 @@ def test_a_script_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file, where a folder is needed")
     with pytest.raises(OutputError):
         exports.write_exports(
-            ["polygraphy-npps"], graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path / "out"
+            ["polygraphy-npps"],
+            Export(graph, make_plan(graph), _onnx_artifact(graph), _PLAIN, tmp_path / "out"),
         )
 
 

@@ -15,8 +15,6 @@ from overflow_fixer.backends.tensorrt.exports.staleness import remove_stale, sig
 from overflow_fixer.backends.tensorrt.exports.trtexec_files import write_trtexec
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import write_text
-from overflow_fixer.graph.model import Graph
-from overflow_fixer.records import Artifact, BuildSettings, PrecisionPlan
 
 
 def check_exports(kinds: Sequence[str], backend: str) -> None:
@@ -29,21 +27,13 @@ def check_exports(kinds: Sequence[str], backend: str) -> None:
         )
 
 
-def write_exports(
-    kinds: Sequence[str],
-    graph: Graph,
-    plan: PrecisionPlan,
-    artifact: Artifact,
-    settings: BuildSettings,
-    folder: Path,
-) -> tuple[Path, ...]:
-    """Write each kind's files to `folder`, each file whole or not at all, and name them; those there of another plan go.
+def write_exports(kinds: Sequence[str], export: Export) -> tuple[Path, ...]:
+    """Write each kind's files, each file whole or not at all, and name them; those there of another plan go.
 
     Raises BackendError for what trtexec cannot be told (see `trtexec`), once all else is written, and OutputError where a
     file cannot be written.
     """
-    check_exports(kinds, artifact.backend)
-    export = Export(graph, plan, artifact, settings, folder)
+    check_exports(kinds, export.artifact.backend)
     written: list[Path] = []
     refusal: BackendError | None = None
     for kind in dict.fromkeys(kinds):
@@ -51,7 +41,7 @@ def write_exports(
             written += _WRITERS[kind](export)
         except BackendError as error:
             refusal = error
-    remove_stale(graph.path, folder, export.plan_sha256, written)
+    remove_stale(export.graph.path, export.folder, export.plan_sha256, written)
     if refusal is not None:
         raise refusal
     return tuple(written)
