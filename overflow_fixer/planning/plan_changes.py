@@ -39,6 +39,7 @@ def say_change(change: PlanChange) -> Iterator[str]:
     yield f"Against {against}: {len(change.added)} more pinned, {len(change.removed)} no longer."
     for sign, pins in (("+", change.added), ("-", change.removed)):
         for pin in pins[:_MOST_NAMED]:
-            yield f"  {sign} {pin.node} ({pin.op_type}): {pin.findings[0].reason}"
+            reason = pin.findings[0].reason if pin.findings else "no finding was recorded"
+            yield f"  {sign} {pin.node} ({pin.op_type}): {reason}"
         if len(pins) > _MOST_NAMED:
             yield f"  {sign} {len(pins) - _MOST_NAMED} more"

@@ -37,3 +37,9 @@ def test_a_long_list_is_cut() -> None:
     assert lines[0] == "Against the plan there was: 9 more pinned, 0 no longer."
     assert lines[-1] == "  + 4 more"
     assert len(lines) == 7
+
+
+def test_a_pin_without_a_finding_is_told() -> None:
+    """As one is that was put into plan.json by hand."""
+    bare = PrecisionPlan("ab" * 32, 1, (Pin("a", "Relu", ("a_out",), ()),))
+    assert list(say_change(compare_plans(bare, plan(1))))[1:] == ["  - a (Relu): no finding was recorded"]
