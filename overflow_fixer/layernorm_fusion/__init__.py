@@ -6,15 +6,13 @@ may overflow.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from overflow_fixer.backends.mixed_onnx.rewrite import TypedModel
 from overflow_fixer.backends.mixed_onnx.weights import write_model
 from overflow_fixer.errors import ModelError, OutputError
-from overflow_fixer.files import find_replaced, name_data, replace_files
+from overflow_fixer.files import find_replaced, list_missing, name_data, remove_where_empty, replace_files
 from overflow_fixer.graph.copies import copy_model
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.layernorm_fusion.candidates import choose_fusions
@@ -35,17 +33,11 @@ def fuse_layernorms(graph: Graph, path: Path, batches: Iterable[Batch]) -> Fused
     there is no batch, OutputError when it cannot be written or is the model itself.
     """
     _check_target(graph, path)
-    new = [folder for folder in path.parents if not os.path.exists(folder)]
-    try:
-        return _refuse(graph, path, batches)
-    except BaseException:
-        for folder in new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
+    with remove_where_empty(list_missing(path.parent)):
+        return _write_fused(graph, path, batches)
 
 
-def _refuse(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
+def _write_fused(graph: Graph, path: Path, batches: Iterable[Batch]) -> FusedModel:
     fusions, left = choose_fusions(graph)
     if not fusions:
         raise ModelError(_nothing_to_fuse(graph, left))
