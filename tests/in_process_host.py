@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,16 +39,7 @@ class InProcessHost:
         return not running
 
     def start(self, entry: ZooEntry, attempt: int, running: Sequence[Work], *, force: bool) -> DoneWork:
-        job = Job(
-            name=entry.name,
-            config=entry.config,
-            timeout_minutes=entry.timeout_minutes,
-            memory_gib=entry.memory_gib,
-            threads=1,
-            parent=os.getpid(),
-            attempt=attempt,
-            force=force,
-        )
+        job = Job.of(entry, threads=1, attempt=attempt, force=force)
         return DoneWork(entry, attempt, run_job(Job.model_validate_json(job.model_dump_json())))
 
     def find_ended(self, running: Sequence[Work]) -> list[Work]:

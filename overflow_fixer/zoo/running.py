@@ -125,16 +125,7 @@ def start(
     """Start the entry's process, its words going to the log in its folder. Raises OutputError where there can be none."""
     make_folder(entry.folder)
     _forget_progress(entry.folder)
-    job = Job(
-        name=entry.name,
-        config=entry.config,
-        timeout_minutes=entry.timeout_minutes,
-        memory_gib=entry.memory_gib,
-        threads=threads,
-        parent=os.getpid(),
-        attempt=attempt,
-        force=force,
-    )
+    job = Job.of(entry, threads=threads, attempt=attempt, force=force)
     paths = os.pathsep.join(path for path in sys.path if isinstance(path, str))
     command = [sys.executable, "-c", _BEGIN, paths, str(entry.folder)]
     path = entry.folder / LOG_FILE

@@ -86,6 +86,20 @@ class Job(BaseModel):
     attempt: int = 1
     force: bool = False
 
+    @staticmethod
+    def of(entry: ZooEntry, *, threads: int, attempt: int = 1, force: bool = False) -> Job:
+        """The job of fixing an entry, for a worker of this process."""
+        return Job(
+            name=entry.name,
+            config=entry.config,
+            timeout_minutes=entry.timeout_minutes,
+            memory_gib=entry.memory_gib,
+            threads=threads,
+            parent=os.getpid(),
+            attempt=attempt,
+            force=force,
+        )
+
     @property
     def entry(self) -> ZooEntry:
         return ZooEntry(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +11,7 @@ from zoo_models import make_entry, write_model
 from overflow_fixer.config import FixConfig
 from overflow_fixer.model_file import external_data
 from overflow_fixer.reports.numbers_json import encode_number, parse_json
+from overflow_fixer.zoo.entries import ZooEntry
 from overflow_fixer.zoo.worker import Job, run_job
 
 
@@ -29,7 +29,7 @@ def test_a_model_is_fixed_only_where_it_was_verified(
 ) -> None:
     given = make_entry(write_model(tmp_path, "m")).config.model_dump()
     config = FixConfig.model_validate({**given, **asked})
-    job = Job(name="m", config=config, timeout_minutes=1.0, memory_gib=None, threads=1, parent=os.getpid())
+    job = Job.of(ZooEntry("m", config), threads=1)
     outcome = run_job(job)
     assert (outcome.kind, outcome.exit_code, outcome.passed) == (kind, code, kind == "fixed")
     assert (outcome.result is not None) is (code in (0, 1))
@@ -37,7 +37,7 @@ def test_a_model_is_fixed_only_where_it_was_verified(
 
 def test_shares_are_those_of_the_models_report_where_it_has_no_products_too(tmp_path: Path) -> None:
     config = make_entry(write_model(tmp_path, "m")).config
-    job = Job(name="m", config=config, timeout_minutes=1.0, memory_gib=None, threads=1, parent=os.getpid())
+    job = Job.of(ZooEntry("m", config), threads=1)
     result = run_job(job).result
     assert result is not None
     told = parse_json((config.folder / "report.json").read_text())["share"]
@@ -55,5 +55,5 @@ def test_a_model_that_memory_has_no_room_for_is_told_as_that(
 
     monkeypatch.setattr(external_data, "read_model", fail)
     config = make_entry(write_model(tmp_path, "m")).config
-    job = Job(name="m", config=config, timeout_minutes=1.0, memory_gib=None, threads=1, parent=os.getpid())
+    job = Job.of(ZooEntry("m", config), threads=1)
     assert run_job(job).kind == "out_of_memory"
