@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from report_factories import make_engine_report, make_lost, make_report
 from zoo_models import make_entry, write_model
 
 from overflow_fixer.backends import BACKENDS
-from overflow_fixer.config import BuildOptions, FixConfig
+from overflow_fixer.config import BuildOptions, FixConfig, make_config
 from overflow_fixer.pipeline import fix
 from overflow_fixer.records import Artifact, FixReport, Verification
 from overflow_fixer.reports.numbers_json import parse_json
@@ -219,47 +221,62 @@ def test_a_job_that_fails_leaves_no_trials(tmp_path: Path, monkeypatch: pytest.M
     assert list((tmp_path / "out" / "m").glob(".trials-*")) == []
 
 
-REPAIR = """
-import os, signal, sys
-from pathlib import Path
+REPAIR = {
+    "model": str(SAMPLE / "model.onnx"),
+    "calib": str(SAMPLE / "data"),
+    "out": "out",
+    "build": {"backend": "onnx"},
+    "verify": {"min_snr_db": 72},
+    "repair": {"max_rounds": 4},
+}
+KILLED_REPAIR = """
+import json, os, signal, sys
 from overflow_fixer.config import make_config
 from overflow_fixer.pipeline import fix
 from overflow_fixer.trials.bench import Bench
 
-sample, out, stop, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-verify, done = Bench.verify, 0
+verify, left = Bench.verify, int(sys.argv[2])
 
 def count(bench, *arguments):
-    global done
-    if done == stop:
+    global left
+    if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    done += 1
+    left -= 1
     return verify(bench, *arguments)
 
 Bench.verify = count
-flags = {"model": sample / "model.onnx", "calib": sample / "data", "out": out, "build": {"backend": "onnx"}}
-report = fix(make_config(None, {**flags, "verify": {"min_snr_db": 72}, "repair": {"max_rounds": rounds}}))
-print(done, len(report.rounds), report.artifact.path.is_file())
+fix(make_config(None, json.loads(sys.argv[1])))
 """
 
 
-def _repair(folder: Path, stop: int = -1, rounds: int = 4) -> list[str]:
-    """Verifications, rounds of the repair, and whether the model is there; nothing where it was killed at `stop`."""
+def _repair(folder: Path) -> tuple[int, int]:
+    """Verifications, and rounds of the repair, of a run in the folder."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", REPAIR, SAMPLE, "out", str(stop), str(rounds)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        counted = _Counted(patch)
+        report = fix(make_config(None, REPAIR))
+        assert report.artifact.path.is_file()
+    return counted.verified, len(report.rounds)
+
+
+def _kill_repair(folder: Path, stop: int) -> None:
+    """A run in the folder that is killed at the verification numbered `stop`."""
+    folder.mkdir()
+    command = [sys.executable, "-c", KILLED_REPAIR, json.dumps(REPAIR), str(stop)]
+    assert subprocess.run(command, cwd=folder, check=False).returncode == -signal.SIGKILL
 
 
 def test_a_repair_that_was_killed_builds_no_round_again(tmp_path: Path) -> None:
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    verified, rounds, _ = _repair(undisturbed)
-    assert int(rounds) > 3
-    assert _repair(killed, stop=int(verified) - 1) == []
+    verified, rounds = _repair(undisturbed)
+    assert rounds > 3
+    _kill_repair(killed, stop=verified - 1)
     shutil.copytree(killed, tmp_path / "bare")
-    assert _repair(killed) == ["1", rounds, "True"]
+    assert _repair(killed) == (1, rounds)
     assert _comparable(killed / "out") == _comparable(undisturbed / "out")
     assert list((killed / "out").glob(".trials-*")) == []
     for trial in (tmp_path / "bare" / "out").glob(".trials-*/*/"):
         drop_files(trial)  # as where other rounds won, under another budget
-    assert _repair(tmp_path / "bare") == ["2", rounds, "True"]
+    assert _repair(tmp_path / "bare") == (2, rounds)
     assert _comparable(tmp_path / "bare" / "out") == _comparable(undisturbed / "out")
