@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from in_process_host import InProcessHost
 from zoo_models import ZOO_SCHEMA, write_model
 
 from overflow_fixer.cli import main
@@ -37,6 +38,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return int(stop.value.code or 0), said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are fixed as they are started: for tests of what is said, and of which models are run."""
+    monkeypatch.setattr("overflow_fixer.cli.zoo.describe_machine", lambda *shares: InProcessHost())
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def test_a_zoo_is_fixed_and_told_model_by_model(run: Run, zoo: Path, tmp_path: P
     assert (code, err.count("finished before")) == (0, 2)
 
 
-def test_models_with_warnings_are_counted_at_the_end(run: Run, tmp_path: Path) -> None:
+def test_models_with_warnings_are_counted_at_the_end(run: Run, tmp_path: Path, in_process: None) -> None:
     model = write_model(tmp_path / "models", "one")
     zoo = tmp_path / "zoo.toml"
     zoo.write_text(f"[[model]]\npath = '{model}'\ncalib = 'random'\n")
@@ -114,7 +121,7 @@ def test_results_among_the_data_of_a_model_are_refused(run: Run, tmp_path: Path)
     assert [path.name for path in data.iterdir()] == ["0.npz"]
 
 
-def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
+def test_only_some(run: Run, zoo: Path, tmp_path: Path, in_process: None) -> None:
     arguments = (zoo, "--out", tmp_path / "out", "--only", "t*", "--compare", _earlier(run, tmp_path))
     code, out, _ = run(*arguments, "--json")
     document = json.loads(out)
@@ -127,7 +134,7 @@ def test_only_some(run: Run, zoo: Path, tmp_path: Path) -> None:
     assert lines[2:] == ["  newly passing (1): two", "  only in the earlier run (1): one"]
 
 
-def test_a_name_with_brackets_is_taken_to_the_letter(run: Run, tmp_path: Path) -> None:
+def test_a_name_with_brackets_is_taken_to_the_letter(run: Run, tmp_path: Path, in_process: None) -> None:
     for name in ("b+c [v1]", "b+c v", *(f"n{index}" for index in range(11))):
         write_model(tmp_path / "zoo", name)
     arguments = (tmp_path / "zoo", "--out", tmp_path / "out", "--json", "--only")
