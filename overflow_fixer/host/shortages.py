@@ -18,7 +18,10 @@ _OF_MEMORY = (
     "memory allocation failed",  # what HDF5 says
     "pthread_create failed",  # of a thread's stack
     "can't start new thread",
-    "failed to map segment",  # how the loader tells it
+    "failed to map segment",  # how the loader tells it, here and below
+    "cannot map zero-fill pages",
+    "cannot allocate memory in static tls block",
+    "cannot create shared object descriptor",
     "arena alloc failed",
 )
 _OF_FILES = "too many open files"

@@ -44,7 +44,7 @@ CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 0.05
 """Of the time, what checkpoints may take: those of a large scan are rarer."""
 _ROOM_BYTES = 16 << 20
-"""Kept, untouched, so that what is done can be written when memory has run out."""
+"""Held back, untouched, so that what is done can be written where memory has run out, and what writes it be loaded."""
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -231,7 +231,6 @@ class _Checkpoints:
 
     def write_failed(self) -> None:
         """But for the first seconds of a scan that takes the place of another: that one stays, whole as it is."""
-        self._room = None  # HDF5 crashes where it gets no memory
         if not self._replaces or self._written:
             self.write()
 
@@ -239,7 +238,10 @@ class _Checkpoints:
         if self._store is None or self._scan.done == self._written:
             return
         start = time.monotonic()
+        self._room = None  # HDF5 crashes where it gets no memory
         save_recording(self._scan.recording, self._store)
         self._written = self._scan.done
         self._last = time.monotonic()
         self._pause = max(CHECKPOINT_SECONDS, (self._last - start) / _CHECKPOINT_SHARE)
+        with suppress(MemoryError):
+            self._room = bytearray(_ROOM_BYTES)
