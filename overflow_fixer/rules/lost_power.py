@@ -1,7 +1,7 @@
-"""A power of a constant that FP16 rounds so that the power is another: 0.9999 to the 1000th.
+"""A power of a number that FP16 rounds so that the power is another: 0.9999 to the 1000th.
 
 FP16 has 1 in place of 0.9999, and 1 for all of its powers; 1 − 0.9999^t, a bias correction, is zero then. By as much as
-the constant is off, its logarithm is, and the exponent multiplies that.
+the number is off, its logarithm is, and the exponent multiplies that. What is rounded may be computed, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.raised_bases import RaisedBase, find_raised_bases
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
@@ -42,11 +43,11 @@ class _Power(NamedTuple):
 
 
 def find_lost_powers(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
-    """A finding where the node raises a constant to such powers, or moves it on its way there.
+    """A finding where the node raises a constant to such powers, or moves it on its way there; and where it computes such a base.
 
-    `tensor` is the constant, `value` by how much of the largest power one is off at most, `limit` 1/64, `batch` that of the
-    largest exponent. None where exponents or powers have NaN or infinities or were not measured; of a base that FP16
-    cannot hold or makes zero of, which are other rules', or that is not of FP32.
+    `tensor` is the base, `value` by how much of the largest power one is off at most, `limit` 1/64, `batch` that of the
+    largest exponent, or of the largest base that is computed. None where exponents or powers have NaN or infinities or were not
+    measured; of a constant that FP16 cannot hold or makes zero of, which are other rules', or of a base that is not of FP32.
     """
     for power in _evidence(graph, ranges).get(node.label, ()):
         reason = (
@@ -54,12 +55,25 @@ def find_lost_powers(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
             f"up to {power.exponent:.6g}: off by {power.error:.3g} of the largest power"
         )
         yield Finding("lost_power", node.label, power.tensor, power.error, LARGEST_ERROR, reason, power.batch)
+    for raised in _list_raised(graph, ranges).get(node.label, ()):
+        reason = (
+            f"{raised.nodes[0].label} raises {raised.tensor}, about {raised.base:.9g}, to up to {raised.exponent:.6g}: rounded to FP16, "
+            f"the power is off by up to {raised.error:.3g} of the largest one"
+        )
+        yield Finding(
+            "lost_power", node.label, raised.tensor, raised.error, LARGEST_ERROR, reason, raised.batch
+        )
 
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[_Power]]:
     found = (_find_power(graph, ranges, node) for node in graph.nodes if node.standard_op == "Pow")
     return list_by_node(power for power in found if power is not None and power.error > LARGEST_ERROR)
+
+
+@lru_cache(maxsize=1)
+def _list_raised(graph: Graph, ranges: RangeTable) -> Mapping[str, list[RaisedBase]]:
+    return list_by_node(find_raised_bases(graph, ranges, LARGEST_ERROR))
 
 
 def _find_power(graph: Graph, ranges: RangeTable, node: Node) -> _Power | None:
