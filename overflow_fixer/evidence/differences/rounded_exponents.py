@@ -72,7 +72,7 @@ def _tell(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int)
     if exponent is None:
         return
     largest = {name: float(np.nan_to_num(read_maxima(ranges, name)[batch])) for name in exponent.terms}
-    most = max(largest.values())
+    most = _find_alike(list(largest.values()))
     limit = most * _LARGEST_LOSS / math.log1p(loss) / 2  # an exponent off by d makes e^d of 1
     rounded = [name for name in exponent.terms if largest[name] > limit]
     lost = [one for one in exponent.nodes if _reads(one, rounded)]
@@ -81,10 +81,19 @@ def _tell(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int)
     origins = (one for name in rounded for one in _find_origins(graph, ranges, name, limit))
     name = lost[0].outputs[0]
     reason = (
-        f"{node.op_type} {node.label} loses {loss:.3g} of what it gives where {' and '.join(rounded)}, up to {most:.6g}, of which "
-        f"{name} in its exponent is made, are rounded to FP16: {tell_steps(most)}"
+        f"{node.op_type} {node.label} loses {loss:.3g} of what it gives where {' and '.join(rounded)}, up to {most:.6g} where they "
+        f"cancel, of which {name} in its exponent is made, are rounded to FP16: {tell_steps(most)}"
     )
     yield LostDifference((*lost, *origins), name, loss, _LARGEST_LOSS, reason, ranges.batch_names[batch])
+
+
+def _find_alike(largest: list[float]) -> float:
+    """How large terms are where they cancel: no one of them is much larger there than all others together.
+
+    The largest may be so where the exponential is zero. Where rounding shows in it the terms are well over ten times what is left.
+    """
+    most = max(largest)
+    return min(most, sum(largest) - most) or most
 
 
 def _reads(node: Node, rounded: list[str]) -> bool:

@@ -100,6 +100,26 @@ def test_the_boundary(tmp_path: Path) -> None:
         assert (_told(*scan(model, tmp_path, {"x": x, "z": np.ones_like(x)})) == ["Sub_d"]) == is_found
 
 
+@pytest.mark.parametrize(("far", "near"), [(1000.0, 10.0), (10.0, 10.0), (10.0, 1000.0)])
+def test_both_terms_count_where_they_cancel(far: float, near: float, tmp_path: Path) -> None:
+    """However much larger one of them is elsewhere, where its exponential is zero."""
+    nodes = [
+        node("Unsqueeze", "x last", "a"),
+        node("Unsqueeze", "z start", "b"),
+        node("Sub", "a b", "d"),
+        node("Mul", "d d", "s"),
+        node("Mul", "s rate", "e"),
+        node("Exp", "e", "y"),
+    ]
+    model = make_model(nodes, {"x": [400], "z": [300]}, "y", CONSTANTS | {"rate": scalar(-400)})
+    ends = np.random.default_rng(1).uniform(0, 10, (2, 200)).astype(np.float32)
+    x = np.concatenate([ends[0], np.linspace(0, far, 200, dtype=np.float32)])
+    z = np.concatenate([ends[1], np.linspace(0, near, 100, dtype=np.float32)])
+    graph, ranges = scan(model, tmp_path, {"x": x, "z": z})
+    assert set(_told(graph, ranges)) == {"Unsqueeze_a", "Unsqueeze_b", "Sub_d"}
+    assert measure_snr_db(tmp_path / "model.onnx", {"x": x, "z": z}, {"a", "b", "d"}) > 40
+
+
 def test_the_evidence(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, FORMS["given out"], TIMES / 100, TIMES)
     found = [one for one in ask(find_lost_differences, graph, ranges) if "are rounded" in one.reason]
