@@ -30,7 +30,7 @@ def find_in_choice(expression: Expression) -> Iterator[Found]:
     rows = expression.rows([expression.attribute("axis", 0)])
     (length,) = expression.lengths(rows)
     is_told = expression.graph.opset >= _TOPK_CHOOSES_LEAST_SINCE and isinstance(length, int) and length > 1
-    way = _trace_sum(expression.graph, expression.node) if is_told else None
+    way = trace_sum(expression.graph, expression.node) if is_told else None
     if way is not None:
         best = expression.find_best(2, rows, is_largest=expression.node.op_type == "ArgMax")
         if any(is_root(expression.graph, node) for node in way):
@@ -40,14 +40,14 @@ def find_in_choice(expression: Expression) -> Iterator[Found]:
         yield "mean margin", expression.add_up("ReduceMean", Rows(margins, (1,), (None,)))
 
 
-def _trace_sum(graph: Graph, node: Node) -> list[Node] | None:
-    """The moves, masks, bounds and roots between a sum and what reads it, the last first; None where it reads no sum."""
+def trace_sum(graph: Graph, node: Node) -> list[Node] | None:
+    """The sum that the node chooses among, and the moves, masks, bounds and roots behind it, in order; None where it reads no sum."""
     way: list[Node] = []
     writer = graph.producers.get(node.inputs[0])
     while writer is not None and len(way) < _FARTHEST and (read := _find_handed_on(graph, writer)):
         way.append(writer)
         writer = graph.producers.get(read)
-    return way if writer is not None and _adds_up(graph, writer) else None
+    return [writer, *reversed(way)] if writer is not None and _adds_up(graph, writer) else None
 
 
 def _find_handed_on(graph: Graph, node: Node) -> str:

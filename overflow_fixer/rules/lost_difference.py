@@ -23,6 +23,7 @@ from overflow_fixer.evidence.differences.given_differences import find_given_dif
 from overflow_fixer.evidence.differences.given_distances import find_given_distances
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
 from overflow_fixer.evidence.differences.offset_choices import find_offset_choices
+from overflow_fixer.evidence.differences.placed_choices import find_placed_choices
 from overflow_fixer.evidence.differences.poles import find_poles
 from overflow_fixer.evidence.differences.rounded_exponents import find_rounded_exponents
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
@@ -59,6 +60,7 @@ _FORMS = (
     _Form(find_given_distances, False),
     _Form(find_compared_distances, False),
     _Form(find_offset_choices, False),
+    _Form(find_placed_choices, False),
     _Form(find_normalised, True),
     _Form(find_row_differences, False),
     _Form(find_exponents, False),
@@ -83,7 +85,8 @@ def find_lost_differences(
 
     Of squared distances that are given out, `value` is the least, of whatever batch; of those that are compared with a radius
     it is the square of that, and `limit` 64 steps at the largest term. Of scores with an offset that a TopK chooses among it is
-    the largest score, and `limit` 64 steps at the least chosen.
+    the largest score, and `limit` 64 steps at the least chosen. Of a sum of which a place is told `value` is by how much it is chosen
+    on average, and `limit` 16 steps at what is chosen.
 
     Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
     `limit` 64 steps of the feature that loses most.
