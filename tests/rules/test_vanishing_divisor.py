@@ -311,6 +311,18 @@ def test_a_sum_of_powers_is_of_terms_as_small_where_they_are_squares(
     assert pins == (["Pow_p", "ReduceSum_s", "Div_y"] if are_lost else [])
 
 
+def test_a_small_dot_product_is_of_terms_that_count_whatever_their_sign(tmp_path: Path) -> None:
+    """The step of a solver that has converged, |r|^2 over p . q: all terms are small, and some of them negative."""
+    nodes = [node("Mul", "x z", "p"), node("ReduceSum", "p axes", "s"), node("Div", "one s", "y")]
+    model = make_model(nodes, {"x": [None], "z": [None]}, "y", CONSTANTS)
+    feeds = {"x": floats(1e-4, 1e-4, 1e-4, -1e-4), "z": floats(1e-4, 2e-4, 3e-5, 4e-5)}
+    graph, ranges = scan(model, tmp_path, feeds)
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["Mul_p", "ReduceSum_s", "Div_y"]
+    large = {"x": floats(1e-1, 1e-1), "z": floats(1e-1, -1e-1 + 2e-7)}
+    graph, ranges = scan(model, tmp_path, large)
+    assert pinned_by(find_vanishing_divisors, graph, ranges) == ["ReduceSum_s", "Div_y"]
+
+
 def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
     model = make_model([node("Abs", "x", "a"), node("Log", "a", "y")], {"x": [None]}, "y")
     graph, ranges = scan(model, tmp_path, {"x": floats()}, {"x": floats(1, 1e-9)})

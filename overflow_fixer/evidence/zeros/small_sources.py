@@ -185,11 +185,15 @@ def _of_elements(graph: Graph, ranges: RangeTable, node: Node, magnitude: float)
 
 
 def _find_of_signs(ranges: RangeTable, tensor: str) -> Mapping[str, Algebra]:
-    """The operators of which a small output is of inputs as small, by the signs that the tensor was seen to have."""
+    """The operators of which a small output is of inputs as small, by the signs that the tensor was seen to have.
+
+    A sum of FP16's numbers is a multiple of 2^-24, whatever their signs: so of those of which it has few steps all count.
+    """
     if is_never_negative(ranges, tensor):
         return _OF_NO_NEGATIVES
     seen = ranges.get(tensor)
-    return _OF_ONE_SIGN if seen is not None and seen.max <= 0 else {}
+    is_small = seen is not None and (seen.max <= 0 or seen.max_abs < LEAST_MAGNITUDE)
+    return _OF_ONE_SIGN if is_small else {}
 
 
 def _of_factors(ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:

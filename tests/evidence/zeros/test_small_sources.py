@@ -141,6 +141,26 @@ def test_of_values_of_both_signs(given_node: onnx.NodeProto, magnitude: float | 
 
 
 @pytest.mark.parametrize(
+    ("values", "is_carried"),
+    [
+        ([3e-6, -1e-6, 1e-6], True),
+        ([3e-6, 2.0**-18, -1e-6], False),
+        ([3e-6, -(2.0**-18), 1e-6], False),
+        ([0, 0, 0], True),
+        ([3e-6, math.nan, -1e-6], True),
+        ([3e-6, math.inf, -1e-6], False),
+        ([], False),
+    ],
+)
+def test_of_small_terms_of_both_signs_all_count(
+    values: list[float], is_carried: bool, tmp_path: Path
+) -> None:
+    """A sum of FP16's numbers is a multiple of 2^-24, so what is less is lost with its terms."""
+    parts = _carry(node("ReduceSum", "a axes", "y"), tmp_path, [values], magnitude=1e-9)
+    assert parts == ([("a", pytest.approx(1e-9 / 3))] if is_carried else [])
+
+
+@pytest.mark.parametrize(
     "given_node",
     [
         node("ReduceMax", "a axes", "y"),
