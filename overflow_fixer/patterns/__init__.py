@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.patterns.attention import find_attention
+from overflow_fixer.patterns.compared_choice import find_compared_choice
 from overflow_fixer.patterns.l2_norm import find_l2_norm
 from overflow_fixer.patterns.layer_norm import find_layer_norm
 from overflow_fixer.patterns.region import Region
@@ -25,20 +26,22 @@ PATTERNS: dict[str, Callable[[Graph], Iterator[Region]]] = {
     "l2_norm": find_l2_norm,
     "attention": find_attention,
     "softmax": find_softmax,
+    "compared_choice": find_compared_choice,
 }
 """A pattern stands before those that may be a part of it."""
 
 
 @lru_cache(maxsize=1)
 def find_regions(graph: Graph) -> tuple[Region, ...]:
-    """Every region of more than one node, but those that lie in another whole."""
+    """Every region of more than one node, those that lead it counted, but those that lie in another whole and have no such nodes."""
     found: list[Region] = []
     around: dict[str, list[Region]] = {}
     for find in PATTERNS.values():
         for region in find(graph):
             nodes = set(region.nodes)
             larger = around.get(region.nodes[0], ())
-            if len(nodes) > 1 and not any(nodes.issubset(other.nodes) for other in larger):
+            is_part = not region.lead and any(nodes.issubset(other.nodes) for other in larger)
+            if len(nodes) + len(region.lead) > 1 and not is_part:
                 found.append(region)
                 for label in region.nodes:
                     around.setdefault(label, []).append(region)

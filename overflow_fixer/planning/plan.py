@@ -129,9 +129,9 @@ def _spread(graph: Graph, settled: Iterable[Finding], clamps: Iterable[Clamp]) -
 
 
 def _cause_in(region: Region, causes: Mapping[str, Finding]) -> Finding | None:
-    """The first finding of the greatest severity among the region's nodes."""
+    """The first finding of the greatest severity among the region's nodes, and those that lead it."""
     cause: Finding | None = None
-    for label in region.nodes:
+    for label in (*region.lead, *region.nodes):
         if label in causes:
             cause = _graver(cause, causes[label])
     return cause
