@@ -2,18 +2,21 @@
 
 Where(x² < 1e-10, 1, x²) guards a division by x². FP16 makes zero of the 1e-10 and of the square, so that none is less, and
 divides by zero. A mask x > 0, a Sign and a truth value lose what FP16 makes zero of. The comparison stays in FP32, and
-what writes values as small for it.
+what writes values as small for it. And what is chosen of an input stays in FP32 where it is compared with the input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
+from overflow_fixer.evidence.fed_choices import FedChoice, find_fed_choices
 from overflow_fixer.evidence.zeros.decision_sources import find_decision_sources
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.by_node import list_by_node
 
 
 def find_lost_comparisons(
@@ -22,7 +25,9 @@ def find_lost_comparisons(
     """A finding where the node makes such a comparison, or writes tiny values for one; of several one alone is told.
 
     `value` is one, between the extremes that were seen, of which FP16 decides otherwise; `limit` is 2^-25, of a number that FP16 holds badly that and a step.
+    Of what is chosen of an input it is by how much FP16 rounds that at most, and `limit` 0.
     """
+    yield from _tell_fed(node, graph, ranges)
     lost = find_decision_sources(graph, ranges).get(node.label)
     if lost is None:
         return
@@ -34,3 +39,18 @@ def find_lost_comparisons(
         "where FP16 rounds both"
     )
     yield Finding("lost_comparison", node.label, comparison.tensor, lost.value, limit, reason)
+
+
+def _tell_fed(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for found in _list_fed(graph, ranges).get(node.label, ()):
+        at = found.comparison
+        reason = (
+            f"{at.op_type} {at.label} compares {found.tensor}, which is fed in FP32, with what was chosen of it, which FP16 rounds "
+            f"by up to {found.error:.3g}: none of its elements, mostly"
+        )
+        yield Finding("lost_comparison", node.label, found.tensor, found.error, 0.0, reason)
+
+
+@lru_cache(maxsize=1)
+def _list_fed(graph: Graph, ranges: RangeTable) -> Mapping[str, list[FedChoice]]:
+    return list_by_node(find_fed_choices(graph, ranges))
