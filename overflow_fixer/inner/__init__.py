@@ -19,6 +19,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.choices import find_in_choice
+from overflow_fixer.inner.decisions import COMPARES, find_in_comparison
 from overflow_fixer.inner.differences import find_in_difference
 from overflow_fixer.inner.exponentials import find_in_exponential, has_exponential
 from overflow_fixer.inner.expression import Expression
@@ -102,6 +103,7 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "GridSample": find_in_grid_sample,
     "Exp": find_in_exponential,
     "Mul": find_in_exponential,
+    **dict.fromkeys(COMPARES, find_in_comparison),
 }
 _PREFIX = "inner_value_"
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from overflow_fixer.evidence.differences.cancelled_biases import find_cancelled_biases
 from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
 from overflow_fixer.evidence.differences.chosen_differences import find_chosen
+from overflow_fixer.evidence.differences.compared_differences import find_compared_differences
 from overflow_fixer.evidence.differences.compared_distances import find_compared_distances
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_divided, find_sources
@@ -65,6 +66,7 @@ _FORMS = (
     _Form(find_row_differences, False),
     _Form(find_exponents, False),
     _Form(find_rounded_exponents, False),
+    _Form(find_compared_differences, False),
     _Form(find_poles, False),
 )
 
@@ -104,7 +106,8 @@ def find_lost_differences(
 
     Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8. Of
     other differences there `tensor` is what is made of the terms, `value` what the exponential loses in the `batch`, as a share
-    of itself, and `limit` 1/32.
+    of itself, and `limit` 1/32. Of those that are compared with a constant `value` is the share of elements that is decided
+    otherwise, and `limit` 1/100.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
         yield Finding(

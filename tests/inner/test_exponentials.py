@@ -207,8 +207,8 @@ def test_the_terms_are_those_of_the_nearest_difference(tmp_path: Path) -> None:
     graph, _ = scan(make_model(nodes, {"x": [None, None]}, "y", CONSTANTS, 18), tmp_path, {"x": TIMES / 1000})
     exponent = find_exponent(graph, graph.by_label["Exp_y"])
     assert exponent is not None
-    assert exponent.terms == ("d", "a")
-    assert [one.label for one in exponent.nodes] == ["Add_s"]
+    assert exponent.differences.terms == ("d", "a")
+    assert [one.label for one in exponent.differences.nodes] == ["Add_s"]
 
 
 def test_a_long_chain_is_followed_a_few_nodes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ways_to_observe import Probes, scan_each_way, use_probes
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.inner import EXPRESSIONS, SIGNED, look_inside
+from overflow_fixer.inner.decisions import COMPARES
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.native import DOMAIN, LIBRARY
 from overflow_fixer.ranges import collect_ranges
@@ -611,6 +612,7 @@ def test_every_operator_has_a_case() -> None:
         "Exp",
         "Mul",
         "GridSample",
+        *COMPARES,
     }
     assert {case.op for case in CASES + LONG if case.inside is not nothing} == EXPRESSIONS.keys() - others
 

@@ -9,13 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from overflow_fixer.evidence.differences.small_differences import LostDifference, read_maxima, tell_steps
-from overflow_fixer.evidence.integers.multiples import find_multiples
-from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.inner.exponentials import DIFFERENCES, find_exponent
+from overflow_fixer.inner.exponentials import find_exponent
 from overflow_fixer.patterns.softmax import find_softmax
 from overflow_fixer.records import RangeTable
 
@@ -71,38 +70,16 @@ def _tell(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int)
     exponent = find_exponent(graph, node)
     if exponent is None:
         return
-    largest = {name: float(np.nan_to_num(read_maxima(ranges, name)[batch])) for name in exponent.terms}
-    most = _find_alike(list(largest.values()))
-    limit = most * _LARGEST_LOSS / math.log1p(loss) / 2  # an exponent off by d makes e^d of 1
-    rounded = [name for name in exponent.terms if largest[name] > limit]
-    lost = [one for one in exponent.nodes if _reads(one, rounded)]
-    if not lost or any(one.label in _list_softmaxes(graph) for one in lost):
+    allowed = _LARGEST_LOSS / math.log1p(loss)  # an exponent off by d makes e^d of 1
+    rounded = find_rounded_terms(graph, ranges, exponent.differences, batch, allowed)
+    if rounded is None or any(one.label in _list_softmaxes(graph) for one in rounded.lost):
         return
-    origins = (one for name in rounded for one in _find_origins(graph, ranges, name, limit))
-    name = lost[0].outputs[0]
+    name, most = rounded.nodes[0].outputs[0], rounded.most
     reason = (
-        f"{node.op_type} {node.label} loses {loss:.3g} of what it gives where {' and '.join(rounded)}, up to {most:.6g} where they "
+        f"{node.op_type} {node.label} loses {loss:.3g} of what it gives where {' and '.join(rounded.terms)}, up to {most:.6g} where they "
         f"cancel, of which {name} in its exponent is made, are rounded to FP16: {tell_steps(most)}"
     )
-    yield LostDifference((*lost, *origins), name, loss, _LARGEST_LOSS, reason, ranges.batch_names[batch])
-
-
-def _find_alike(largest: list[float]) -> float:
-    """How large terms are where they cancel: no one of them is much larger there than all others together.
-
-    The largest may be so where the exponential is zero. Where rounding shows in it the terms are well over ten times what is left.
-    """
-    most = max(largest)
-    return min(most, sum(largest) - most) or most
-
-
-def _reads(node: Node, rounded: list[str]) -> bool:
-    return node.standard_op in DIFFERENCES and not set(rounded).isdisjoint(node.inputs)
-
-
-def _find_origins(graph: Graph, ranges: RangeTable, tensor: str, limit: float) -> Iterator[Node]:
-    is_exact = tensor in graph.constants or find_multiples(graph, ranges).is_held(tensor)
-    return iter(()) if is_exact else find_origins(graph, ranges, tensor, limit)
+    yield LostDifference(rounded.nodes, name, loss, _LARGEST_LOSS, reason, ranges.batch_names[batch])
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,41 @@
+"""Of how many elements a comparison decides otherwise where FP16 rounds the terms of the differences that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.expression import Expression
+from overflow_fixer.inner.powers import divide, measure_power
+from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.rounded_terms import Differences, compute_rounded, find_differences
+
+COMPARES = frozenset("Less LessOrEqual Greater GreaterOrEqual".split())
+
+
+def find_in_comparison(expression: Expression) -> Iterator[Found]:
+    """Their number, as a share of those that are true, or false, whichever are fewer; 0 where there are none of these."""
+    differences = find_compared(expression.graph, expression.node)
+    if differences is not None:
+        rounded = compute_rounded(expression, differences, [expression.node])
+        decided = expression.node.outputs[0]
+        otherwise = _measure_share(expression, expression.apply("Xor", rounded, decided))
+        true = _measure_share(expression, decided)
+        false = expression.apply("Sub", expression.number(1.0), true)
+        yield "decided otherwise", divide(expression, otherwise, expression.apply("Min", true, false))
+
+
+def find_compared(graph: Graph, node: Node) -> Differences | None:
+    """What is compared with constants that are not zero: at zero either way leads to little, mostly; None without a difference."""
+    constants = [graph.find_constant(name) for name in node.inputs if name in graph.constants]
+    is_told = node.standard_op in COMPARES and len(constants) == 1 and constants[0] is not None
+    if not is_told or constants[0] is None or not constants[0].any():
+        return None
+    return find_differences(graph, next(name for name in node.inputs if name not in graph.constants))
+
+
+def _measure_share(expression: Expression, decided: str) -> str:
+    return measure_power(expression, expression.apply("Cast", decided, to=TensorProto.FLOAT))
