@@ -22,6 +22,7 @@ from overflow_fixer.evidence.differences.divided_differences import Divided, fin
 from overflow_fixer.evidence.differences.exponents import find_exponents
 from overflow_fixer.evidence.differences.given_differences import find_given_differences
 from overflow_fixer.evidence.differences.given_distances import find_given_distances
+from overflow_fixer.evidence.differences.nearest_differences import find_nearest_differences
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
 from overflow_fixer.evidence.differences.offset_choices import find_offset_choices
 from overflow_fixer.evidence.differences.placed_choices import find_placed_choices
@@ -67,6 +68,7 @@ _FORMS = (
     _Form(find_exponents, False),
     _Form(find_rounded_exponents, False),
     _Form(find_compared_differences, False),
+    _Form(find_nearest_differences, False),
     _Form(find_poles, False),
 )
 
@@ -100,6 +102,8 @@ def find_lost_differences(
 
     Of a row of features less its mean or its least `tensor` is what is left, `value` how many times that the row is, and
     `limit` 64.
+
+    Of a difference whose least size is chosen `value` is that, and `limit` 64 steps at its terms.
 
     Of a divisor near a pole `tensor` is the difference, `value` what it is at most where the quotient is largest, and `limit` 16
     steps at terms that cancel.
