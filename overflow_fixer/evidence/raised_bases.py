@@ -28,7 +28,7 @@ _FP32_NOISE = 2.0**-20
 
 
 class RaisedBase(NamedTuple):
-    """A node that raises `tensor`, whose largest or least magnitude is `base`, to up to `exponent`, and those whose rounding counts.
+    """What raises `tensor`, whose largest or least magnitude is `base`, to up to `exponent`, and those whose rounding counts.
 
     A power is off by `error` of the largest one at most.
     """
@@ -41,24 +41,49 @@ class RaisedBase(NamedTuple):
     batch: str | None
 
 
+class _Power(NamedTuple):
+    """The nodes that compute a power, its own first, and the tensors of its base, its exponents and itself."""
+
+    nodes: tuple[Node, ...]
+    base: str
+    exponent: str
+    power: str
+
+
 def find_raised_bases(graph: Graph, ranges: RangeTable, limit: float) -> Iterator[RaisedBase]:
-    """That of each Pow of which the error is over the `limit`.
+    """That of each Pow, and of each Exp of a logarithm times an exponent, of which the error is over the `limit`.
 
     None of a constant base, of one that FP16 is known to hold, or that is not of FP32; of bases, exponents or powers that have NaN
     or infinities, were not measured, or have no element.
     """
     walked: Walked = {}
     for node in graph.nodes:
-        found = _find_worst(graph, ranges, node) if node.standard_op == "Pow" else None
+        power = _find_power(graph, node)
+        found = None if power is None else _find_worst(graph, ranges, power)
         if found is not None and found.error > limit:
             most = found.base * _MOST_ROUNDED * limit / found.error
-            yield found._replace(nodes=(node, *find_origins(graph, ranges, found.tensor, most, walked)))
+            origins = find_origins(graph, ranges, found.tensor, most, walked)
+            yield found._replace(nodes=(*found.nodes, *origins))
 
 
-def _find_worst(graph: Graph, ranges: RangeTable, node: Node) -> RaisedBase | None:
-    """The base of a Pow that is off most, with the Pow alone."""
-    tensor, power = node.inputs[0], ranges.get(node.outputs[0])
-    seen, exponents = ranges.get(tensor), _find_exponents(graph, ranges, node.inputs[1])
+def _find_power(graph: Graph, node: Node) -> _Power | None:
+    """x^t, or exp(t log x), in either order."""
+    if node.standard_op == "Pow":
+        return _Power((node,), node.inputs[0], node.inputs[1], node.outputs[0])
+    product = graph.producers.get(node.inputs[0]) if node.standard_op == "Exp" else None
+    if product is None or product.standard_op != "Mul":
+        return None
+    for name, exponent in (product.inputs, product.inputs[::-1]):
+        log = graph.producers.get(name)
+        if log is not None and log.standard_op == "Log":
+            return _Power((node, product, log), log.inputs[0], exponent, node.outputs[0])
+    return None
+
+
+def _find_worst(graph: Graph, ranges: RangeTable, raised: _Power) -> RaisedBase | None:
+    """The base that is off most, with the nodes that raise it alone."""
+    tensor, power = raised.base, ranges.get(raised.power)
+    seen, exponents = ranges.get(tensor), _find_exponents(graph, ranges, raised.exponent)
     is_computed = graph.dtypes.get(tensor) == TensorProto.FLOAT and tensor not in graph.constants
     if exponents is None or not (is_computed and _is_told(seen) and _is_told(power)):
         return None
@@ -67,7 +92,9 @@ def _find_worst(graph: Graph, ranges: RangeTable, node: Node) -> RaisedBase | No
     bases = [base for base in (seen.max_abs, seen.min_nonzero_abs) if base > 0]
     errors = [find_rounding_error(base, *exponents, power.max_abs) for base in bases]
     error, base = max(zip(errors, bases, strict=True))
-    return RaisedBase((node,), tensor, base, max(map(abs, exponents)), error, ranges.worst_batch_of(seen))
+    return RaisedBase(
+        raised.nodes, tensor, base, max(map(abs, exponents)), error, ranges.worst_batch_of(seen)
+    )
 
 
 def find_rounding_error(base: float, low: float, high: float, largest: float) -> float:

@@ -161,3 +161,25 @@ def test_zeros_are_no_base(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, nodes, scalar(128), [-0.5, 0.0, 0.99])
     assert pinned_by(find_lost_powers, graph, ranges) == ["Max_b", "Pow_y"]
     assert run_fp16(tmp_path / "model.onnx", {"x": floats(-0.5)})["y"] == 0
+
+
+@pytest.mark.parametrize(
+    ("product", "exponent", "is_found"),
+    [("t l", 360, True), ("l t", 360, True), ("l t", 31, False), ("l l", 360, False), ("t m1", 360, False)],
+)
+def test_an_exp_of_a_logarithm_is_a_power(
+    product: str, exponent: float, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Add", "one x", "b"),
+        node("Log", "b", "l"),
+        node("Mul", product, "m"),
+        node("Exp", "m", "y"),
+    ]
+    x = np.random.default_rng(0).uniform(0.002, 0.006, 64).astype(np.float32)
+    graph, ranges = _scan(tmp_path, nodes, scalar(exponent), x)
+    pins = pinned_by(find_lost_powers, graph, ranges)
+    assert pins == ["Add_b", "Log_l", "Mul_m", "Exp_y"] * is_found
+    if is_found:
+        assert measure_snr_db(tmp_path / "model.onnx", {"x": x}) < 25
+        assert measure_snr_db(tmp_path / "model.onnx", {"x": x}, {"b", "l", "m", "y"}) > 50
