@@ -62,13 +62,13 @@ _FORMS = (
     _Form(find_given_distances, False),
     _Form(find_compared_distances, False),
     _Form(find_offset_choices, False),
-    _Form(find_placed_choices, False),
+    _Form(find_placed_choices, True),
     _Form(find_normalised, True),
     _Form(find_row_differences, False),
     _Form(find_exponents, False),
     _Form(find_rounded_exponents, False),
     _Form(find_compared_differences, False),
-    _Form(find_nearest_differences, False),
+    _Form(find_nearest_differences, True),
     _Form(find_poles, False),
 )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.small_differences import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
+from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
@@ -26,6 +27,7 @@ _LARGEST_SHARE = 1 / 100
 
 def find_compared_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each of which more than one of a hundred is decided otherwise, on average over the batches: one of few may be so by chance."""
+    walked: Walked = {}
     for node in graph.nodes:
         inner = ranges.inner_of.get(node.label, {}).get("decided otherwise")
         differences = None if inner is None else find_compared(graph, node)
@@ -33,7 +35,7 @@ def find_compared_differences(graph: Graph, ranges: RangeTable) -> Iterator[Lost
             continue
         share, batch = float(np.nanmean(inner.batch_max_abs)), int(np.nanargmax(inner.batch_max_abs))
         if share > _LARGEST_SHARE and _shows(graph, node):
-            yield from _tell(graph, ranges, node, differences, share, batch)
+            yield from _tell(graph, ranges, node, differences, share, batch, walked)
 
 
 def _shows(graph: Graph, node: Node) -> bool:
@@ -51,10 +53,16 @@ def _shows(graph: Graph, node: Node) -> bool:
 
 
 def _tell(
-    graph: Graph, ranges: RangeTable, node: Node, differences: Differences, share: float, batch: int
+    graph: Graph,
+    ranges: RangeTable,
+    node: Node,
+    differences: Differences,
+    share: float,
+    batch: int,
+    walked: Walked,
 ) -> Iterator[LostDifference]:
     """With what computes the terms that count, and what is made of their differences up to the comparison."""
-    rounded = find_rounded_terms(graph, ranges, differences, batch, _LARGEST_SHARE / share)
+    rounded = find_rounded_terms(graph, ranges, differences, batch, _LARGEST_SHARE / share, walked)
     if rounded is not None:
         name = rounded.lost[0].outputs[0]
         reason = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.small_differences import read_maxima
 from overflow_fixer.evidence.integers.multiples import find_multiples
-from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.rounded_terms import DIFFERENCES, Differences
@@ -30,7 +30,12 @@ class RoundedTerms(NamedTuple):
 
 
 def find_rounded_terms(
-    graph: Graph, ranges: RangeTable, differences: Differences, batch: int, allowed: float
+    graph: Graph,
+    ranges: RangeTable,
+    differences: Differences,
+    batch: int,
+    allowed: float,
+    walked: Walked | None = None,
 ) -> RoundedTerms | None:
     """Those whose rounding makes more than half of what is `allowed`, as a share of what that of all makes in the batch."""
     largest = {name: float(np.nan_to_num(read_maxima(ranges, name)[batch])) for name in differences.terms}
@@ -40,7 +45,7 @@ def find_rounded_terms(
     lost = tuple(node for node in differences.nodes if _reads(node, terms))
     if not lost:
         return None
-    origins = (node for name in terms for node in _find_origins(graph, ranges, name, limit))
+    origins = (node for name in terms for node in _find_origins(graph, ranges, name, limit, walked))
     return RoundedTerms(terms, most, lost, tuple(origins))
 
 
@@ -57,6 +62,8 @@ def _reads(node: Node, terms: tuple[str, ...]) -> bool:
     return node.standard_op in DIFFERENCES and not set(terms).isdisjoint(node.inputs)
 
 
-def _find_origins(graph: Graph, ranges: RangeTable, tensor: str, limit: float) -> Iterator[Node]:
+def _find_origins(
+    graph: Graph, ranges: RangeTable, tensor: str, limit: float, walked: Walked | None
+) -> Iterator[Node]:
     is_exact = tensor in graph.constants or find_multiples(graph, ranges).is_held(tensor)
-    return iter(()) if is_exact else find_origins(graph, ranges, tensor, limit)
+    return iter(()) if is_exact else find_origins(graph, ranges, tensor, limit, walked)

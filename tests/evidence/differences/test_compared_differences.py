@@ -10,6 +10,7 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 
+from overflow_fixer.evidence.differences.compared_differences import find_compared_differences
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Finding, RangeTable
 from overflow_fixer.rules.lost_difference import find_lost_differences
@@ -105,3 +106,23 @@ def test_no_element_and_no_numbers(tmp_path: Path) -> None:
     odd = {"x": np.array([np.nan, 1], np.float32), "z": np.array([1, np.inf], np.float32)}
     assert not _told(*_scan(tmp_path, COUNT, empty))
     assert not _told(*_scan(tmp_path, COUNT, odd))
+
+
+def test_of_a_long_chain_each_part_is_walked_once(tmp_path: Path) -> None:
+    nodes = [node("Mul", "x slope", "h0")]
+    for step in range(60):
+        nodes += [
+            node("Add", f"h{step} tiny", f"h{step + 1}"),
+            node("Sub", f"h{step + 1} z", f"d{step}"),
+            node("Abs", f"d{step}", f"a{step}"),
+            node("Less", f"a{step} near", f"c{step}"),
+            node("Cast", f"c{step}", f"y{step}", to=1),
+        ]
+    constants = {"slope": scalar(1.7), "tiny": scalar(0.001), "near": scalar(0.05)}
+    outputs = " ".join(f"y{step}" for step in range(60))
+    model = make_model(nodes, {"x": [None], "z": [None]}, outputs, constants, 13)
+    points = _points(0)
+    graph, ranges = scan(model, tmp_path, {"x": points["x"], "z": points["z"] - np.float32(12)})
+    found = list(find_compared_differences(graph, ranges))
+    assert len(found) == 60
+    assert sum(len(set(one.nodes)) for one in found) < 15 * 60  # of 1830 and more
