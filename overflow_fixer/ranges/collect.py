@@ -223,7 +223,7 @@ class _Checkpoints:
         self._replaces = store is not None and scan.done == 0 and os.path.exists(store)
         self._last = time.monotonic()
         self._pause = CHECKPOINT_SECONDS
-        self._room: bytearray | None = bytearray(_ROOM_BYTES)
+        self._room = None if store is None else np.empty(_ROOM_BYTES, np.uint8)
 
     def write_if_due(self) -> None:
         if time.monotonic() - self._last >= self._pause:
@@ -244,4 +244,4 @@ class _Checkpoints:
         self._last = time.monotonic()
         self._pause = max(CHECKPOINT_SECONDS, (self._last - start) / _CHECKPOINT_SHARE)
         with suppress(MemoryError):
-            self._room = bytearray(_ROOM_BYTES)
+            self._room = np.empty(_ROOM_BYTES, np.uint8)
