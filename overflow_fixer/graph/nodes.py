@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
@@ -129,8 +129,9 @@ def delay_fixed(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node
     fixed, needed = _take_fixed(nodes, constants)
     if not fixed:
         return tuple(nodes)
+    held = {name: node.index for node in nodes if not node.reads for name in node.writes}
     before: dict[int, list[Node]] = {}
-    for node, place in zip(fixed, _find_places(fixed, needed), strict=True):
+    for node, place in zip(fixed, _find_places(fixed, needed, held), strict=True):
         before.setdefault(place, []).append(node)
     left = {node.index for node in fixed}
     found: list[Node] = []
@@ -155,8 +156,11 @@ def _take_fixed(nodes: Iterable[Node], constants: Collection[str]) -> tuple[list
     return found, needed
 
 
-def _find_places(fixed: Sequence[Node], needed: dict[str, int]) -> list[int]:
-    """Before which node each of them is to stand. `needed` goes on through them, in place."""
+def _find_places(fixed: Sequence[Node], needed: dict[str, int], held: Mapping[str, int]) -> list[int]:
+    """Before which node each of them is to stand. `needed` goes on through them, in place.
+
+    `held` are the constants that nodes hold, by the index of the node: none is to stand before one that it reads.
+    """
     for node in reversed(fixed):
         place = min((needed[name] for name in node.writes if name in needed), default=None)
         if place is not None:
@@ -167,7 +171,8 @@ def _find_places(fixed: Sequence[Node], needed: dict[str, int]) -> list[int]:
     for node in fixed:
         places = [needed[name] for name in node.writes if name in needed]
         sources = [behind[name] for name in node.reads if name in behind]
-        found.append(min(places) if places else max(sources, default=node.index))
+        first = max((held[name] + 1 for name in node.reads if name in held), default=0)
+        found.append(min(places) if places else max(first, *sources) if sources else node.index)
         behind.update(dict.fromkeys(node.writes, found[-1]))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
@@ -24,9 +25,15 @@ def _nodes(draw: st.DrawFn) -> list[Node]:
     return found
 
 
-def _find_fixed(nodes: list[Node]) -> set[int]:
+def _find_constants(nodes: list[Node], are_in_nodes: bool) -> set[str]:
+    """With what nodes write that read nothing, where those hold constants too."""
+    held = (name for node in nodes if are_in_nodes and not node.reads for name in node.writes)
+    return {*CONSTANTS, *held}
+
+
+def _find_fixed(nodes: list[Node], constants: set[str]) -> set[int]:
     """The nodes that read something, and nothing but constants and what such nodes write."""
-    fixed, found = set(CONSTANTS), set()
+    fixed, found = set(constants), set()
     for node in nodes:
         if node.reads and fixed.issuperset(node.reads):
             fixed.update(node.writes)
@@ -41,17 +48,21 @@ def _find_needed(nodes: list[Node], reader: Node) -> set[int]:
     return direct.union(*(_find_needed(nodes, nodes[index]) for index in direct))
 
 
-@given(_nodes())
-def test_a_delayed_node_stands_right_before_what_first_needs_it(nodes: list[Node]) -> None:
+@pytest.mark.parametrize("are_in_nodes", [False, True])
+@given(nodes=_nodes())
+def test_a_delayed_node_stands_right_before_what_first_needs_it(
+    nodes: list[Node], are_in_nodes: bool
+) -> None:
     """One that no other needs stands where what it reads does."""
-    delayed = delay_fixed(nodes, CONSTANTS)
+    constants = _find_constants(nodes, are_in_nodes)
+    delayed = delay_fixed(nodes, constants)
     order = [node.index for node in delayed]
     assert sorted(order) == list(range(len(nodes)))
     known = {*INPUTS, *CONSTANTS}
     for node in delayed:
         assert known.issuperset(node.reads)
         known.update(node.writes)
-    fixed = _find_fixed(nodes)
+    fixed = _find_fixed(nodes, constants)
     others = [node for node in nodes if node.index not in fixed]
     assert [index for index in order if index not in fixed] == [node.index for node in others]
     needed = {node.index: _find_needed(nodes, node) for node in nodes}
@@ -62,8 +73,8 @@ def test_a_delayed_node_stands_right_before_what_first_needs_it(nodes: list[Node
         sources = [order.index(source) for source in needed[index]]
         if readers:
             assert follows[0] == min(readers)
-        elif sources:
-            assert not {other.index for other in others} & set(order[max(sources) : place])
+        elif fixed & needed[index]:
+            assert not {other.index for other in others} & set(order[max(sources) + 1 : place])
 
 
 def test_what_is_read_early_and_late_stands_before_the_first_reader() -> None:
@@ -83,6 +94,16 @@ def test_what_two_others_need_of_one_node_stands_before_the_first_of_them() -> N
         for i, (names, written) in enumerate(read)
     ]
     assert [node.index for node in delay_fixed(nodes, CONSTANTS)] == [2, 0, 1, 3, 4]
+
+
+def test_what_no_other_needs_stands_behind_every_constant_that_it_reads() -> None:
+    """Its first source is an initializer's, its second one a node of its own behind that."""
+    read = [("c", "t"), ("", "k"), ("t k", "u"), ("u", "v")]
+    nodes = [
+        Node.of(i, str(i), helper.make_node("Any", names.split(), [written]))
+        for i, (names, written) in enumerate(read)
+    ]
+    assert [node.index for node in delay_fixed(nodes, (*CONSTANTS, "k"))] == [0, 1, 2, 3]
 
 
 def test_nothing_moves_where_nothing_is_computed_from_constants() -> None:
