@@ -54,8 +54,8 @@
  *     is 0: it is looked at once.
  *   RoundToHalf(x: float) -> rounded: float
  *     each element as FP16 has it, to the nearest, ties to even: from 65520 on in magnitude infinite, NaN as it is.
- *   All but a Tally and RoundToHalf tell their statistics in memory where they have a `target`, two numbers: its address, and 1 where the
- *   output tells them as well. Else the output may be left out.
+ *   All but a Tally and RoundToHalf tell their statistics in memory where they have a `target`, two numbers: its address, and 1
+ *   where the output tells them as well. Else the output may be left out.
  *   Of Moments, Sums and SumsApart any output may be left out that nobody reads. A node for whose outputs there is no memory
  *   ends the run with ONNX Runtime's error.
  *
@@ -701,7 +701,7 @@ struct Kept {
     }
     size_t length = (outputs + 1) * STATISTICS;
     double *to = target.open(context, outputs, length);
-    if (failure) return;
+    if (failure || !to) return;
     memcpy(to, told, length * sizeof(double));
     target.close(context, outputs, length, told);
   }
@@ -716,8 +716,9 @@ void compute_rows(void *state, Context *context) {
   a.cut(context);
   for (size_t k = 0; k < OUTPUTS; k++) a.to[k] = output<float>(context, k, int64_t(a.rows));
   const Target target = target_of(state);
-  double *told = target.open(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
+  double unread[(OUTPUTS + 1) * STATISTICS], *told = target.open(context, OUTPUTS, (OUTPUTS + 1) * STATISTICS);
   if (failure) return;
+  if (!told) told = unread;
   if (a.rows) in_parallel(context, ADD_UP_PART, a.tasks, &a);
   for (size_t k = 0; k < OUTPUTS; k++) tell(merge(&a.told_of(k, 0), a.tasks), a.rows, told + k * STATISTICS);
   tell(merge(a.found, a.tasks), a.count, told + OUTPUTS * STATISTICS);

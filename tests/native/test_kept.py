@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from overflow_fixer.native import DOMAIN, LIBRARY
+from overflow_fixer.native import DOMAIN, LIBRARY, LOOKS_AT_ALL
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions.session import open_session, run_session
 
@@ -26,9 +26,12 @@ _LENGTH = 5000
 """Of rows: an Exponentials looks at no shorter ones."""
 
 
-def _open(op_type: str, **address: int) -> Any:
+def _open(op_type: str, is_told: bool = True, **address: int) -> Any:
+    """Where it is not told, the statistics are left out."""
     count, form = _FORMS[op_type]
-    outputs = [*(f"y{i}" for i in range(count)), "statistics"]
+    types = dict.fromkeys((f"y{i}" for i in range(count)), TensorProto.FLOAT)
+    types |= {"statistics": TensorProto.DOUBLE} if is_told else {}
+    outputs = [*types] if is_told else [*types, ""]
     nodes = [
         helper.make_node("Constant", [], ["form"], value_ints=form),
         helper.make_node(op_type, ["x", "form"], outputs, domain=DOMAIN, **address),
@@ -37,8 +40,7 @@ def _open(op_type: str, **address: int) -> Any:
         nodes,
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs[:-1]]
-        + [helper.make_tensor_value_info(outputs[-1], TensorProto.DOUBLE, None)],
+        [helper.make_tensor_value_info(name, elem_type, None) for name, elem_type in types.items()],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
     return open_session(helper.make_model(graph, opset_imports=imports, ir_version=8), Path())
@@ -66,6 +68,13 @@ def test_an_address_of_0_means_for_ever(op_type: str) -> None:
     assert _run(session, _draw(1)) == _run(session, _draw(2, rows=8)) == first
     other = _open(op_type, address=0)
     assert _run(other, _draw(1)) == _run(fresh, _draw(1)) != first
+
+
+@pytest.mark.parametrize("op_type", sorted(LOOKS_AT_ALL))
+def test_rows_are_kept_where_nobody_reads_what_is_told_of_them(op_type: str) -> None:
+    session = _open(op_type, is_told=False, address=0)
+    first = _run(session, _draw(0))
+    assert _run(session, _draw(1)) == first == _run(_open(op_type), _draw(0))[:-1]
 
 
 @pytest.mark.parametrize("op_type", _FORMS)
