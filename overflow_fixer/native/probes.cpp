@@ -210,7 +210,9 @@ template <void (*COMPUTE)(void *, Context *)>
 Status *compute_or_tell(void *state, Context *context) {
   failure = nullptr;
   COMPUTE(state, context);
-  return failure;
+  Status *found = failure;
+  failure = nullptr; /* a Watch calls what may run other sessions */
+  return found;
 }
 
 /* Where a node tells its statistics. */

@@ -39,7 +39,10 @@ def copy_native(graph: Graph, lasting: Mapping[str, int]) -> Iterator[tuple[str,
 
 
 def leave_unread(nodes: Iterable[NodeProto], read: Collection[str]) -> None:
-    """Have native nodes that read rows write no more numbers of them than are `read`, in place: of short rows they are as many as the elements."""
+    """Have native nodes that read rows write no more numbers of them than are `read`, in place.
+
+    Of short rows they are as many as the elements.
+    """
     for node in nodes:
         if node.op_type in LOOKS_AT_ALL:
             node.output[:-1] = [name if name in read else "" for name in node.output[:-1]]
