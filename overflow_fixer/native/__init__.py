@@ -1,4 +1,4 @@
-"""The optional library of custom operators that look at a tensor once (probes.cpp tells which they are).
+"""The optional library of custom operators that look at a tensor once, or round it (probes.cpp tells which they are).
 
 It is built where the package is installed and a C++ compiler is there. Without it, operators of ONNX give the same,
 several for each tensor.

@@ -1,4 +1,4 @@
-/* Custom operators of ONNX Runtime that look at a float tensor once.
+/* Custom operators of ONNX Runtime that look at a float tensor once, or round it.
  *
  *   SmallProbe(x: float) -> statistics: double[8]
  *     largest, smallest, least magnitude that is not zero, elements, NaN, elements under 65520 in magnitude, finite elements,
@@ -93,7 +93,7 @@ struct ApiBase {
   const char *(*get_version)();
 };
 
-constexpr uint32_t API_VERSION = 17, DESCRIPTION_VERSION = 18;
+constexpr uint32_t API_VERSION = 18, DESCRIPTION_VERSION = 18;
 enum ElementType { FLOAT = 1, INT64 = 7, DOUBLE = 11 };
 enum Characteristic { REQUIRED = 0, OPTIONAL = 1, VARIADIC = 2 };
 enum Place {
@@ -1376,7 +1376,7 @@ extern "C" __attribute__((visibility("default"))) Status *RegisterCustomOps(void
   static void *domain = nullptr;
   api = base->get_api(API_VERSION);
   if (!api)
-    return call(base->get_api(1), CREATE_STATUS, 1, static_cast<const char *>("Expected ONNX Runtime 1.17 or later."));
+    return call(base->get_api(1), CREATE_STATUS, 1, static_cast<const char *>("Expected ONNX Runtime 1.18 or later."));
   if (!domain)
     if (Status *status = make_domain(&domain)) return status;
   return call(api, ADD_CUSTOM_OP_DOMAIN, options, domain);
