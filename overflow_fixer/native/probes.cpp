@@ -352,17 +352,19 @@ FOR_EACH_CPU void look(Statistics &s, const float *x, size_t n) { look_at<false>
 FOR_EACH_CPU void look_for_small(Statistics &s, const float *x, size_t n) { look_at<true>(s, x, n, WHOLE); }
 FOR_EACH_CPU void look_at_lanes(Statistics &s, const float *x, size_t n, Width width) { look_at<false>(s, x, n, width); }
 
+/* Of about `task` elements each: handing over a smaller one takes longer than looking at it. */
+size_t count_tasks(size_t count, size_t task) { return count / task + 1 < MOST_TASKS ? count / task + 1 : MOST_TASKS; }
+
 struct Probing {
   const float *x;
   size_t count, tasks;
   alignas(Statistics) unsigned char room[MOST_TASKS * sizeof(Statistics)]; /* of which few are used, and set */
   Statistics *found = reinterpret_cast<Statistics *>(room);
 
-  /* In tasks of about `task` elements: handing over a smaller one takes longer than looking at it. */
   void read(Context *context, size_t task, int64_t *dimensions = nullptr, size_t room = 0, size_t *rank = nullptr,
             size_t index = 0) {
     x = input<float>(context, index, &count, dimensions, room, rank);
-    tasks = count / task + 1 < MOST_TASKS ? count / task + 1 : MOST_TASKS;
+    tasks = count_tasks(count, task);
   }
 };
 
@@ -1196,19 +1198,13 @@ void round_part(void *state, size_t task) {
 
 void compute_rounding(void *, Context *context) {
   Rounding r;
-  const Value *value = nullptr;
-  void *shape = nullptr;
   size_t rank = 0;
-  call(api, KERNEL_CONTEXT_GET_INPUT, context, size_t{0}, &value);
-  call(api, GET_TENSOR_TYPE_AND_SHAPE, value, &shape);
-  call(api, GET_TENSOR_SHAPE_ELEMENT_COUNT, shape, &r.count);
-  call(api, GET_DIMENSIONS_COUNT, shape, &rank);
+  input<float>(context, 0, &r.count, nullptr, 0, &rank);
   int64_t *dimensions = static_cast<int64_t *>(__builtin_alloca((rank + 1) * sizeof(int64_t)));
-  call(api, GET_DIMENSIONS, static_cast<const void *>(shape), dimensions, rank);
-  call<void>(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, shape);
-  r.x = data_of<float>(value), r.to = output<float>(context, 0, dimensions, rank);
+  r.x = input<float>(context, 0, &r.count, dimensions, rank);
+  r.to = output<float>(context, 0, dimensions, rank);
   if (!r.to) return;
-  r.tasks = r.count / LOOK_TASK + 1 < MOST_TASKS ? r.count / LOOK_TASK + 1 : MOST_TASKS;
+  r.tasks = count_tasks(r.count, LOOK_TASK);
   in_parallel(context, round_part, r.tasks, &r);
 }
 
