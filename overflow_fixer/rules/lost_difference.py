@@ -71,6 +71,37 @@ _FORMS = (
     _Form(find_nearest_differences, True),
     _Form(find_poles, False),
 )
+"""What `tensor`, `value` and `limit` are of a finding, by its form.
+
+Of a difference from a square that is never negative `tensor` is it, `value` how many times an element of it the term is
+at most, and `limit` 32, or 128 where it is divided by.
+
+Of squared distances that are given out, `value` is the least, of whatever batch; of those that are compared with a radius
+it is the square of that, and `limit` 64 steps at the largest term. Of scores with an offset that a TopK chooses among it is
+the largest score, and `limit` 64 steps at the least chosen. Of a sum of which a place is told `value` is by how much it is chosen
+on average, and `limit` 16 steps at what is chosen.
+
+Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
+`limit` 64 steps of the feature that loses most.
+
+Of a layer whose bias takes away what its weights make, they are of what it writes, and `limit` 32 steps at the largest bias.
+
+Of what a normalisation takes its mean from `tensor` is it, `value` the largest that is left in the `batch`, and `limit` 32
+steps at its max |x| there.
+
+Of a row of features less its mean or its least `tensor` is what is left, `value` how many times that the row is, and
+`limit` 64.
+
+Of a difference whose least size is chosen `value` is that, and `limit` 64 steps at its terms.
+
+Of a divisor near a pole `tensor` is the difference, `value` what it is at most where the quotient is largest, and `limit` 16
+steps at terms that cancel.
+
+Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8. Of
+other differences there `tensor` is what is made of the terms, `value` what the exponential loses in the `batch`, as a share
+of itself, and `limit` 1/32. Of those that are compared with a constant `value` is the share of elements that is decided
+otherwise, and `limit` 1/100.
+"""
 
 
 def find_lost_differences(
@@ -84,34 +115,7 @@ def find_lost_differences(
     None of terms with NaN or infinities, that FP16 is known to hold, or of integers, which the rule lost_integer looks
     after; none of a difference of zeros.
 
-    Of a difference from a square that is never negative `tensor` is it, `value` how many times an element of it the term is
-    at most, and `limit` 32, or 128 where it is divided by.
-
-    Of squared distances that are given out, `value` is the least, of whatever batch; of those that are compared with a radius
-    it is the square of that, and `limit` 64 steps at the largest term. Of scores with an offset that a TopK chooses among it is
-    the largest score, and `limit` 64 steps at the least chosen. Of a sum of which a place is told `value` is by how much it is chosen
-    on average, and `limit` 16 steps at what is chosen.
-
-    Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
-    `limit` 64 steps of the feature that loses most.
-
-    Of a layer whose bias takes away what its weights make, they are of what it writes, and `limit` 32 steps at the largest bias.
-
-    Of what a normalisation takes its mean from `tensor` is it, `value` the largest that is left in the `batch`, and `limit` 32
-    steps at its max |x| there.
-
-    Of a row of features less its mean or its least `tensor` is what is left, `value` how many times that the row is, and
-    `limit` 64.
-
-    Of a difference whose least size is chosen `value` is that, and `limit` 64 steps at its terms.
-
-    Of a divisor near a pole `tensor` is the difference, `value` what it is at most where the quotient is largest, and `limit` 16
-    steps at terms that cancel.
-
-    Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8. Of
-    other differences there `tensor` is what is made of the terms, `value` what the exponential loses in the `batch`, as a share
-    of itself, and `limit` 1/32. Of those that are compared with a constant `value` is the share of elements that is decided
-    otherwise, and `limit` 1/100.
+    Of what the forms tell of it is told there.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
         yield Finding(
