@@ -34,12 +34,8 @@ def find_fed_choices(graph: Graph, ranges: RangeTable) -> Iterator[FedChoice]:
     for region in find_compared_choice(graph) if fed else ():
         comparison, seen = graph.producers[region.output], ranges.get(region.source)
         is_itself = region.source in fed and region.source in comparison.inputs
-        is_told = seen is not None and seen.is_finite and seen.element_count > 0
-        if (
-            seen is not None
-            and is_itself
-            and is_told
-            and not find_multiples(graph, ranges).is_held(region.source)
-        ):
+        if seen is None or not (is_itself and seen.is_finite and seen.element_count > 0):
+            continue
+        if not find_multiples(graph, ranges).is_held(region.source):
             nodes = tuple(graph.by_label[label] for label in region.nodes)
             yield FedChoice(nodes, region.source, comparison, step_at(seen.max_abs) / 2)

@@ -7,7 +7,7 @@ much just above.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 from onnx import TensorProto
@@ -87,7 +87,7 @@ def _find_worst(graph: Graph, ranges: RangeTable, raised: _Power) -> RaisedBase 
     is_computed = graph.dtypes.get(tensor) == TensorProto.FLOAT and tensor not in graph.constants
     if exponents is None or not (is_computed and _is_told(seen) and _is_told(power)):
         return None
-    if seen is None or power is None or find_multiples(graph, ranges).is_held(tensor):
+    if find_multiples(graph, ranges).is_held(tensor):
         return None
     bases = [base for base in (seen.max_abs, seen.min_nonzero_abs) if base > 0]
     errors = [find_rounding_error(base, *exponents, power.max_abs) for base in bases]
@@ -120,5 +120,5 @@ def _find_exponents(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[floa
     return (seen.min, seen.max) if seen is not None and seen.is_finite and seen.element_count else None
 
 
-def _is_told(seen: Range | None) -> bool:
+def _is_told(seen: Range | None) -> TypeGuard[Range]:
     return seen is not None and seen.is_finite and seen.element_count > 0 and seen.max_abs > 0

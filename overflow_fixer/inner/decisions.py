@@ -30,11 +30,11 @@ def find_in_comparison(expression: Expression) -> Iterator[Found]:
 
 def find_compared(graph: Graph, node: Node) -> Differences | None:
     """What is compared with constants that are not zero: at zero either way leads to little, mostly; None without a difference."""
-    constants = [graph.find_constant(name) for name in node.inputs if name in graph.constants]
-    is_told = node.standard_op in COMPARES and len(constants) == 1 and constants[0] is not None
-    if not is_told or constants[0] is None or not constants[0].any():
+    computed = [name for name in node.inputs if name not in graph.constants]
+    if node.standard_op not in COMPARES or len(computed) != 1:
         return None
-    return find_differences(graph, next(name for name in node.inputs if name not in graph.constants))
+    number = next((graph.find_constant(name) for name in node.inputs if name in graph.constants), None)
+    return find_differences(graph, computed[0]) if number is not None and number.any() else None
 
 
 def _measure_share(expression: Expression, decided: str) -> str:

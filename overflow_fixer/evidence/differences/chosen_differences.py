@@ -39,7 +39,7 @@ _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 
 
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
-    """Each distance, or number less something, of which less than 64 of FP16's steps are left in what is chosen, in the batch in which that is worst.
+    """Each distance, or number less something, of which less than 64 of FP16's steps are left in what is chosen, in the worst batch.
 
     Or in the mean margin, where a place is chosen: what the points themselves lose moves a distance and the next nearly alike
     then, and counts where it is much.

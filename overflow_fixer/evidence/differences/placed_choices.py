@@ -28,7 +28,7 @@ from overflow_fixer.graph.powers import is_root
 from overflow_fixer.inner.choices import trace_sum
 from overflow_fixer.records import RangeTable
 
-FEWEST_STEPS = 16
+_FEWEST_STEPS = 16
 """Rounding the sum alone chooses another in 1 of 80 rows there, and verification allows 1 of 100: see docs/numerics.md."""
 
 
@@ -47,7 +47,7 @@ def find_placed_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffer
         node, *between = way
         chosen = _find_chosen(ranges, choice)
         margin = float(np.nanmean(inner.batch_max_abs)) if np.isfinite(inner.batch_max_abs).any() else 0.0
-        limit = FEWEST_STEPS * step_at(chosen)
+        limit = _FEWEST_STEPS * step_at(chosen)
         if FP32_NOISE * chosen < margin < limit:
             reason = (
                 f"{choice.op_type} {choice.label} chooses among {node.outputs[0]}, {chosen:.6g} in magnitude there, by {margin:.3g} on "
