@@ -43,7 +43,7 @@ OnProgress = Callable[[int, int], None]
 CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 0.05
 """Of the time, what checkpoints may take: those of a large scan are rarer."""
-_ROOM_BYTES = 16 << 20
+_ROOM_BYTES = 32 << 20
 """Held back, untouched, so that what is done can be written where memory has run out, and what writes it be loaded."""
 
 
@@ -178,7 +178,7 @@ def _run(
             progress(scan.done, scan.total)
         scan.check_complete()
     except Exception as error:
-        with suppress(FixError):  # the first error is the one to tell
+        with suppress(FixError, MemoryError, OSError):  # the first error is the one to tell
             checkpoints.write_failed()
         if isinstance(error, MemoryError):
             raise _out_of_memory(scan) from error

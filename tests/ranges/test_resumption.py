@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -10,9 +13,11 @@ import h5py
 import numpy as np
 import pytest
 from edited_ranges import edit_ranges
-from scan_cases import MemoryBatches, StoppingBatches, stop_before
+from onnx import helper
+from scan_cases import MemoryBatches, StoppingBatches, save_model, stop_before, value_info
 from ways_to_observe import assert_same_table
 
+import overflow_fixer
 from overflow_fixer.errors import CalibrationError, PlanError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect, collect_ranges, load_ranges, merge_ranges
@@ -248,3 +253,68 @@ def test_slow_checkpoints_are_rare(
     data = MemoryBatches(list(five_batches._feeds) * 4)
     collect_ranges(small_graph, data, store=store, progress=tick)
     assert writes == [3, 10, 17, 20]
+
+
+@pytest.mark.parametrize("second", [MemoryError("again"), OSError("Can't write data"), PlanError("torn")])
+def test_the_first_error_is_told_where_what_is_done_cannot_be_written(
+    small_graph: Graph,
+    five_batches: StoppingBatches,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    second: Exception,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise second
+
+    monkeypatch.setattr(collect, "save_recording", refuse)
+    five_batches.error = CalibrationError
+    stop_before(2, small_graph, five_batches, store)
+
+
+_WITHOUT_MEMORY = """
+import resource
+from pathlib import Path
+import numpy as np
+from overflow_fixer.errors import FixError
+from overflow_fixer.graph.model import load_graph
+from overflow_fixer.ranges import collect_ranges
+from overflow_fixer.records import Batch
+
+taken = []
+
+class Batches:
+    source, synthetic, fingerprint = "two", False, "f"
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        yield Batch("first", {"x": np.ones(4, np.float32)})
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+        while True:
+            taken.append(bytearray(1 << 20))
+
+try:
+    collect_ranges(load_graph(Path("model.onnx")), Batches(), store=Path("ranges.h5"))
+except FixError as error:
+    print("Memory ran out" in str(error))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is limited otherwise")
+def test_what_is_done_is_written_where_memory_has_run_out_before_hdf5_was_loaded(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    save_model(tmp_path / "model.onnx", nodes, [value_info("x", dims=[4])], [value_info("y")])
+    root = str(Path(overflow_fixer.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_MEMORY],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-500:]
+    assert load_recording(tmp_path / "ranges.h5").batch_names == ("first",)
