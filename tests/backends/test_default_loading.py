@@ -30,7 +30,6 @@ UNKNOWN = [
     "import time; time.sleep(60)",
 ]
 """Python that fails, and another library that does, memory that runs out, time that runs out."""
-BOTH = "LayerNormFusionL1;NchwcTransformer"
 
 
 @pytest.fixture
@@ -56,11 +55,15 @@ def test_a_model_that_loads_is_not_told_of(artifact: Artifact) -> None:
         ([("", CRASH)], "optimised: it crashes (SIGSEGV). It loads with {option} set to LayerNormFusionL1."),
         ([("", CRASH), ("LayerNormFusionL1", REFUSE)], "It loads with {option} set to NchwcTransformer."),
         (
-            [(name, CRASH) for name in ("", "LayerNormFusionL1", "NchwcTransformer")],
+            [(name, REFUSE) for name in ("", "LayerNormFusionL1", "NchwcTransformer")],
+            "It loads with {option} set to SimplifiedLayerNormFusion.",
+        ),
+        (
+            [(name, CRASH) for name in ("", *default_loading._SEEN)],
             "It loads with {option} set to LayerNormFusionL1;NchwcTransformer.",
         ),
         (
-            [(name, REFUSE) for name in ("", "LayerNormFusionL1", "NchwcTransformer", BOTH)],
+            [(name, REFUSE) for name in ("", *default_loading._OFTEN)],
             "It loads with optimisation off (docs",
         ),
     ],

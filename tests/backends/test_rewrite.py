@@ -106,6 +106,22 @@ def test_existing_casts_are_retargeted_and_stay(tmp_path: Path) -> None:
     assert np.isinf(_check_run(typed, feeds)["y"]).tolist() == [False, True]
 
 
+def test_a_cast_that_changes_no_type_any_more_is_an_identity(tmp_path: Path) -> None:
+    """ONNX Runtime 1.23, the last for Python 3.10, refuses a Cast from FP16 to FP16 with optimisation off."""
+    path = write_model(
+        tmp_path,
+        """g (float[N] x, float16[N] h) => (float[N] y) {
+            a = Neg(x) b = Cast <to: int = 1, saturate: int = 1> (a) c = Cast <to: int = 1> (h)
+            d = Add(b, c) e = Cast <to: int = 1> (d) y = Exp(e)
+        }""",
+        opset=19,
+    )
+    typed = make_typed(path, pinned=["e"])
+    assert [typed.node_of(name).op_type for name in "bce"] == ["Identity", "Identity", "Cast"]
+    assert not typed.node_of("b").attribute
+    _check_run(typed, {"x": np.asarray([1, 2], np.float32), "h": np.asarray([3, 4], np.float16)})
+
+
 def test_a_pinned_cast_keeps_its_target(tmp_path: Path) -> None:
     path = write_model(tmp_path, "g (int64[N] i) => (float[N] y) { a = Cast <to: int = 1> (i) y = Neg(a) }")
     typed = make_typed(path, pinned=["a"])

@@ -38,8 +38,8 @@ class TypedModel:
 def rewrite(graph: Graph, assignment: Assignment) -> TypedModel:
     """Rewrite in one walk over the nodes, in time linear in the model.
 
-    One Cast per tensor and direction, shared by its readers; existing Casts are retargeted; a
-    constant read in both types exists twice, else once. Bodies of control flow read FP32.
+    One Cast per tensor and direction, shared by its readers; existing Casts are retargeted, or Identities where
+    they change no type any more; a constant read in both types exists twice, else once. Bodies of control flow read FP32.
     """
     rewriter = _Rewriter(graph, assignment)
     rewriter.walk()
@@ -77,7 +77,7 @@ class _Rewriter:
             if compute is not None:
                 self._wire(node, edited, compute)
             if compute == FLOAT16:
-                _retarget(self.graph, node, edited)
+                self._retarget(node, edited)
             self.nodes.append(edited)
             for name in node.writes:
                 if name in outputs:
@@ -124,6 +124,27 @@ class _Rewriter:
                 # A plain list write: GraphSurgeon's own looks for the node among the tensor's
                 # readers, comparing node by node, which is quadratic in the readers.
                 list.__setitem__(edited.inputs, slot, view)
+
+    def _retarget(self, node: Node, edited: gs.Node) -> None:
+        """Give FP16 to the attribute that types the output of a Cast or a ConstantOfShape.
+
+        A Cast from FP16 to FP16 becomes an Identity: ONNX Runtime up to 1.23 refuses it with optimisation off.
+        """
+        if node.op_type == "Cast" and self.graph.dtypes.get(node.outputs[0]) == FLOAT:
+            if self._type_read(node.inputs[0]) == FLOAT16:
+                edited.op, edited.attrs = "Identity", {}
+            else:
+                edited.attrs["to"] = FLOAT16
+        elif node.op_type == "ConstantOfShape":
+            attribute = node.attribute("value")
+            value = np.zeros(1, np.float32) if attribute is None else onnx.numpy_helper.to_array(attribute.t)
+            edited.attrs["value"] = gs.Constant("value", round_to_fp16(value))
+
+    def _type_read(self, name: str) -> int | None:
+        """Of what a Cast reads, which is as it is stored."""
+        if self._is_float_constant(name):
+            return FLOAT
+        return self.assignment.stored.get(name, self.graph.dtypes.get(name))
 
     def _view(self, name: str, wanted: int | None) -> gs.Variable:
         """The tensor `name` in type `wanted` (None: as stored): itself, its one Cast, or its FP16 copy."""
@@ -174,16 +195,6 @@ class _Rewriter:
             fresh += "_"
         self.taken.add(fresh)
         return fresh
-
-
-def _retarget(graph: Graph, node: Node, edited: gs.Node) -> None:
-    """Give FP16 to the attribute that types the output of a Cast or a ConstantOfShape."""
-    if node.op_type == "Cast" and graph.dtypes.get(node.outputs[0]) == FLOAT:
-        edited.attrs["to"] = FLOAT16
-    elif node.op_type == "ConstantOfShape":
-        attribute = node.attribute("value")
-        value = np.zeros(1, np.float32) if attribute is None else onnx.numpy_helper.to_array(attribute.t)
-        edited.attrs["value"] = gs.Constant("value", round_to_fp16(value))
 
 
 def _declare_types(graph: Graph, rewriter: _Rewriter, model: onnx.ModelProto) -> None:
