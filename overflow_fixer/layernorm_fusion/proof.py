@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from overflow_fixer.errors import CalibrationError, ModelError
-from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import Batch
-from overflow_fixer.sessions.session import SessionRunner, open_session
 from overflow_fixer.verification.comparison import open_reference
 
 MAX_RELATIVE_ERROR = 1e-5
@@ -20,7 +19,7 @@ MAX_RELATIVE_ERROR = 1e-5
 
 def prove_equal(graph: Graph, path: Path, batches: Iterable[Batch]) -> float:
     """The largest relative error of the model at `path`. Raises ModelError where it is not equal."""
-    reference, candidate = open_reference(graph), SessionRunner(open_session(path, path.parent))
+    reference, candidate = open_reference(graph), open_reference(load_graph(path))
     worst: float | None = None
     for batch in batches:
         expected, found = reference.run(batch), candidate.run(batch)

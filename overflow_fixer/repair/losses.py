@@ -8,8 +8,9 @@ the artifact stores in FP16 are rounded. So every node that loses shows, however
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 from onnx import TensorProto
@@ -26,6 +27,7 @@ from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.repair.chunks import Chunks
 from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
+from overflow_fixer.simulation.sigmoids import find_given_sigmoids, write_out
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class _Probe:
     def graph(self) -> Graph:
         return self.roundings.graph
 
+    @cached_property
+    def given_sigmoids(self) -> frozenset[str]:
+        return find_given_sigmoids(self.graph)
+
     def run(
         self, owners: Mapping[str, Node], batch: Batch
     ) -> tuple[dict[str, tuple[Array, Array | None]], int]:
@@ -103,7 +109,7 @@ class _Probe:
         last = max(node.index for node in measured)
         views: dict[str, str] = {}
         for node in (one for one in self.graph.run_order if one.index <= last):
-            model.graph.node.append(node.proto)
+            model.graph.node.extend(self._compute(node, node.proto))
             if node in measured:
                 self._add_twin(model.graph, node, views)
         made = {name for node in model.graph.node for name in node.output}
@@ -126,7 +132,10 @@ class _Probe:
                 twin.input[slot] = views[name]
         twin.output[:] = [self.roundings.name(name, "twin") if name else "" for name in node.outputs]
         if list(twin.input) != list(node.inputs):
-            graph.node.append(twin)
+            graph.node.extend(self._compute(node, twin))
+
+    def _compute(self, node: Node, proto: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+        return write_out(proto) if node.label in self.given_sigmoids else (proto,)
 
 
 def _run_in_halves(probe: _Probe, owners: Mapping[str, Node], batch: Batch) -> tuple[dict[str, Loss], int]:

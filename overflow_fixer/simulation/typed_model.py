@@ -19,6 +19,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.subgraphs import all_names, bodies
 from overflow_fixer.native import DOMAIN, declare_operators
+from overflow_fixer.simulation.sigmoids import find_given_sigmoids, write_out
 
 _NO_TWIN = frozenset(
     {
@@ -60,7 +61,7 @@ def simulate(graph: Graph, extra_outputs: Sequence[str] = (), is_native: bool = 
     values already, so its output is not rounded again; small constants are widened here, exactly. So
     weights, constants, inputs and outputs are the artifact's own bits. NaN stays NaN, -0 stays -0.
     Control flow, sequences and operators of other domains run as they stand; a Cast from float64
-    rounds to FP32 first. The model is to be run with optimisation off.
+    rounds to FP32 first. Sigmoids that are given out are written out, as in the reference. The model is to be run with optimisation off.
 
     extra_outputs: inner tensors that become outputs too. Each has its name and type in the model.
     is_native: one operator of overflow_fixer.native does what the two Casts do, to the bit.
@@ -127,6 +128,7 @@ class _Simulation:
         self.taken = set(all_names(self.graph.model.graph))
         self.stored.update(info.name for info in self.graph.model.graph.input)
         self.stored -= set(self.graph.initializers)
+        self.given_sigmoids = find_given_sigmoids(self.graph, (TensorProto.FLOAT, TensorProto.FLOAT16))
 
     def add(self, node: Node) -> None:
         if node.op_type == "Constant" and self._is_half(node.outputs[0]):
@@ -178,8 +180,12 @@ class _Simulation:
     def _add_as_it_stands(self, node: Node) -> None:
         for name in node.reads:
             self._store(name)
-        self.nodes.append(node.proto)
+        self._append(node, node.proto)
         self.stored.update(node.writes)
+
+    def _append(self, node: Node, proto: onnx.NodeProto) -> None:
+        """What computes the node, as `proto` has it: a Sigmoid that is given out as FP32 holds it."""
+        self.nodes.extend(write_out(proto) if node.label in self.given_sigmoids else (proto,))
 
     def _add_widening(self, node: Node) -> None:
         """The model's own Cast to FP32 is the view, gives it, or repeats it."""
@@ -202,7 +208,7 @@ class _Simulation:
         twin.CopyFrom(node.proto)
         twin.input[:] = [self._widen(name) for name in node.inputs]
         twin.output[:] = [results.get(name, name) for name in node.outputs]
-        self.nodes.append(twin)
+        self._append(node, twin)
         if is_exact:
             self.wide.update(results)
             return

@@ -38,13 +38,18 @@ from overflow_fixer.records import (
 from overflow_fixer.rules.digits import tell_beside
 from overflow_fixer.sessions.marking import mark_outputs
 from overflow_fixer.sessions.session import SessionRunner, open_session
+from overflow_fixer.simulation.sigmoids import write_out_given
 
 _CACHE_BYTES = 64 << 20
 
 
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
-    """The original model in FP32, optimisation off, each node computed as it stands: what it has in FP16 itself, unrounded."""
+    """The original model in FP32, optimisation off, each node computed as it stands: what it has in FP16 itself, unrounded.
+
+    Sigmoids that it gives out are written out, as in the simulation: ONNX Runtime's own is no reference for small scores.
+    """
     model = copy_model(graph)
+    write_out_given(model, graph)
     mark_outputs(model, extra_outputs)
     return SessionRunner(open_session(model, graph.folder))
 
