@@ -10,6 +10,7 @@ from overflow_fixer.evidence.constants.divided_by_zero import find_infinities_of
 from overflow_fixer.evidence.constants.infinite_constants import (
     find_infinities_handed_on,
     find_masked_rows,
+    find_nan_of_constants,
     hands_nan_on,
     is_same_in_fp16,
 )
@@ -28,7 +29,8 @@ def find_non_finite(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPo
     `batch` is where an infinity was seen first; None for a constant and where there are only NaN, whose
     batch a range does not tell. A constant that is only a bound (Clip, Min, Max) is none. What comes from an overflow in
     the model's own FP16 is for the record, unless there are finite values beside it that FP16 cannot hold. So are
-    infinities of constants of which the node makes in FP16 what it makes in FP32, those of zeros, of which it makes them as well, and the NaN of a Softmax of rows of these alone.
+    infinities of constants of which the node makes in FP16 what it makes in FP32, those of zeros, of which it makes them as
+    well, the NaN of a Softmax of rows of these alone, and those of constants.
     """
     for tensor, verb in touched(node).items():
         seen = ranges.get(tensor)
@@ -59,6 +61,8 @@ def _find_excuse(node: Node, graph: Graph, ranges: RangeTable, seen: Range) -> s
         return "zeros bring them, of which FP16 makes infinity as well, and they are taken out again"
     if tensor in find_masked_rows(graph, ranges) and hands_nan_on(node):
         return "rows that a constant masks as a whole are NaN in FP16 as well"
+    if tensor in find_nan_of_constants(graph, ranges) and hands_nan_on(node):
+        return "a constant is NaN in FP16 as well"
     return ""
 
 

@@ -61,18 +61,34 @@ def find_masked_rows(graph: Graph, ranges: RangeTable) -> frozenset[str]:
 
     FP16 has the same infinities and other logits that it holds, so that the same rows are NaN.
     """
-    handed, found = find_infinities_handed_on(graph, ranges), set[str]()
-    for node in graph.nodes if handed else ():
-        is_source = node.standard_op == "Softmax" and node.inputs[0] in handed
+    handed = find_infinities_handed_on(graph, ranges)
+    softmaxes = (node for node in graph.nodes if node.standard_op == "Softmax") if handed else ()
+    return _hand_nan_on(graph, ranges, (node for node in softmaxes if node.inputs[0] in handed))
+
+
+@lru_cache(maxsize=2)
+def find_nan_of_constants(graph: Graph, ranges: RangeTable) -> frozenset[str]:
+    """Tensors whose NaN are those of constants, moved or chosen, without infinities: what jnp.var gives of no elements."""
+    made = (node for node in graph.nodes if node.standard_op == "ConstantOfShape")
+    return _hand_nan_on(graph, ranges, made, graph.constants)
+
+
+def _hand_nan_on(
+    graph: Graph, ranges: RangeTable, makers: Iterable[Node], constants: Iterable[str] = ()
+) -> frozenset[str]:
+    """Tensors with NaN of these makers and constants, where they have no infinities, and those to which nodes hand them."""
+    written = (name for node in makers for name in node.writes)
+    found = {name for name in (*constants, *written) if _has_only_nan(ranges.get(name))}
+    for node in graph.nodes if found else ():
         is_handed = bool(found.intersection(node.inputs)) and hands_nan_on(node)
-        if is_source or (is_handed and _are_plain(node, graph, ranges, found)):
+        if is_handed and _are_plain(node, graph, ranges, found):
             found |= {name for name in node.writes if _has_only_nan(ranges.get(name))}
     return frozenset(found)
 
 
 def hands_nan_on(node: Node) -> bool:
-    """Whether it makes of a NaN in FP16 what it makes in FP32: moves it, chooses it or asks for it, or is the Softmax that makes it."""
-    return node.standard_op in ("Where", "IsNaN", "Softmax") or moves(node, 0)
+    """Whether it makes of a NaN in FP16 what it makes in FP32: moves it, chooses it or asks for it, or is what makes it."""
+    return node.standard_op in ("Where", "IsNaN", "Softmax", "ConstantOfShape") or moves(node, 0)
 
 
 def _are_plain(node: Node, graph: Graph, ranges: RangeTable, found: set[str]) -> bool:

@@ -11,8 +11,13 @@ import onnx
 import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
+from onnx.numpy_helper import from_array
 
-from overflow_fixer.evidence.constants.infinite_constants import find_infinities_handed_on, find_masked_rows
+from overflow_fixer.evidence.constants.infinite_constants import (
+    find_infinities_handed_on,
+    find_masked_rows,
+    find_nan_of_constants,
+)
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.rules.non_finite import find_non_finite
 
@@ -206,3 +211,49 @@ def test_rows_that_the_data_mask_are_not_known(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, nodes, {}, floats([1, 2, 3], [-math.inf] * 3))
     assert find_masked_rows(graph, ranges) == set()
     assert pinned_by(find_non_finite, graph, ranges) == ["Softmax_p", "Identity_y"]
+
+
+NO_ELEMENTS = {"none": scalar(math.nan), "zero": scalar(0)}
+IS_SOME = node("Greater", "x zero", "c")
+OF_CONSTANTS: dict[str, tuple[list[onnx.NodeProto], set[str]]] = {
+    "one that is never chosen": ([node("Where", "yes x none", "y")], {"none"}),
+    "one that is chosen": ([IS_SOME, node("Where", "c x none", "y")], {"none", "y"}),
+    "repeated": ([node("Expand", "none shape", "e"), node("Where", "yes x e", "y")], {"none", "e"}),
+    "filled in": (
+        [
+            node("ConstantOfShape", "shape", "e", value=from_array(floats(math.nan))),
+            node("Where", "yes x e", "y"),
+        ],
+        {"e"},
+    ),
+}
+
+
+def _scan_with_nan(folder: Path, nodes: list[onnx.NodeProto]) -> tuple[Any, Any]:
+    constants = {**NO_ELEMENTS, "yes": np.array(True), "shape": np.array([2, 3])}
+    used = {name for one in nodes for name in one.input}
+    return _scan(folder, nodes, {name: constants[name] for name in sorted(used & constants.keys())}, ROWS)
+
+
+@pytest.mark.parametrize("name", OF_CONSTANTS)
+def test_nan_of_a_constant_is_one_in_fp16_as_well(name: str, tmp_path: Path) -> None:
+    nodes, expected = OF_CONSTANTS[name]
+    graph, ranges = _scan_with_nan(tmp_path, nodes)
+    assert find_nan_of_constants(graph, ranges) == expected
+    assert pinned_by(find_non_finite, graph, ranges) == []
+    told = ask(find_non_finite, graph, ranges)
+    assert told
+    assert all(one.reason.endswith("; a constant is NaN in FP16 as well") for one in told)
+
+
+def test_what_computes_with_the_nan_of_a_constant_is_pinned(tmp_path: Path) -> None:
+    nodes = [IS_SOME, node("Where", "c x none", "w"), node("Abs", "w", "y")]
+    assert pinned_by(find_non_finite, *_scan_with_nan(tmp_path, nodes)) == ["Abs_y"]
+
+
+def test_beside_what_fp16_does_not_hold_the_nan_of_a_constant_is_pinned(tmp_path: Path) -> None:
+    nodes = [node("Where", "yes x low", "y")]
+    constants = {"yes": np.array([True, True, False]), "low": floats(math.nan, 70000, 1)}
+    graph, ranges = _scan(tmp_path, nodes, constants, ROWS)
+    assert find_nan_of_constants(graph, ranges) == set()
+    assert pinned_by(find_non_finite, graph, ranges) == ["Where_y"]
