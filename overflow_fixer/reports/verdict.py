@@ -81,8 +81,15 @@ def _is_over(found: Range, threshold: float) -> bool:
     return bool(counted) or found.max_abs > threshold
 
 
+def _say_over(over: list[Range], threshold: float) -> str:
+    """Of tensors that are over it, or hold NaN, how many: not of NaN alone that they went over it."""
+    large = [found for found in over if found.max_abs > threshold or not found.nan_count]
+    told = {"went over the threshold": len(large), "held NaN": len(over) - len(large)}
+    return " and ".join(f"{say_plural(count, 'tensor')} {what}" for what, count in told.items() if count)
+
+
 def _explain(report: FixReport) -> tuple[Status, str, str]:
-    over = len(select_over_threshold(report))
+    over = select_over_threshold(report)
     pinned = _say_changes(report)
     if report.naive is None:
         return _explain_alone(report, pinned)
@@ -91,7 +98,7 @@ def _explain(report: FixReport) -> tuple[Status, str, str]:
     if report.plan.pins or report.plan.clamps:
         return "fixed", "FIXED and verified", f"{pinned}; plain FP16 passes too on this data."
     if over:
-        rest = f"plain FP16 passes on this data, though {say_plural(over, 'tensor')} went over the threshold."
+        rest = f"plain FP16 passes on this data, though {_say_over(over, report.plan.threshold)}."
         return "nothing_pinned", "VERIFIED, nothing pinned", f"{pinned}; {rest}"
     rest = "no tensor went over the threshold and plain FP16 passes."
     return "no_fix_needed", "FP16 needs no fix", f"{pinned}; {rest}"

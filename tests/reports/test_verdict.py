@@ -49,7 +49,18 @@ def test_fp16_is_not_said_to_be_fine_where_a_tensor_is_over_the_threshold(tmp_pa
     verdict = judge(report)
     assert verdict.status == "nothing_pinned"
     assert "needs no fix" not in verdict.sentence
-    assert "though 1 tensor went over the threshold" in verdict.sentence
+    assert verdict.sentence.endswith("though 1 tensor went over the threshold.")
+
+
+def test_of_a_tensor_that_holds_nan_alone_it_is_not_said_that_it_went_over_the_threshold(
+    tmp_path: Path,
+) -> None:
+    none = make_range("none", math.nan, nan_count=1)
+    sentence = judge(make_untouched(tmp_path, ranges=make_table(none))).sentence
+    assert sentence.endswith("though 1 tensor held NaN.")
+    both = make_table(none, make_range("big", 20000.0))
+    sentence = judge(make_untouched(tmp_path, ranges=both)).sentence
+    assert sentence.endswith("though 1 tensor went over the threshold and 1 tensor held NaN.")
 
 
 @pytest.mark.parametrize(
