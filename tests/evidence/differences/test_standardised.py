@@ -142,3 +142,40 @@ def test_a_table_of_many_columns_is_fed(tmp_path: Path) -> None:
     model = make_model(nodes, {name: [2, 1] for name in names}, "y", constants)
     graph, ranges = scan(model, tmp_path, {name: floats([1012.1], [1014.6]) for name in names})
     assert pinned_by(find_lost_differences, graph, ranges) == ["Concat_b", "Sub_d"]
+
+
+ML = {"domain": "ai.onnx.ml"}
+SCALER = node("Scaler", "b", "z", offset=MEAN.tolist(), scale=(1 / DEVIATION).tolist(), **ML)
+COLUMNS = {"p": floats([1012.1], [1014.6]), "w": floats([4.7], [1.1])}
+PIPELINES = {
+    "scaled": ([node("Concat", "p w", "b", axis=1)], ["Concat_b"]),
+    "imputed": (
+        [
+            node("Concat", "p w", "a", axis=1),
+            node("Imputer", "a", "b", imputed_value_floats=[1013.0, 3.0], **ML),
+        ],
+        ["Concat_a"],
+    ),
+    "chosen": (
+        [node("Concat", "w p", "a", axis=1), node("ArrayFeatureExtractor", "a turned", "b", **ML)],
+        ["Concat_a"],
+    ),
+    "joined as FP32": ([node("FeatureVectorizer", "p w", "b", inputdimensions=[1, 1], **ML)], []),
+    "what a layer gives out": ([node("Concat", "p w", "a", axis=1), node("Gemm", "a k", "b")], []),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_columns_that_a_scaler_of_ai_onnx_ml_reads(name: str, tmp_path: Path) -> None:
+    nodes, pinned = PIPELINES[name]
+    used = {read for one in nodes for read in one.input}
+    constants = {"turned": ints(1, 0), "k": np.eye(2, dtype=np.float32)}
+    model = make_model(
+        [*nodes, SCALER, node("Sigmoid", "z", "y")],
+        {column: [2, 1] for column in COLUMNS},
+        "y",
+        {read: constants[read] for read in used & constants.keys()},
+    )
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    graph, ranges = scan(model, tmp_path, COLUMNS)
+    assert pinned_by(find_lost_differences, graph, ranges) == pinned

@@ -1,0 +1,36 @@
+"""Scalers tell their means and factors, and operators that hand features on are known."""
+
+from __future__ import annotations
+
+import pytest
+from in_memory_calibration import node
+
+from overflow_fixer.graph.feature_operators import hands_features_on, read_scaler
+from overflow_fixer.graph.nodes import Node
+
+ML = {"domain": "ai.onnx.ml"}
+
+
+def test_a_scaler_without_attributes_changes_nothing() -> None:
+    told = read_scaler(Node.of(0, "s", node("Scaler", "x", "y", **ML)))
+    assert told is not None
+    assert [one.tolist() for one in told] == [[0.0], [1.0]]
+
+
+def test_a_scaler_tells_a_number_a_feature() -> None:
+    told = read_scaler(Node.of(0, "s", node("Scaler", "x", "y", offset=[3.0, 4.0], scale=[0.5], **ML)))
+    assert told is not None
+    assert [one.tolist() for one in told] == [[3.0, 4.0], [0.5]]
+
+
+@pytest.mark.parametrize(("op", "domain"), [("Scaler", "my.own"), ("Normalizer", "ai.onnx.ml")])
+def test_others_are_no_scaler(op: str, domain: str) -> None:
+    assert read_scaler(Node.of(0, "s", node(op, "x", "y", domain=domain))) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "expected"),
+    [("Imputer", "ai.onnx.ml", True), ("Imputer", "my.own", False), ("Scaler", "ai.onnx.ml", False)],
+)
+def test_what_hands_features_on(op: str, domain: str, expected: bool) -> None:
+    assert hands_features_on(Node.of(0, "s", node(op, "x", "y", domain=domain))) == expected
