@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml that hand on features, or standardise them: what scikit-learn's pipelines are exported as."""
+"""Operators of ai.onnx.ml that hand on features, standardise them or split them: what scikit-learn's pipelines are exported as."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array
 
 _DOMAIN = "ai.onnx.ml"
+_TREES = frozenset("TreeEnsembleRegressor TreeEnsembleClassifier".split())
+_COMPARES = (b"BRANCH_LEQ", b"BRANCH_LT", b"BRANCH_GTE", b"BRANCH_GT")
 _HANDS_ON = frozenset("Imputer FeatureVectorizer ArrayFeatureExtractor".split())
 
 
@@ -22,3 +24,22 @@ def read_scaler(node: Node) -> tuple[Array, Array] | None:
         return None
     mean, factor = node.value_of("offset", [0.0]), node.value_of("scale", [1.0])
     return np.asarray(mean, np.float64), np.asarray(factor, np.float64)
+
+
+def read_splits(node: Node) -> dict[int, Array]:
+    """The thresholds with which trees compare a feature, float64, sorted, each once, by its index; none of other nodes.
+
+    Nor of trees whose thresholds are FP64, which read no FP32 as a rule, and of TreeEnsemble, which has them in tensors.
+    """
+    if node.domain != _DOMAIN or node.op_type not in _TREES:
+        return {}
+    names = ("nodes_featureids", "nodes_values", "nodes_modes")
+    features, values, modes = (np.asarray(node.value_of(name, [])) for name in names)
+    if not features.size == values.size == modes.size:
+        return {}
+    compares = np.isin(modes, _COMPARES)
+    features, values = features[compares], values[compares].astype(np.float64)
+    order = np.lexsort((values, features))
+    found, starts = np.unique(features[order], return_index=True)
+    parts = np.split(values[order], starts[1:])
+    return {int(feature): np.unique(part) for feature, part in zip(found, parts, strict=False)}

@@ -36,6 +36,7 @@ from overflow_fixer.evidence.differences.small_differences import (
     find_terms,
     tell_steps,
 )
+from overflow_fixer.evidence.differences.split_features import find_split_features
 from overflow_fixer.evidence.differences.standardised import find_standardised
 from overflow_fixer.evidence.integers.places import is_far, trace_back
 from overflow_fixer.evidence.origins import Walked
@@ -57,6 +58,7 @@ class _Form(NamedTuple):
 
 _FORMS = (
     _Form(find_standardised, True),
+    _Form(find_split_features, True),
     _Form(find_cancelled_biases, False),
     _Form(find_cancelled, False),
     _Form(find_given_distances, False),
@@ -83,6 +85,8 @@ on average, and `limit` 16 steps at what is chosen.
 
 Of a difference from a constant that another scales, feature by feature, `tensor` and `value` are what that gives, and
 `limit` 64 steps of the feature that loses most.
+
+Of features that trees split `tensor` is what these read, `value` what is between a feature's thresholds, and `limit` 256 steps.
 
 Of a layer whose bias takes away what its weights make, they are of what it writes, and `limit` 32 steps at the largest bias.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from in_memory_calibration import node
 
-from overflow_fixer.graph.feature_operators import hands_features_on, read_scaler
+from overflow_fixer.graph.feature_operators import hands_features_on, read_scaler, read_splits
 from overflow_fixer.graph.nodes import Node
 
 ML = {"domain": "ai.onnx.ml"}
@@ -34,3 +34,17 @@ def test_others_are_no_scaler(op: str, domain: str) -> None:
 )
 def test_what_hands_features_on(op: str, domain: str, expected: bool) -> None:
     assert hands_features_on(Node.of(0, "s", node(op, "x", "y", domain=domain))) == expected
+
+
+def test_the_thresholds_of_each_feature_are_sorted_and_told_once() -> None:
+    lists = {
+        "nodes_featureids": [1, 0, 1, 1, 0],
+        "nodes_values": [5.0, 2.0, 3.0, 5.0, 7.0],
+        "nodes_modes": ["BRANCH_LT", "BRANCH_LEQ", "BRANCH_GTE", "BRANCH_GT", "LEAF"],
+    }
+    told = read_splits(Node.of(0, "t", node("TreeEnsembleClassifier", "x", "y", **lists, **ML)))
+    assert {feature: values.tolist() for feature, values in told.items()} == {0: [2.0], 1: [3.0, 5.0]}
+    lists["nodes_values"] = [5.0]
+    assert read_splits(Node.of(0, "t", node("TreeEnsembleClassifier", "x", "y", **lists, **ML))) == {}
+    assert read_splits(Node.of(0, "t", node("TreeEnsembleClassifier", "x", "y", **lists))) == {}
+    assert read_splits(Node.of(0, "t", node("TreeEnsembleRegressor", "x", "y", **ML))) == {}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
+from overflow_fixer.evidence.differences.fed_features import find_movers, is_fed
 from overflow_fixer.evidence.differences.small_differences import (
     FEWEST_STEPS,
     LostDifference,
@@ -21,17 +21,14 @@ from overflow_fixer.evidence.differences.small_differences import (
     is_finite,
     tell_steps,
 )
-from overflow_fixer.evidence.origins import find_origins
-from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
-from overflow_fixer.graph.feature_operators import hands_features_on, read_scaler
+from overflow_fixer.graph.feature_operators import read_scaler
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 
 _MOST_FEATURES = 1 << 22
-_MOST_MADE = 1024
-"""Of more tensors no input is made ready."""
 
 
 class _Feature(NamedTuple):
@@ -52,26 +49,9 @@ def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifferen
             worst = _find_worst(mean, factor) if _is_rounded(graph, ranges, node, source, made) else None
             most = ranges.by_tensor[made].max_abs if worst is not None else 0.0
             if worst is not None and 0 < most < FEWEST_STEPS * worst.lost:
-                nodes = tuple(_find_nodes(graph, ranges, node, source, MOST_ROUNDED * most / worst.factor))
+                nodes = tuple(find_movers(graph, ranges, node, source, MOST_ROUNDED * most / worst.factor))
                 if nodes:
                     yield _tell(ranges, nodes, source, made, worst)
-
-
-def _find_nodes(graph: Graph, ranges: RangeTable, node: Node, source: str, limit: float) -> Iterator[Node]:
-    """The node, and those that round what it takes the mean from; none of other domains, which stay in FP32 by themselves."""
-    origins = (find_origins(graph, ranges, name, limit) for name in _list_handed(graph, source))
-    found = dict.fromkeys(chain((node,), chain.from_iterable(origins)))
-    yield from (one for one in found if one.is_standard)
-
-
-def _list_handed(graph: Graph, tensor: str) -> Iterator[str]:
-    """The tensor, or where ai.onnx.ml's operators hand features on to it, the floats that they were handed."""
-    writer = graph.producers.get(tensor)
-    if writer is None or not hands_features_on(writer):
-        yield tensor
-        return
-    for name in dict.fromkeys(filter(graph.is_float, writer.inputs)):
-        yield from _list_handed(graph, name)
 
 
 def _tell(
@@ -108,16 +88,16 @@ def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Arr
 
     The first is fed: what a layer gives out may be added to others, and its own rounding is that layer's.
     """
-    if node.standard_op == "BatchNormalization" and _is_fed(graph, node.inputs[0]):
+    if node.standard_op == "BatchNormalization" and is_fed(graph, node.inputs[0]):
         yield from _read_batch_norm(graph, node)
     scaler = read_scaler(node)
-    if scaler is not None and _fit(*scaler) and _is_fed(graph, node.inputs[0]):
+    if scaler is not None and _fit(*scaler) and is_fed(graph, node.inputs[0]):
         yield node.inputs[0], node.outputs[0], *scaler
     constants = [name for name in node.inputs if name in graph.constants]
     if node.standard_op not in ("Sub", "Add") or len(node.inputs) != 2 or len(constants) != 1:
         return
     source = next(name for name in node.inputs if name not in graph.constants)
-    mean = _read(graph, constants[0]) if _is_fed(graph, source) else None
+    mean = _read(graph, constants[0]) if is_fed(graph, source) else None
     if mean is not None:
         made = list(_find_scaled(graph, node)) or [(node.outputs[0], np.ones(()))]
         yield from ((source, name, mean, factor) for name, factor in made if _fit(mean, factor))
@@ -163,22 +143,3 @@ def _fit(mean: Array, factor: Array) -> bool:
         return math.prod(np.broadcast_shapes(mean.shape, factor.shape)) <= _MOST_FEATURES
     except ValueError:
         return False
-
-
-def _is_fed(graph: Graph, tensor: str) -> bool:
-    """Whether it is made of inputs of the model alone, moved and scaled by constants at most: of features."""
-    pending, seen = [tensor], {tensor}
-    while pending and len(seen) < _MOST_MADE:
-        name = pending.pop()
-        writer = graph.producers.get(name)
-        if writer is None and name in graph.constants:
-            return False
-        if writer is not None:
-            computed = [one for one in writer.inputs if one not in graph.constants and graph.is_float(one)]
-            is_scaled = writer.standard_op in ("Mul", "Div") and len(computed) == 1
-            is_moved = moves(writer, 0) or hands_features_on(writer)
-            if not computed or not (is_scaled or is_moved):
-                return False
-            pending += [one for one in computed if one not in seen]
-            seen.update(computed)
-    return not pending
