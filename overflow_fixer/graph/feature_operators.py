@@ -26,6 +26,14 @@ def read_scaler(node: Node) -> tuple[Array, Array] | None:
     return np.asarray(mean, np.float64), np.asarray(factor, np.float64)
 
 
+def read_intercept(node: Node) -> float | None:
+    """The largest magnitude of what a LinearRegressor adds, 0 where that is nothing; None of other nodes, and of a probit."""
+    is_linear = node.domain == _DOMAIN and node.op_type == "LinearRegressor"
+    if not is_linear or node.value_of("post_transform", b"NONE") != b"NONE":
+        return None
+    return float(np.abs(node.value_of("intercepts", [])).max(initial=0.0))
+
+
 def read_splits(node: Node) -> dict[int, Array]:
     """The thresholds with which trees compare a feature, float64, sorted, each once, by its index; none of other nodes.
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from in_memory_calibration import node
 
-from overflow_fixer.graph.feature_operators import hands_features_on, read_scaler, read_splits
+from overflow_fixer.graph.feature_operators import (
+    hands_features_on,
+    read_intercept,
+    read_scaler,
+    read_splits,
+)
 from overflow_fixer.graph.nodes import Node
 
 ML = {"domain": "ai.onnx.ml"}
@@ -48,3 +55,16 @@ def test_the_thresholds_of_each_feature_are_sorted_and_told_once() -> None:
     assert read_splits(Node.of(0, "t", node("TreeEnsembleClassifier", "x", "y", **lists, **ML))) == {}
     assert read_splits(Node.of(0, "t", node("TreeEnsembleClassifier", "x", "y", **lists))) == {}
     assert read_splits(Node.of(0, "t", node("TreeEnsembleRegressor", "x", "y", **ML))) == {}
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "expected"),
+    [
+        ("LinearRegressor", {"intercepts": [2.0, -3.0]}, 3.0),
+        ("LinearRegressor", {}, 0.0),
+        ("LinearRegressor", {"intercepts": [2.0], "post_transform": "PROBIT"}, None),
+        ("LinearClassifier", {"intercepts": [2.0]}, None),
+    ],
+)
+def test_an_intercept(op: str, attributes: dict[str, Any], expected: float | None) -> None:
+    assert read_intercept(Node.of(0, "r", node(op, "x", "y", **attributes, **ML))) == expected

@@ -18,6 +18,7 @@ from overflow_fixer.evidence.differences.small_differences import (
 )
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
+from overflow_fixer.graph.feature_operators import read_intercept
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
@@ -47,12 +48,22 @@ def find_cancelled_biases(graph: Graph, ranges: RangeTable) -> Iterator[LostDiff
             f"{left.tensor} is {left.max_abs:.6g} at most, and is what {node.op_type} {node.label} leaves of products and a bias of up to "
             f"{bias:.6g}, which lose much: {tell_steps(bias)}"
         )
-        nodes = (node, *find_origins(graph, ranges, source.tensor, most, walked))
-        yield LostDifference(nodes, left.tensor, left.max_abs, limit, reason, ranges.worst_batch_of(left))
+        nodes = tuple(_find_nodes(graph, ranges, node, most, walked))
+        if nodes:
+            yield LostDifference(nodes, left.tensor, left.max_abs, limit, reason, ranges.worst_batch_of(left))
+
+
+def _find_nodes(graph: Graph, ranges: RangeTable, node: Node, limit: float, walked: Walked) -> Iterator[Node]:
+    """The layer and what rounds what it reads; of a LinearRegressor that alone, since it stays in FP32 by itself."""
+    if node.is_standard:
+        yield node
+    yield from find_origins(graph, ranges, node.inputs[0], limit, walked)
 
 
 def _read_bias(graph: Graph, ranges: RangeTable, node: Node) -> float:
     """The largest magnitude of the layer's constant bias, as it is added; 0 without one, and of one with NaN."""
+    if (intercept := read_intercept(node)) is not None:
+        return intercept
     name = node.inputs[2] if node.standard_op in _LAYERS and len(node.inputs) > 2 else ""
     seen = ranges.get(name) if name in graph.constants else None
     if seen is None or seen.nan_count:

@@ -112,3 +112,24 @@ def test_none_of_what_is_not_finite_or_empty(broken: float, tmp_path: Path) -> N
     ):
         graph, ranges = _scan(tmp_path, layer, batch, **constants)
         assert list(find_cancelled_biases(graph, ranges)) == []
+
+
+@pytest.mark.parametrize(
+    ("front", "pinned"), [("Concat", ["Concat_c"]), ("Identity", ["Identity_c"]), ("", [])]
+)
+def test_what_joins_the_columns_of_a_linear_regressor(front: str, pinned: list[str], tmp_path: Path) -> None:
+    weights = _FOLDED[:, 0].tolist()
+    regressor = node(
+        "LinearRegressor",
+        "c" if front else "x",
+        "y",
+        coefficients=weights,
+        intercepts=[float(CONSTANTS["b"][0])],
+        domain="ai.onnx.ml",
+    )
+    attributes = {"axis": 1} if front == "Concat" else {}
+    nodes = [*([node(front, "x", "c", **attributes)] if front else []), regressor]
+    model = make_model(nodes, {"x": [None, 4]}, "y")
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    graph, ranges = scan(model, tmp_path, {"x": FEATURES})
+    assert pinned_by(find_lost_differences, graph, ranges) == pinned
