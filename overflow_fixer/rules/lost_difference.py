@@ -50,28 +50,33 @@ _LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
 
 
 class _Form(NamedTuple):
-    """A way in which a difference is lost that is not over 1024, and whether it is told though it is small in another way."""
+    """A way in which a difference is lost, and whether it is told though that one is small, or over 1024, in another way.
+
+    Over 1024 pins go back by the largest of the difference. Of distances less may count: the nearest, the radius, a step in an
+    exponent; then what they are squares of is lost, too.
+    """
 
     find: Callable[[Graph, RangeTable], Iterator[LostDifference]]
-    is_told_beside: bool
+    is_told_beside_small: bool
+    is_told_beside_far: bool
 
 
 _FORMS = (
-    _Form(find_standardised, True),
-    _Form(find_split_features, True),
-    _Form(find_cancelled_biases, False),
-    _Form(find_cancelled, False),
-    _Form(find_given_distances, False),
-    _Form(find_compared_distances, False),
-    _Form(find_offset_choices, False),
-    _Form(find_placed_choices, True),
-    _Form(find_normalised, True),
-    _Form(find_row_differences, False),
-    _Form(find_exponents, False),
-    _Form(find_rounded_exponents, False),
-    _Form(find_compared_differences, False),
-    _Form(find_nearest_differences, True),
-    _Form(find_poles, False),
+    _Form(find_standardised, True, False),
+    _Form(find_split_features, True, False),
+    _Form(find_cancelled_biases, False, False),
+    _Form(find_cancelled, False, False),
+    _Form(find_given_distances, False, True),
+    _Form(find_compared_distances, False, True),
+    _Form(find_offset_choices, False, False),
+    _Form(find_placed_choices, True, False),
+    _Form(find_normalised, True, False),
+    _Form(find_row_differences, False, False),
+    _Form(find_exponents, False, True),
+    _Form(find_rounded_exponents, False, False),
+    _Form(find_compared_differences, False, False),
+    _Form(find_nearest_differences, True, False),
+    _Form(find_poles, False, False),
 )
 """What `tensor`, `value` and `limit` are of a finding, by its form.
 
@@ -133,16 +138,16 @@ def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[LostDiffere
 
 
 def _find_all(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
-    """Those over 1024 and small, those that are small where it matters, and of the others each form's."""
+    """Those over 1024 and small, those that are small where it matters, and of the others, or beside these, each form's."""
     far = {node.label: terms for node in graph.nodes if (terms := _find_terms(graph, ranges, node))}
     yield from (_tell_far(graph, ranges, graph.by_label[label], terms) for label, terms in far.items())
     small: dict[str, Divided] = {}
     for one in _find_small(graph, ranges, far.keys()):
         small.setdefault(one.difference.node.label, one)
     yield from (_tell_small(graph, ranges, one) for one in small.values())
-    told = {*far, *small}
+    told = {*small}
     for form in _FORMS:
-        others = far if form.is_told_beside else frozenset(told)
+        others = {*(() if form.is_told_beside_far else far), *(() if form.is_told_beside_small else told)}
         for lost in form.find(graph, ranges):
             if lost.nodes[0].label not in others:
                 told.add(lost.nodes[0].label)

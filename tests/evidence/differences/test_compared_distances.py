@@ -40,8 +40,15 @@ OTHERWISE = {
 }
 
 
+SUMMED = [*DISTANCES[:4], node("Add", "a pp", "t"), node("Sub", "t c2", "d")]
+
+
 def _scan(
-    folder: Path, compared: list[onnx.NodeProto], x: np.ndarray = POINTS, radius: float = RADIUS
+    folder: Path,
+    compared: list[onnx.NodeProto],
+    x: np.ndarray = POINTS,
+    radius: float = RADIUS,
+    distances: list[onnx.NodeProto] = DISTANCES,
 ) -> Any:
     constants = {
         "last": ints(1),
@@ -55,7 +62,7 @@ def _scan(
         "radii": np.linspace(8, 9, 100, dtype=np.float32),
     }
     behind = [*compared, node("Cast", "is_near", "y", to=onnx.TensorProto.FLOAT)]
-    model = make_model([*DISTANCES, *behind], {"x": [64, 3]}, "y", constants, opset=13)
+    model = make_model([*distances, *behind], {"x": [64, 3]}, "y", constants, opset=13)
     return scan(model, folder, {"x": x})
 
 
@@ -94,6 +101,13 @@ def test_a_root_on_another_way_does_not_count(tmp_path: Path) -> None:
     (found,) = find_compared_distances(graph, ranges)
     assert found.reason.startswith("Less Less_is_near decides where d is 9, ")
     assert not {"Relu_r", "Sqrt_s"} & {one.label for one in found.nodes}
+
+
+def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(tmp_path: Path) -> None:
+    """Of the largest distance their rounding is little, at the radius it is not."""
+    graph, ranges = _scan(tmp_path, COMPARED["squares"], distances=SUMMED)
+    assert ranges.by_tensor["d"].max_abs < 64 * np.spacing(np.float16(ranges.by_tensor["t"].max_abs))
+    assert "Mul_xx" in pinned_by(find_lost_differences, graph, ranges)
 
 
 @pytest.mark.parametrize("form", OTHERWISE)

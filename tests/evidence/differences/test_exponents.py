@@ -47,7 +47,11 @@ PINS = {"ReduceSum_a", "MatMul_c", "Mul_c2", "Sub_t", "Add_d"}
 
 
 def _scan(
-    folder: Path, behind: list[onnx.NodeProto], offset: float = 12, x: np.ndarray = POINTS
+    folder: Path,
+    behind: list[onnx.NodeProto],
+    offset: float = 12,
+    x: np.ndarray = POINTS,
+    distances: list[onnx.NodeProto] = DISTANCES,
 ) -> tuple[Graph, RangeTable]:
     centres = CENTRES + np.float32(offset)
     constants = {
@@ -59,7 +63,7 @@ def _scan(
         "ct": np.ascontiguousarray(centres.T),
         "cc": np.square(centres).sum(1)[None],
     }
-    model = make_model([*DISTANCES, *behind], {"x": [None, 3]}, "y", constants, 18)
+    model = make_model([*distances, *behind], {"x": [None, 3]}, "y", constants, 18)
     return scan(model, folder, {"x": x + np.float32(offset)})
 
 
@@ -73,8 +77,21 @@ def test_what_is_lost_is_told_and_right_with_the_pins(form: str, tmp_path: Path)
     assert _snr_db(tmp_path, fp32) > 40
 
 
-def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
-    return measure_snr_db(folder / "model.onnx", {"x": POINTS + np.float32(12)}, fp32_nodes)
+def _snr_db(folder: Path, fp32_nodes: set[str], offset: float = 12) -> float:
+    return measure_snr_db(folder / "model.onnx", {"x": POINTS + np.float32(offset)}, fp32_nodes)
+
+
+@pytest.mark.parametrize("offset", [13.0, 16.0])
+def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(offset: float, tmp_path: Path) -> None:
+    """Of the largest distance their rounding is little, in the exponent it is not."""
+    summed = [*DISTANCES[:4], node("Add", "a cc", "t"), node("Sub", "t c2", "d")]
+    spread = np.vstack([POINTS, 4 * POINTS[:4]])
+    graph, ranges = _scan(tmp_path, FORMS["a kernel"], offset, spread, summed)
+    assert ranges.by_tensor["t"].max_abs > 1024 > ranges.by_tensor["a"].max_abs
+    pinned = set(pinned_by(find_lost_differences, graph, ranges))
+    assert pinned >= {"Mul_xx", "ReduceSum_a", "MatMul_c", "Mul_c2", "Add_t", "Sub_d"}
+    fp32 = {name for one in graph.nodes if one.label in pinned for name in one.writes}
+    assert _snr_db(tmp_path, fp32, offset) > 40
 
 
 @pytest.mark.parametrize("form", OTHERS)

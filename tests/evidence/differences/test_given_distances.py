@@ -46,6 +46,9 @@ CONSTANTS = {
 }
 
 
+SUMMED = [*DISTANCES[:4], node("Add", "a pp", "t"), node("Sub", "t c2", "d")]
+
+
 def _scan(folder: Path, behind: list[onnx.NodeProto], *batches: np.ndarray) -> tuple[Any, Any]:
     model = make_model([*DISTANCES, *behind], {"x": [64, 16]}, "y", CONSTANTS, opset=13)
     return scan(model, folder, *({"x": batch} for batch in batches))
@@ -82,6 +85,16 @@ def test_the_evidence(tmp_path: Path) -> None:
     assert found.limit == 64 * np.spacing(np.float16(most))
     assert f"d is as small as {least:.6g}, and its terms, up to {most:.6g}, lose much" in found.reason
     assert found.reason.endswith("and the output y tells it")
+
+
+def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(tmp_path: Path) -> None:
+    """Of the largest distance their rounding is little, of the nearest it is not."""
+    points, centres = FAR[:32, :3] / 8 + 16, PROTOTYPES[:, :3] / 8 + 16
+    constants = CONSTANTS | {"pt": np.ascontiguousarray(centres.T), "pp": np.square(centres).sum(1)[None]}
+    model = make_model([*SUMMED, *GIVEN["their roots"]], {"x": [32, 3]}, "y", constants, opset=13)
+    graph, ranges = scan(model, tmp_path, {"x": points})
+    assert ranges.by_tensor["d"].max_abs < 64 * np.spacing(np.float16(ranges.by_tensor["t"].max_abs))
+    assert "Mul_xx" in pinned_by(find_lost_differences, graph, ranges)
 
 
 @pytest.mark.parametrize("form", HIDDEN)
