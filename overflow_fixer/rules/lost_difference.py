@@ -52,8 +52,8 @@ _LAYERS = frozenset("Conv ConvTranspose Gemm MatMul".split())
 class _Form(NamedTuple):
     """A way in which a difference is lost, and whether it is told though that one is small, or over 1024, in another way.
 
-    Over 1024 pins go back by the largest of the difference. Of distances less may count: the nearest, the radius, a step in an
-    exponent; then what they are squares of is lost, too.
+    Pins go back by the largest of the difference, or of what is chosen. Of distances less may count: the nearest, the radius, a
+    step in an exponent; then what they are squares of is lost, too.
     """
 
     find: Callable[[Graph, RangeTable], Iterator[LostDifference]]
@@ -66,13 +66,13 @@ _FORMS = (
     _Form(find_split_features, True, False),
     _Form(find_cancelled_biases, False, False),
     _Form(find_cancelled, False, False),
-    _Form(find_given_distances, False, True),
-    _Form(find_compared_distances, False, True),
+    _Form(find_given_distances, True, True),
+    _Form(find_compared_distances, True, True),
     _Form(find_offset_choices, False, False),
     _Form(find_placed_choices, True, False),
     _Form(find_normalised, True, False),
     _Form(find_row_differences, False, False),
-    _Form(find_exponents, False, True),
+    _Form(find_exponents, True, True),
     _Form(find_rounded_exponents, False, False),
     _Form(find_compared_differences, False, False),
     _Form(find_nearest_differences, True, False),

@@ -94,6 +94,24 @@ def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(offset: float, tmp_
     assert _snr_db(tmp_path, fp32, offset) > 40
 
 
+def test_where_the_nearest_is_chosen_too_both_are_told(tmp_path: Path) -> None:
+    """Of what is nearest to a point far from all the squares' rounding is little; in the exponent it is not."""
+    summed = [*DISTANCES[:4], node("Add", "a cc", "t"), node("Sub", "t c2", "d")]
+    behind = [
+        node("ReduceMin", "d last", "m"),
+        node("Mul", "d minus", "e"),
+        node("Exp", "e", "k"),
+        node("Add", "m k", "y"),
+    ]
+    spread = np.vstack([POINTS, np.full((1, 3), 2.5, np.float32)])
+    graph, ranges = _scan(tmp_path, behind, 9, spread, summed)
+    found = ask(find_lost_differences, graph, ranges)
+    reasons = [one.reason for one in found if one.node == "Sub_d"]
+    assert any("ReduceMin ReduceMin_m" in reason for reason in reasons)
+    assert any("for an exponent" in reason for reason in reasons)
+    assert "Mul_xx" in {one.node for one in found}
+
+
 @pytest.mark.parametrize("form", OTHERS)
 def test_other_readers_make_no_exponent_of_it(form: str, tmp_path: Path) -> None:
     assert not _told(*_scan(tmp_path, OTHERS[form]))
