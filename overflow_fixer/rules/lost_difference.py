@@ -73,8 +73,8 @@ _FORMS = (
     _Form(find_normalised, True, False),
     _Form(find_row_differences, False, False),
     _Form(find_exponents, True, True),
-    _Form(find_rounded_exponents, False, False),
-    _Form(find_compared_differences, False, False),
+    _Form(find_rounded_exponents, True, True),
+    _Form(find_compared_differences, True, True),
     _Form(find_nearest_differences, True, False),
     _Form(find_poles, False, False),
 )

@@ -58,6 +58,7 @@ def _scan(
         "radius": scalar(radius),
         "far": scalar(900),
         "squared": scalar(radius**2),
+        "doubled": scalar(2 * radius**2),
         "negative": scalar(-(radius**2)),
         "radii": np.linspace(8, 9, 100, dtype=np.float32),
     }
@@ -103,9 +104,14 @@ def test_a_root_on_another_way_does_not_count(tmp_path: Path) -> None:
     assert not {"Relu_r", "Sqrt_s"} & {one.label for one in found.nodes}
 
 
-def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "compared", [COMPARED["squares"], [node("Mul", "d two", "e"), node("Less", "e doubled", "is_near")]]
+)
+def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(
+    compared: list[onnx.NodeProto], tmp_path: Path
+) -> None:
     """Of the largest distance their rounding is little, at the radius it is not."""
-    graph, ranges = _scan(tmp_path, COMPARED["squares"], distances=SUMMED)
+    graph, ranges = _scan(tmp_path, compared, distances=SUMMED)
     assert ranges.by_tensor["d"].max_abs < 64 * np.spacing(np.float16(ranges.by_tensor["t"].max_abs))
     assert "Mul_xx" in pinned_by(find_lost_differences, graph, ranges)
 

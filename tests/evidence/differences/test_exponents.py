@@ -35,6 +35,7 @@ FORMS: dict[str, list[onnx.NodeProto]] = {
     "bounded": [node("Relu", "d", "r"), node("Mul", "minus r", "e"), node("Exp", "e", "y")],
     "a softmax": [node("Mul", "d minus", "e"), node("Softmax", "e", "y")],
 }
+ROOTS = [node("Relu", "d", "r"), node("Sqrt", "r", "s"), node("Mul", "s minus", "e"), node("Exp", "e", "y")]
 OTHERS: dict[str, list[onnx.NodeProto]] = {
     "under a sigmoid": [node("Mul", "d minus", "e"), node("Sigmoid", "e", "y")],
     "by data": [node("Mul", "d a", "e"), node("Neg", "e", "n"), node("Exp", "n", "y")],
@@ -82,11 +83,14 @@ def _snr_db(folder: Path, fp32_nodes: set[str], offset: float = 12) -> float:
 
 
 @pytest.mark.parametrize("offset", [13.0, 16.0])
-def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(offset: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [FORMS["a kernel"], ROOTS])
+def test_where_a_sum_is_over_1024_the_squares_are_pinned_too(
+    behind: list[onnx.NodeProto], offset: float, tmp_path: Path
+) -> None:
     """Of the largest distance their rounding is little, in the exponent it is not."""
     summed = [*DISTANCES[:4], node("Add", "a cc", "t"), node("Sub", "t c2", "d")]
     spread = np.vstack([POINTS, 4 * POINTS[:4]])
-    graph, ranges = _scan(tmp_path, FORMS["a kernel"], offset, spread, summed)
+    graph, ranges = _scan(tmp_path, behind, offset, spread, summed)
     assert ranges.by_tensor["t"].max_abs > 1024 > ranges.by_tensor["a"].max_abs
     pinned = set(pinned_by(find_lost_differences, graph, ranges))
     assert pinned >= {"Mul_xx", "ReduceSum_a", "MatMul_c", "Mul_c2", "Add_t", "Sub_d"}
