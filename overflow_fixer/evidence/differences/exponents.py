@@ -20,6 +20,7 @@ from overflow_fixer.evidence.zeros.cancellation import find_least
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.patterns.softmax import find_softmax
 from overflow_fixer.records import RangeTable
 
 _LARGEST_STEP = 1 / 8
@@ -33,10 +34,8 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
 
     Behind moves, bounds, signs and constant factors. None of terms or distances with NaN or infinities.
     """
-    for reader in graph.nodes:
-        if reader.standard_op not in ("Exp", "Softmax"):
-            continue
-        node, scale = _find_distance(graph, ranges, reader.inputs[0])
+    for reader, exponent in _find_readers(graph):
+        node, scale = _find_distance(graph, ranges, exponent)
         if node is None or not all(
             is_finite(graph, ranges, name) for name in (*find_terms(graph, node), *node.writes)
         ):
@@ -51,6 +50,18 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
                 f"and more: {tell_steps(term)}, and {step:.3g} in the exponent"
             )
             yield LostDifference(tuple(sources), name, step, _LARGEST_STEP, reason)
+
+
+def _find_readers(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Each Exp and Softmax with its exponent; of a Softmax that is written out its last node, with what it is of."""
+    inside = set[str]()
+    for region in find_softmax(graph):
+        inside.update(region.nodes)
+        if region.kind == "Softmax":
+            yield graph.producers[region.output], region.source
+    for node in graph.nodes:
+        if node.standard_op in ("Exp", "Softmax") and node.label not in inside:
+            yield node, node.inputs[0]
 
 
 def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node | None, float]:

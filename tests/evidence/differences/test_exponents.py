@@ -34,6 +34,14 @@ FORMS: dict[str, list[onnx.NodeProto]] = {
     ],
     "bounded": [node("Relu", "d", "r"), node("Mul", "minus r", "e"), node("Exp", "e", "y")],
     "a softmax": [node("Mul", "d minus", "e"), node("Softmax", "e", "y")],
+    "a softmax, written out": [
+        node("Mul", "d minus", "e"),
+        node("ReduceMax", "e last", "m"),
+        node("Sub", "e m", "z"),
+        node("Exp", "z", "k"),
+        node("ReduceSum", "k last", "s"),
+        node("Div", "k s", "y"),
+    ],
 }
 ROOTS = [node("Relu", "d", "r"), node("Sqrt", "r", "s"), node("Mul", "s minus", "e"), node("Exp", "e", "y")]
 OTHERS: dict[str, list[onnx.NodeProto]] = {
