@@ -26,13 +26,13 @@ from overflow_fixer.records import RangeTable
 _LARGEST_STEP = 1 / 8
 """Of an exponent: rounding to larger ones (rms 0.036) leaves its exponential less than 29 dB."""
 _MOST_STEPS = 16
-_KEEPS = frozenset("Neg Relu Clip".split())
+_KEEPS = frozenset("Neg Relu Clip TopK ReduceMin ReduceMax".split())
 
 
 def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each of which FP16's steps in the exponent are larger than 1/8, whatever the distance; the value is the step.
 
-    Behind moves, bounds, signs and constant factors. None of terms or distances with NaN or infinities.
+    Behind moves, choices, bounds, signs and constant factors. None of terms or distances with NaN or infinities.
     """
     for reader, exponent in _find_readers(graph):
         node, scale = _find_distance(graph, ranges, exponent)

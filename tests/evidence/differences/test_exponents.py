@@ -65,6 +65,7 @@ def _scan(
     centres = CENTRES + np.float32(offset)
     constants = {
         "last": ints(-1),
+        "few": ints(3),
         "two": scalar(2),
         "minus": scalar(-2),
         "half": scalar(0.5),
@@ -122,6 +123,14 @@ def test_where_the_nearest_is_chosen_too_both_are_told(tmp_path: Path) -> None:
     assert any("ReduceMin ReduceMin_m" in reason for reason in reasons)
     assert any("for an exponent" in reason for reason in reasons)
     assert "Mul_xx" in {one.node for one in found}
+
+
+@pytest.mark.parametrize(
+    "chooses", [node("ReduceMin", "d last", "v"), node("TopK", "d few", "v i", largest=0)]
+)
+def test_of_the_nearest_the_steps_are_the_same(chooses: onnx.NodeProto, tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, [chooses, node("Mul", "v minus", "e"), node("Exp", "e", "y")])
+    assert _told(graph, ranges)
 
 
 @pytest.mark.parametrize("form", OTHERS)
