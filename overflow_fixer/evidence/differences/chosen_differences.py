@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 
 from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED, Divided, find_sources
 from overflow_fixer.evidence.differences.small_differences import (
@@ -41,16 +42,23 @@ _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
     """Each distance, or number less something, of which less than 64 of FP16's steps are left in what is chosen, in the worst batch.
 
+    Of several choices the one that leaves least is told, with what each of them needs.
+
     Or in the mean margin, where a place is chosen: what the points themselves lose moves a distance and the next nearly alike
     then, and counts where it is much.
     """
     for node in graph.nodes:
-        for end, of_roots in _list_told(graph, node):
-            small = _find_lost(graph, ranges, node, end, of_roots)
-            if small is not None:
-                nodes = tuple(_find_nodes(graph, ranges, small, end))
-                yield Divided(small, nodes, f"{end.op_type} {end.label} chooses among it")
-                break
+        found = [
+            (small, end)
+            for end, of_roots in _list_told(graph, node)
+            if (small := _find_lost(graph, ranges, node, end, of_roots)) is not None
+        ]
+        if found:
+            small, choice = min(found, key=lambda one: one[0].left)
+            nodes = chain.from_iterable(_find_nodes(graph, ranges, *one) for one in found)
+            yield Divided(
+                small, tuple(dict.fromkeys(nodes)), f"{choice.op_type} {choice.label} chooses among it"
+            )
 
 
 def _list_told(graph: Graph, node: Node) -> list[tuple[Node, bool]]:

@@ -139,6 +139,21 @@ def test_the_nearest_are_not_told_apart(form: str, distances: list[onnx.NodeProt
     assert _snr_db(tmp_path, fp32) > 40
 
 
+def test_of_several_choices_the_one_that_leaves_least_is_told(tmp_path: Path) -> None:
+    """Of the farthest the squares' rounding is little, of the nearest it is not."""
+    choices = [
+        node("ReduceMax", "d", "most", axes=[2]),
+        node("ReduceMin", "d", "near", axes=[2]),
+        node("Concat", "most near", "y", axis=2),
+    ]
+    model = make_model([*DISTANCES, *choices], {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, {"x": CLOUD / 8 + 9, "p": CLOUD / 8 + 9 + 4 * (NEAR - CLOUD)})
+    (one,) = (one for one in ask(find_lost_differences, graph, ranges) if one.node == "Sub_d")
+    assert one.tensor == "near"
+    assert one.reason.endswith("ReduceMin ReduceMin_near chooses among it")
+    assert {"Mul_xx", "Mul_pp"} <= set(pinned_by(find_lost_differences, graph, ranges))
+
+
 PLACES = {
     "the nearest": [node("ArgMin", "d", "i", axis=2, keepdims=0)],
     "the nearest, as in a quantizer": [node("Neg", "d", "n"), node("ArgMax", "n", "i", axis=-1)],
