@@ -95,8 +95,8 @@ class SliceMeter:
         Either one along the second or last axis, or one of no more than 128 between, that has less than 1 % of the
         output's mean energy and is not as good as zero. Where these are few, the error must be as much smaller than the
         mean error, or than what rounding takes of the mean: a slice that errs as the others do is small by chance, as a
-        logit near zero is. Or one along any axis, of 1 % and more, whose error is ten times the mean one and ten times what
-        is allowed, and not that of one or two elements: the one key that was computed beside those that were copied.
+        logit near zero is. Or one along any axis, not as good as zero, whose error is ten times the mean one and ten times
+        what is allowed, and not that of one or two elements: the one key that was computed beside those that were copied.
         """
         found = (self._find_in(*key, min_snr_db) for key in self.sums)
         return min((one for one in found if one is not None), key=lambda one: one.snr_db, default=None)
@@ -134,8 +134,8 @@ def _are_small(sums: SliceSums, snr_db: Array, min_snr_db: float) -> Array:
 
 
 def _err_alone(sums: SliceSums, snr_db: Array, min_snr_db: float) -> Array:
-    has_its_share = sums.reference >= QUIET_SHARE * sums.reference.mean()
+    is_told = sums.reference >= _LEAST_SQUARE * sums.elements
     errs_more = sums.error >= _CONCENTRATED * sums.error.mean()
     are_many = sums.error >= _FEWEST * sums.largest
     is_low = snr_db < min_snr_db - 10 * math.log10(_CONCENTRATED)
-    return np.asarray(has_its_share & errs_more & are_many & is_low)
+    return np.asarray(is_told & errs_more & are_many & is_low)

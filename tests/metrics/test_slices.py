@@ -199,6 +199,19 @@ def test_the_one_that_is_computed_beside_copies_is_found_along_any_axis(axis: in
     assert found.part == ("[..., 1500]" if axis == 3 else f"[{':, ' * axis}1500]")
 
 
+def test_a_score_that_is_lost_beside_boxes_and_right_scores_is_found() -> None:
+    """One of 85 has less than 1 % of the energy, and errs far more than the others, which are rounded at most."""
+    random = np.random.default_rng(2)
+    right = np.concatenate([random.uniform(0, 1280, (100, 4)), random.uniform(0, 1, (100, 81))], axis=1)
+    wrong = right.copy()
+    wrong[:, 5] = 0.5
+    meter = SliceMeter("y")
+    meter.add(right.astype(np.float32), wrong.astype(np.float32))
+    found = meter.find_hidden(30.0)
+    assert found is not None
+    assert (found.axis, found.index, found.count, found.is_small) == (1, 5, 1, True)
+
+
 @pytest.mark.parametrize(("error", "is_found"), [(0.11, True), (0.09, False)])
 def test_what_errs_alone_must_err_ten_times_what_is_allowed(error: float, is_found: bool) -> None:
     """10 % is 20 dB."""
