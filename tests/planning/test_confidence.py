@@ -267,6 +267,17 @@ def test_a_sum_inside_a_mean_that_nears_the_threshold_is_at_risk(tmp_path: Path)
     assert bound.margin_bits == pytest.approx(math.log2(65504 / 9900), abs=1e-4)
 
 
+def test_a_share_of_what_is_decided_otherwise_is_no_magnitude(tmp_path: Path) -> None:
+    nodes = [node("ReduceMean", "x", "m", axes=[1]), node("Sub", "x m", "d"), node("Less", "d c", "b")]
+    cast = node("Cast", "b", "y", to=onnx.TensorProto.FLOAT)
+    graph = _inner_model(tmp_path, *nodes, cast, c=np.array(0.05, np.float32))
+    feeds = tuple({"x": np.linspace(0, most, 1000, dtype=np.float32)[None]} for most in (80, 90, 95, 99))
+    ranges = collect_ranges(graph, InMemoryCalibration(feeds))
+    assert any(one.quantity == "decided otherwise" and one.seen.max_abs > 0 for one in ranges.inner)
+    nearest = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy())).nearest
+    assert not [one.tensor for one in nearest if "decided otherwise" in one.tensor]
+
+
 @pytest.mark.parametrize("at", ["Gelu", "Softplus"])
 def test_a_value_that_follows_from_a_tensor_counts(tmp_path: Path, at: str) -> None:
     attributes = {"approximate": "tanh"} if at == "Gelu" else {}
