@@ -24,6 +24,7 @@ Quantity = Literal[
     "row cancellation",
     "sampling loss",
     "exponent loss",
+    "softmax loss",
     "decided otherwise",
     "output",
 ]

@@ -1,4 +1,4 @@
-"""What a softmax has inside: the largest input of each row, and the sum of the exponentials of a long one."""
+"""What a softmax has inside: the largest input of each row, the sum of the exponentials of a long one, and what rounding a bias loses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.placed_logits import has_placed_bias, measure_softmax_loss
 from overflow_fixer.inner.quantities import LONGEST_UNTOLD, NOTHING, Found
 
 _ONE_AXIS_SINCE = 13
@@ -20,6 +21,8 @@ def find_in_softmax(expression: Expression) -> Iterator[Found]:
         rows = expression.rows_behind(expression.attribute("axis", 1))
     yield "row maximum", expression.reduce("ReduceMax", rows.tensor, rows.axes)
     yield "sum of exponentials", _add_exponentials(expression, _put_in_output(expression, rows))
+    if expression.node.op_type == "Softmax" and has_placed_bias(expression.graph, expression.source):
+        yield "softmax loss", measure_softmax_loss(expression)
 
 
 def _put_in_output(expression: Expression, rows: Rows) -> Rows:

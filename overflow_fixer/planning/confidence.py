@@ -127,6 +127,7 @@ def _find_measured(
         "row cancellation",
         "sampling loss",
         "exponent loss",
+        "softmax loss",
         "decided otherwise",
         "output",
         *(("products",) if policy.accumulators != "pin" else ()),

@@ -15,7 +15,7 @@ from overflow_fixer import __version__
 from overflow_fixer.ranges.summaries import SUMMARY_FIELDS, Summaries, merge_summaries, no_summaries
 from overflow_fixer.records import InnerRange, Range, RangeTable
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Another for other columns, and for other rows of the same model: a scan cannot go on with those."""
 _RUNS = "runs of "
 

@@ -28,21 +28,21 @@ _MOST_NOISE = 10.0**-1.5
 """30 dB below a probability, as verification tolerates."""
 _SHARE_OF_A_LOGARITHM = 0.5
 """Of the largest |log p| what they are on average, root mean square: 0.4 to 0.6 of normal logits."""
+_FAR = 128.0
+"""From where on FP16's steps, of 1/8, take 3 % of a probability."""
 _STEP_NOISE = math.sqrt(12)
 """What rounding errs by, spread evenly over a step: the step over this, root mean square."""
 
 
 class _Lost(NamedTuple):
-    """`nearest` is the least magnitude of a row's largest logit, `limit` where FP16's steps become too large.
-
-    `most` is the largest probability of the batch of that index, where it is smallest, or the largest |log p|.
-    """
+    """What a finding tells of the softmax; what is made of numbers over `far` stays in FP32 with it."""
 
     softmax: Softmax
-    nearest: float
+    value: float
     limit: float
-    most: float
+    far: float
     batch: int
+    reason: str
 
 
 def find_lost_logits(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
@@ -51,23 +51,25 @@ def find_lost_logits(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
     Of one that is written out the node that subtracts something from the logits; the rest of it stays in FP32 with that.
     `value` is the least |x| of all rows' largest logits, which are of one sign, or of what is subtracted; `limit` from where on
     rounding leaves less than 30 dB of the largest probability of `batch`, or of its logarithms. None of logits with NaN or
-    infinities, or that FP16 is known to hold.
+    infinities, or that FP16 is known to hold. Of a Softmax of logits with a bias that grows with the place `value` may be what
+    it loses as a share of what it gives, and `limit` that of 30 dB.
     """
     for lost in _evidence(graph, ranges).get(node.label, ()):
         batch = ranges.batch_names[lost.batch]
-        reason = _tell(graph, lost)
-        yield Finding("lost_logit", node.label, lost.softmax.logits, lost.nearest, lost.limit, reason, batch)
+        yield Finding(
+            "lost_logit", node.label, lost.softmax.logits, lost.value, lost.limit, lost.reason, batch
+        )
 
 
-def _tell(graph: Graph, lost: _Lost) -> str:
-    softmax, writer = lost.softmax, graph.producers[lost.softmax.output]
+def _tell(graph: Graph, softmax: Softmax, nearest: float, most: float) -> str:
+    """`most` is the largest probability of the batch, or the largest |log p|."""
+    writer = graph.producers[softmax.output]
     largest = f"what {softmax.node.label} subtracts" if softmax.is_written_out else "the largest"
     joined = "from" if softmax.is_written_out else "of"
-    is_logarithm = softmax.kind == "LogSoftmax"
-    given = f"no less than {-lost.most:.3g}" if is_logarithm else f"no more than {lost.most:.3g}"
+    given = f"no less than {-most:.3g}" if softmax.kind == "LogSoftmax" else f"no more than {most:.3g}"
     return (
-        f"{largest} {joined} each row of {softmax.logits} is {lost.nearest:.6g} or more in magnitude, where FP16's steps are "
-        f"{step_at(lost.nearest):g}, and {writer.op_type} {writer.label} gives {given} to any in that batch"
+        f"{largest} {joined} each row of {softmax.logits} is {nearest:.6g} or more in magnitude, where FP16's steps are "
+        f"{step_at(nearest):g}, and {writer.op_type} {writer.label} gives {given} to any in that batch"
     )
 
 
@@ -77,10 +79,11 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, list[_Lost]]:
     found: dict[str, list[_Lost]] = {}
     told = set[str]()
     for softmax in find_softmaxes(graph, ranges):
-        lost = None if softmax.node.label in told else _judge(graph, ranges, softmax)
+        is_told = softmax.node.label in told
+        lost = None if is_told else _judge(graph, ranges, softmax) or _judge_placed(ranges, softmax)
         if lost is not None:
             told.add(softmax.node.label)
-            origins = find_origins(graph, ranges, softmax.logits, lost.limit)
+            origins = find_origins(graph, ranges, softmax.logits, lost.far)
             for label in dict.fromkeys(one.label for one in (softmax.node, *origins)):
                 found.setdefault(label, []).append(lost)
     return found
@@ -98,7 +101,25 @@ def _judge(graph: Graph, ranges: RangeTable, softmax: Softmax) -> _Lost | None:
         return None
     batch = int(np.argmin(np.where(is_borne, errors, math.inf)))
     limit = _find_limit(float(errors[batch]))
-    return _Lost(softmax, nearest, limit, float(most[batch]), batch) if nearest >= limit else None
+    reason = _tell(graph, softmax, nearest, float(most[batch]))
+    return _Lost(softmax, nearest, limit, limit, batch, reason) if nearest >= limit else None
+
+
+def _judge_placed(ranges: RangeTable, softmax: Softmax) -> _Lost | None:
+    """By what the scan measured of logits with a bias that grows with the place, in the batch in which most is lost."""
+    inner = (
+        None if softmax.is_written_out else ranges.inner_of.get(softmax.node.label, {}).get("softmax loss")
+    )
+    if inner is None or not inner.batch_max_abs.size:
+        return None
+    losses = np.nan_to_num(inner.batch_max_abs.astype(np.float64), posinf=0.0)  # of what is not finite
+    batch = int(losses.argmax())
+    loss = float(losses[batch])
+    reason = (
+        f"{softmax.node.label} loses {loss:.3g} of what it gives where {softmax.logits} is rounded to FP16: a bias that grows with "
+        "the place is added there, and rounding that loses as much again"
+    )
+    return _Lost(softmax, loss, _MOST_NOISE, _FAR, batch, reason) if loss > _MOST_NOISE else None
 
 
 def _is_held(graph: Graph, ranges: RangeTable, logits: str) -> bool:

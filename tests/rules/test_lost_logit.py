@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.records import Finding, PlanPolicy
@@ -239,3 +240,31 @@ def test_probabilities_of_logarithms_count_as_a_softmax(tmp_path: Path) -> None:
         found = _ask(tmp_path, [*nodes, node("Exp", "y", "p")], SPREAD + 500)
         assert [one.node for one in found] == ["Mul_a", "Sub_d" if nodes is LOG_SUM else "LogSoftmax_y"]
         assert "Exp Exp_p gives no more than" in found[0].reason
+
+
+SLOPES = np.array([0.25, 1 / 16, 1 / 64, 1 / 256], np.float32)[:, None, None]
+
+
+@pytest.mark.parametrize(("first", "is_found"), [(0, False), (300, False), (3000, True)])
+def test_a_bias_that_grows_with_the_place_is_large_in_some_heads_alone(
+    first: int, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Cast", "places", "p", to=TensorProto.FLOAT),
+        node("Mul", "p slopes", "b"),
+        node("Add", "x b", "a"),
+        node("Softmax", "a", "y"),
+    ]
+    inputs = {"x": [1, 4, 20, 20], "places": (TensorProto.INT64, [20])}
+    graph, ranges = scan(
+        make_model(nodes, inputs, "y", {"slopes": SLOPES}),
+        tmp_path,
+        {"x": RNG.normal(size=(1, 4, 20, 20)).astype(np.float32), "places": first + np.arange(20)},
+    )
+    found = ask(find_lost_logits, graph, ranges)
+    assert [one.node for one in found] == (["Cast_p", "Mul_b", "Add_a", "Softmax_y"] if is_found else [])
+    loss = ranges.inner_of["Softmax_y"]["softmax loss"].seen.max_abs
+    assert all(one.value == pytest.approx(loss) and one.limit < loss for one in found)
+    assert all(
+        f"Softmax_y loses {loss:.3g} of what it gives where a is rounded" in one.reason for one in found
+    )
