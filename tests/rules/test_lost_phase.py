@@ -177,3 +177,32 @@ def test_angles_that_a_scatter_multiplies(op: str, tmp_path: Path) -> None:
     model = make_model(nodes, {"ids": (TensorProto.INT64, [2])}, "y", constants, opset=18)
     graph, ranges = scan(model, tmp_path, {"ids": ints(4001, 4003)})
     assert pinned_by(find_lost_phases, graph, ranges) == ["Cast_p", "Mul_h", f"{op}_a", "Sin_y"]
+
+
+def test_coordinates_that_are_put_in_place_are_part_of_it_before_a_table_of_frequencies(
+    tmp_path: Path,
+) -> None:
+    """points[..., 0] = points[..., 0] / width, as PyTorch exports it, and a Fourier mapping of that."""
+    nodes = [
+        node("Add", "x half", "a"),
+        node("Div", "a width", "d"),
+        node("ScatterND", "a at d", "s"),
+        node("MatMul", "s f", "m"),
+        node("Sin", "m", "y"),
+    ]
+    constants = {
+        "half": scalar(0.5),
+        "width": scalar(3),
+        "at": ints([0], [1]),
+        "f": 40 * np.eye(2, dtype=np.float32),
+    }
+    graph, ranges = scan(
+        make_model(nodes, {"x": [2, 2]}, "y", constants), tmp_path, {"x": floats([9.25, 8.5], [7.75, 3.1])}
+    )
+    assert pinned_by(find_lost_phases, graph, ranges) == [
+        "Add_a",
+        "Div_d",
+        "ScatterND_s",
+        "MatMul_m",
+        "Sin_y",
+    ]

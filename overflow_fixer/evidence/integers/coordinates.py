@@ -14,6 +14,7 @@ _ARITHMETIC = frozenset(
     """Add Sub Sum Mul Div Neg Abs MatMul Gemm Einsum Pow Reciprocal Sqrt Exp Log Mod Floor Ceil Round Max Min Clip
     Where Range CumSum ReduceSum ReduceMax ReduceMin ConstantOfShape OneHot Trilu Pad Sign""".split()
 )
+_SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 
 
 @lru_cache(maxsize=1)
@@ -30,4 +31,9 @@ def _computes_plainly(node: Node, graph: Graph) -> bool:
     """Whether the node only computes or moves: looking words up in a large table makes data of them."""
     if node.standard_op.startswith("Gather") and node.inputs[0] in graph.constants:
         return math.prod(graph.constants[node.inputs[0]].dims) <= _TABLE_ELEMENTS
-    return node.standard_op in _ARITHMETIC or moves(node, 0)
+    return node.standard_op in _ARITHMETIC or moves(node, 0) or _puts(node)
+
+
+def _puts(node: Node) -> bool:
+    """Whether it puts elements in the place of others, as an assignment to a slice is exported."""
+    return node.standard_op in _SCATTERS and node.value_of("reduction", b"none") in (b"none", "none")
