@@ -113,13 +113,27 @@ def _list_parts(graph: Graph, ranges: RangeTable) -> Mapping[str, tuple[tuple[st
 
 def _parts(graph: Graph, ranges: RangeTable, node: Node, output: str) -> Iterator[tuple[str, float]]:
     """Each computed input that FP16 does not hold, and how many times its error an error of the output is."""
-    multiples = find_multiples(graph, ranges)
     for slot, name in enumerate(node.inputs):
-        is_computed = graph.dtypes.get(name) == TensorProto.FLOAT and name not in graph.constants
-        if is_computed and ranges.get(name) is not None and not multiples.is_held(name):
-            growth = _growth(graph, ranges, node, slot, output)
-            if growth is not None:
-                yield name, growth
+        growth = _growth(graph, ranges, node, slot, output) if _is_rounded(graph, ranges, name) else None
+        if growth is not None:
+            yield name, growth
+            yield from _logits(graph, ranges, node)
+
+
+def _is_rounded(graph: Graph, ranges: RangeTable, name: str) -> bool:
+    is_computed = graph.dtypes.get(name) == TensorProto.FLOAT and name not in graph.constants
+    return is_computed and ranges.get(name) is not None and not find_multiples(graph, ranges).is_held(name)
+
+
+def _logits(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[tuple[str, float]]:
+    """Those of the Softmax of which the node is the logarithm, whose error is that of LogSoftmax: the same."""
+    writer = graph.producers.get(node.inputs[0]) if node.standard_op == "Log" else None
+    if (
+        writer is not None
+        and writer.standard_op == "Softmax"
+        and _is_rounded(graph, ranges, writer.inputs[0])
+    ):
+        yield writer.inputs[0], 1.0
 
 
 def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str) -> float | None:

@@ -253,6 +253,23 @@ def test_a_log_sum_exp_errs_by_as_much_as_its_terms(largest: float, is_found: bo
     assert ("Identity_a" in _found(graph, ranges)) == is_found
 
 
+@pytest.mark.parametrize(("op", "is_found"), [("Log", True), ("Sqrt", False)])
+def test_the_logarithm_of_a_softmax_errs_by_as_much_as_its_logits(
+    op: str, is_found: bool, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Mul", "x half", "small"),
+        node("Add", "small x", "a"),
+        node("Softmax", "a", "s"),
+        node(op, "s", "l"),
+        node("Mul", "l far", "y"),
+    ]
+    model = make_model(nodes, {"x": [2]}, "y", {"half": scalar(0.01), "far": scalar(1000.3)})
+    graph, ranges = scan(model, tmp_path, {"x": floats(9.3, 0.1)})
+    behind = ["Softmax_s", f"{op}_l", "Mul_y"]
+    assert sorted(_found(graph, ranges)) == sorted(["Add_a", *behind] if is_found else behind)
+
+
 def test_what_fp16_holds_and_constants_are_left(tmp_path: Path) -> None:
     nodes = [
         node("Cast", "ids", "p", to=TensorProto.FLOAT),
