@@ -34,6 +34,8 @@ SAME_SECONDS = 0.5
 """Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
 _PATIENCE_SECONDS = 3.0
 """What a second Ctrl-C leaves the command to end by itself: a library that runs for minutes does not let Python hear of it."""
+_FOR_COMPARISON = ("naive FP16", "FP32 engine")
+_LEAVE_OUT = "What crashed is built for comparison alone: --no-compare leaves it out. "
 _PAGE_BYTES = 256
 _STDERR = 2
 _page: mmap.mmap | None = None
@@ -213,5 +215,5 @@ def _explain(number: signal.Signals, stage: str) -> str:
         f"A native library crashed ({number.name}) during: {stage}. Expected TensorRT to build or refuse, "
         "and ONNX Runtime to run. Some TensorRT versions crash on models that newer ones take, or where a library of theirs "
         "is missing: look at the lines above, try another TensorRT or another export of the model, or --backend onnx. "
-        "Files already written are whole."
+        f"{_LEAVE_OUT if stage.startswith(_FOR_COMPARISON) else ''}Files already written are whole."
     )
