@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
+from overflow_fixer.evidence.differences.fed_features import list_handed
 from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
@@ -57,7 +58,8 @@ def _find_nodes(graph: Graph, ranges: RangeTable, node: Node, limit: float, walk
     """The layer and what rounds what it reads; of a LinearRegressor that alone, since it stays in FP32 by itself."""
     if node.is_standard:
         yield node
-    yield from find_origins(graph, ranges, node.inputs[0], limit, walked)
+    for name in list_handed(graph, node.inputs[0]):
+        yield from (one for one in find_origins(graph, ranges, name, limit, walked) if one.is_standard)
 
 
 def _read_bias(graph: Graph, ranges: RangeTable, node: Node) -> float:

@@ -21,6 +21,7 @@ RNG = np.random.default_rng(0)
 MEANS, SCALES = floats(1013, 300, 640, 85), floats(1.2, 0.8, 2, 1)
 FEATURES = (MEANS + SCALES * RNG.normal(size=(16, 4))).astype(np.float32)
 _FOLDED = RNG.normal(size=(4, 8)) / SCALES[:, None]
+ML = "ai.onnx.ml"
 CONSTANTS = {
     "w": _FOLDED.astype(np.float32),
     "b": (-MEANS @ _FOLDED).astype(np.float32),
@@ -125,11 +126,30 @@ def test_what_joins_the_columns_of_a_linear_regressor(front: str, pinned: list[s
         "y",
         coefficients=weights,
         intercepts=[float(CONSTANTS["b"][0])],
-        domain="ai.onnx.ml",
+        domain=ML,
     )
     attributes = {"axis": 1} if front == "Concat" else {}
     nodes = [*([node(front, "x", "c", **attributes)] if front else []), regressor]
     model = make_model(nodes, {"x": [None, 4]}, "y")
-    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    model.opset_import.append(onnx.helper.make_opsetid(ML, 3))
     graph, ranges = scan(model, tmp_path, {"x": FEATURES})
     assert pinned_by(find_lost_differences, graph, ranges) == pinned
+
+
+def test_columns_that_an_imputer_hands_on_to_a_linear_regressor(tmp_path: Path) -> None:
+    nodes = [
+        node("Concat", "x", "c", axis=1),
+        node("Imputer", "c", "i", imputed_value_floats=[0.0], replaced_value_float=math.nan, domain=ML),
+        node(
+            "LinearRegressor",
+            "i",
+            "y",
+            coefficients=_FOLDED[:, 0].tolist(),
+            intercepts=[float(CONSTANTS["b"][0])],
+            domain=ML,
+        ),
+    ]
+    model = make_model(nodes, {"x": [None, 4]}, "y")
+    model.opset_import.append(onnx.helper.make_opsetid(ML, 3))
+    graph, ranges = scan(model, tmp_path, {"x": FEATURES})
+    assert pinned_by(find_lost_differences, graph, ranges) == ["Concat_c"]
