@@ -25,6 +25,8 @@ from overflow_fixer.records import Array, RangeTable
 
 _FEWEST_STEPS = 256
 """Forests near 30 dB where there are fewer between the least threshold of a feature and the largest."""
+_FEWEST_THRESHOLDS = 8
+"""Fewer are near one another by chance, of a feature that is seldom asked for."""
 _ROUNDED = 4.0
 """How many times what is between them a value is that FP16 rounds by as much."""
 _HELD = 2048
@@ -46,7 +48,8 @@ class _Splits(NamedTuple):
 def find_split_features(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """What trees read, where all that is between a feature's thresholds is less than 256 of FP16's steps there.
 
-    None of what FP16 is known to hold, of what has NaN or infinities, nor of what no input of the model is moved to.
+    None of what FP16 is known to hold, of what has NaN or infinities, nor of what no input of the model is moved to; none of
+    features with fewer than 8 thresholds.
     """
     for node in graph.nodes:
         worst = _find_worst(node)
@@ -73,8 +76,13 @@ def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
 
 
 def _find_worst(node: Node) -> _Splits | None:
-    """The feature with the fewest steps; None where each has one threshold, or is told apart as integers are."""
-    found = (_Splits(feature, *_measure(splits)) for feature, splits in read_splits(node).items())
+    """The feature with the fewest steps; None where each has few thresholds, or is told apart as integers are."""
+    many = (
+        (feature, splits)
+        for feature, splits in read_splits(node).items()
+        if len(splits) >= _FEWEST_THRESHOLDS
+    )
+    found = (_Splits(feature, *_measure(splits)) for feature, splits in many)
     told = (one for one in found if one.between > 0 and one.most < FP16_OVERFLOW)
     return min(told, key=lambda one: one.steps, default=None)
 

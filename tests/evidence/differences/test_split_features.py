@@ -16,7 +16,7 @@ from overflow_fixer.rules.lost_difference import find_lost_differences
 ML = {"domain": "ai.onnx.ml"}
 COLUMNS = {"p": floats([1010.3], [1014.6]), "w": floats([4.7], [1.1])}
 JOINED = node("Concat", "p w", "x", axis=1)
-NEAR = (1009.25, 1013.2, 1017.375)
+NEAR = (1009.25, 1010.2, 1011.3, 1012.1, 1013.2, 1014.3, 1015.6, 1017.375)
 
 
 def make_tree(thresholds: Any, feature: int = 0, mode: str = "BRANCH_LEQ") -> onnx.NodeProto:
@@ -69,14 +69,15 @@ def test_the_evidence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("least", "is_found"), [(889.5, True), (889.3, False)])
 def test_the_limit_is_256_steps(least: float, is_found: bool, tmp_path: Path) -> None:
-    graph, ranges = _scan(tmp_path, make_tree((least, 1017.4)))
+    graph, ranges = _scan(tmp_path, make_tree(np.linspace(least, 1017.4, 8)))
     assert bool(ask(find_lost_differences, graph, ranges)) == is_found
 
 
 @pytest.mark.parametrize("thresholds", [
     (1013.2,),  # one tells of no distance
-    (1009.5, 1013, 1017.5),  # between integers
-    (1e30, 2e30),  # no value of FP16 is there
+    NEAR[1:],  # few are near one another by chance
+    np.arange(1009.5, 1018),  # between integers
+    np.linspace(1e30, 2e30, 8),  # no value of FP16 is there
 ])  # fmt: skip
 def test_thresholds_that_tell_nothing(thresholds: Any, tmp_path: Path) -> None:
     assert ask(find_lost_differences, *_scan(tmp_path, make_tree(thresholds))) == []
@@ -84,7 +85,7 @@ def test_thresholds_that_tell_nothing(thresholds: Any, tmp_path: Path) -> None:
 
 def test_thresholds_between_integers_that_fp16_does_not_hold(tmp_path: Path) -> None:
     columns = COLUMNS | {"p": floats([2100.7], [2200.1])}
-    graph, ranges = _scan(tmp_path, make_tree((2101.5, 2203.5)), columns)
+    graph, ranges = _scan(tmp_path, make_tree(np.arange(2101.5, 2204)), columns)
     assert pinned_by(find_lost_differences, graph, ranges) == ["Concat_x"]
 
 
