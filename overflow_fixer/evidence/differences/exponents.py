@@ -53,12 +53,15 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
 
 
 def _find_readers(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Each Exp and Softmax with its exponent; of a Softmax that is written out its last node, with what it is of."""
+    """Each Exp and Softmax with its exponent; of a Softmax that is written out its last node, with what it is of; none of a LogSoftmax.
+
+    A Softmax under a Log is one: its errors stand beside logarithms as large as the exponents.
+    """
     inside = set[str]()
-    for region in find_softmax(graph):
-        inside.update(region.nodes)
-        if region.kind == "Softmax":
+    for region in find_softmax(graph):  # a LogSoftmax before the Softmax that is part of it
+        if region.kind == "Softmax" and not inside.issuperset(region.nodes):
             yield graph.producers[region.output], region.source
+        inside.update(region.nodes)
     for node in graph.nodes:
         if node.standard_op in ("Exp", "Softmax") and node.label not in inside:
             yield node, node.inputs[0]

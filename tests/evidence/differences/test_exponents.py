@@ -51,6 +51,26 @@ OTHERS: dict[str, list[onnx.NodeProto]] = {
     "in a sum": [node("ReduceMean", "d last", "s"), node("Exp", "s", "y")],
     "no distance": [node("Mul", "c minus", "e"), node("Exp", "e", "y")],
     "a quotient by it": [node("Div", "minus d", "e"), node("Exp", "e", "y")],
+    "a LogSoftmax": [node("Mul", "d minus", "e"), node("LogSoftmax", "e", "y")],
+    "a softmax under a logarithm": [
+        node("Mul", "d minus", "e"),
+        node("Softmax", "e", "p"),
+        node("Log", "p", "y"),
+    ],
+    "a softmax that is written out, under a logarithm": [
+        node("Mul", "d minus", "e"),
+        node("Exp", "e", "k"),
+        node("ReduceSum", "k last", "s"),
+        node("Div", "k s", "p"),
+        node("Log", "p", "y"),
+    ],
+    "a logarithm of a sum that is subtracted": [
+        node("Mul", "d minus", "e"),
+        node("Exp", "e", "k"),
+        node("ReduceSum", "k last", "s"),
+        node("Log", "s", "l"),
+        node("Sub", "e l", "y"),
+    ],
 }
 PINS = {"ReduceSum_a", "MatMul_c", "Mul_c2", "Sub_t", "Add_d"}
 
