@@ -46,7 +46,8 @@ def has_placed_bias(graph: Graph, logits: str) -> bool:
 def measure_softmax_loss(expression: Expression) -> str:
     """The root mean square of what a Softmax loses where its logits are rounded, as a share of that of what it gives; 0 where that is zero.
 
-    Of a row that is masked as a whole, by numbers under -65504, nothing is lost.
+    Of a row that is masked as a whole, by numbers under -65504 or -inf, nothing is lost, unless FP32 has NaN of it. NaN where
+    a logit is NaN, or so large that FP16 makes infinity of it.
     """
     output = expression.node.outputs[0]
     bounded = expression.apply("Max", expression.source, expression.number(_LOWEST))

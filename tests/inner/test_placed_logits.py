@@ -84,6 +84,24 @@ def test_a_row_that_is_masked_as_a_whole_loses_nothing(tmp_path: Path) -> None:
     assert found.seen.max_abs == 0
 
 
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("logit", "is_told"),
+    [(math.nan, False), (math.inf, False), (65520, False), (65504, True), (-65520, True), (-math.inf, True)],
+)
+def test_what_is_not_finite_in_fp16_is_told_of_no_batch(
+    logit: float, is_told: bool, is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is an empty batch; of those before and after it the loss is as it is without it."""
+    monkeypatch.setenv("OVERFLOW_FIXER_NATIVE", str(int(is_native)))
+    broken = SCORES[0].copy()
+    broken[0, 0, 5, 0] = logit
+    nodes = [*ADDED, node("Softmax", "s", "y")]
+    (found,) = _measure(tmp_path, nodes, SCORES[0], broken, SCORES[0][..., :0, :0], SCORES[0], first=0)
+    assert np.isfinite(found.batch_max_abs).tolist() == [True, is_told, False, True]
+    assert 0 < found.batch_max_abs[0] == found.batch_max_abs[3] == pytest.approx(found.seen.max_abs, rel=0.01)
+
+
 COUNTED = {
     "behind a mask that is added": [*ADDED, node("Add", "s mask", "l"), node("Softmax", "l", "y")],
     "scaled": [*ADDED, node("Mul", "s half", "l"), node("Softmax", "l", "y")],
