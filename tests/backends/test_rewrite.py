@@ -122,6 +122,21 @@ def test_a_cast_that_changes_no_type_any_more_is_an_identity(tmp_path: Path) -> 
     _check_run(typed, {"x": np.asarray([1, 2], np.float32), "h": np.asarray([3, 4], np.float16)})
 
 
+def test_a_cast_to_the_models_own_fp16_is_an_identity_where_it_reads_fp16(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path,
+        """g (float[N] x) => (float[N] y) {
+            a = Neg(x) b = Cast <to: int = 10> (a) c = Neg(b) d = Cast <to: int = 1> (c) y = Exp(d)
+        }""",
+    )
+    typed = make_typed(path)
+    assert [typed.node_of(name).op_type for name in "bd"] == ["Identity", "Identity"]
+    _check_run(typed, {"x": np.asarray([1, 2], np.float32)})
+    pinned = make_typed(path, pinned=["a"])
+    assert [pinned.node_of(name).op_type for name in "bd"] == ["Cast", "Identity"]
+    _check_run(pinned, {"x": np.asarray([1, 2], np.float32)})
+
+
 def test_a_pinned_cast_keeps_its_target(tmp_path: Path) -> None:
     path = write_model(tmp_path, "g (int64[N] i) => (float[N] y) { a = Cast <to: int = 1> (i) y = Neg(a) }")
     typed = make_typed(path, pinned=["a"])

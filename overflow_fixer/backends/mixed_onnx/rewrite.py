@@ -128,9 +128,10 @@ class _Rewriter:
     def _retarget(self, node: Node, edited: gs.Node) -> None:
         """Give FP16 to the attribute that types the output of a Cast or a ConstantOfShape.
 
-        A Cast from FP16 to FP16 becomes an Identity: ONNX Runtime up to 1.23 refuses it with optimisation off.
+        A Cast from FP16 to FP16, the model's own to FP16 too, becomes an Identity: ONNX Runtime up to 1.23 refuses it with
+        optimisation off.
         """
-        if node.op_type == "Cast" and self.graph.dtypes.get(node.outputs[0]) == FLOAT:
+        if node.op_type == "Cast" and self.graph.dtypes.get(node.outputs[0]) in (FLOAT, FLOAT16):
             if self._type_read(node.inputs[0]) == FLOAT16:
                 edited.op, edited.attrs = "Identity", {}
             else:
