@@ -8,7 +8,7 @@ the artifact stores in FP16 are rounded. So every node that loses shows, however
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from overflow_fixer.records import Array, Batch, RangeTable
 from overflow_fixer.repair.chunks import Chunks
 from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
-from overflow_fixer.simulation.sigmoids import find_given_sigmoids, write_out
+from overflow_fixer.simulation.sigmoids import GivenSigmoids
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class _Probe:
         return self.roundings.graph
 
     @cached_property
-    def given_sigmoids(self) -> frozenset[str]:
-        return find_given_sigmoids(self.graph)
+    def given_sigmoids(self) -> GivenSigmoids:
+        return GivenSigmoids(self.graph)
 
     def run(
         self, owners: Mapping[str, Node], batch: Batch
@@ -109,7 +109,7 @@ class _Probe:
         last = max(node.index for node in measured)
         views: dict[str, str] = {}
         for node in (one for one in self.graph.run_order if one.index <= last):
-            model.graph.node.extend(self._compute(node, node.proto))
+            model.graph.node.extend(self.given_sigmoids.compute(node, node.proto))
             if node in measured:
                 self._add_twin(model.graph, node, views)
         made = {name for node in model.graph.node for name in node.output}
@@ -132,10 +132,7 @@ class _Probe:
                 twin.input[slot] = views[name]
         twin.output[:] = [self.roundings.name(name, "twin") if name else "" for name in node.outputs]
         if list(twin.input) != list(node.inputs):
-            graph.node.extend(self._compute(node, twin))
-
-    def _compute(self, node: Node, proto: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-        return write_out(proto) if node.label in self.given_sigmoids else (proto,)
+            graph.node.extend(self.given_sigmoids.compute(node, twin))
 
 
 def _run_in_halves(probe: _Probe, owners: Mapping[str, Node], batch: Batch) -> tuple[dict[str, Loss], int]:

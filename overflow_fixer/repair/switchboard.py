@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from overflow_fixer.metrics.parts import Part
 from overflow_fixer.records import Array, Batch, TensorError
 from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
-from overflow_fixer.simulation.sigmoids import find_given_sigmoids, write_out
+from overflow_fixer.simulation.sigmoids import GivenSigmoids
 
 _FIRST_WITH_PLAIN_INITIALIZERS = 4
 """Of the IR versions: in the branches of an If, an initializer had to be an input before."""
@@ -105,7 +105,7 @@ class _Writer:
     def __init__(self, roundings: Roundings) -> None:
         self.roundings = roundings
         self._graph = roundings.graph
-        self._given_sigmoids = find_given_sigmoids(roundings.graph)
+        self._given_sigmoids = GivenSigmoids(roundings.graph)
 
     def write(self, switched: Sequence[Node], switches: str, outputs: Sequence[str]) -> onnx.ModelProto:
         model = copy_shell(self._graph)
@@ -115,7 +115,7 @@ class _Writer:
         for node in self._graph.run_order:
             number = numbers.get(node.label)
             if number is None:
-                made = self._compute(node, node.proto)
+                made = self._given_sigmoids.compute(node, node.proto)
             else:
                 made = self._switch(model.graph, node, switches, number)
             for proto in made:
@@ -156,10 +156,7 @@ class _Writer:
         for slot, tensor in reads.items():
             twin.input[slot] = tensor
         twin.output[:] = [self.roundings.name(tensor, "raw") if tensor else "" for tensor in node.outputs]
-        body.node.extend(self._compute(node, twin))
-
-    def _compute(self, node: Node, proto: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-        return write_out(proto) if node.label in self._given_sigmoids else (proto,)
+        body.node.extend(self._given_sigmoids.compute(node, twin))
 
     def _give_out(self, body: onnx.GraphProto, node: Node, rounded: Collection[str]) -> None:
         for tensor in node.writes:

@@ -19,7 +19,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.model_file.subgraphs import all_names, bodies
 from overflow_fixer.native import DOMAIN, declare_operators
-from overflow_fixer.simulation.sigmoids import find_given_sigmoids, write_out
+from overflow_fixer.simulation.sigmoids import GivenSigmoids
 
 _NO_TWIN = frozenset(
     {
@@ -128,7 +128,7 @@ class _Simulation:
         self.taken = set(all_names(self.graph.model.graph))
         self.stored.update(info.name for info in self.graph.model.graph.input)
         self.stored -= set(self.graph.initializers)
-        self.given_sigmoids = find_given_sigmoids(self.graph, (TensorProto.FLOAT, TensorProto.FLOAT16))
+        self.given_sigmoids = GivenSigmoids(self.graph, (TensorProto.FLOAT, TensorProto.FLOAT16))
 
     def add(self, node: Node) -> None:
         if node.op_type == "Constant" and self._is_half(node.outputs[0]):
@@ -180,12 +180,8 @@ class _Simulation:
     def _add_as_it_stands(self, node: Node) -> None:
         for name in node.reads:
             self._store(name)
-        self._append(node, node.proto)
+        self.nodes.extend(self.given_sigmoids.compute(node, node.proto))
         self.stored.update(node.writes)
-
-    def _append(self, node: Node, proto: onnx.NodeProto) -> None:
-        """What computes the node, as `proto` has it: a Sigmoid that is given out as FP32 holds it."""
-        self.nodes.extend(write_out(proto) if node.label in self.given_sigmoids else (proto,))
 
     def _add_widening(self, node: Node) -> None:
         """The model's own Cast to FP32 is the view, gives it, or repeats it."""
@@ -208,7 +204,7 @@ class _Simulation:
         twin.CopyFrom(node.proto)
         twin.input[:] = [self._widen(name) for name in node.inputs]
         twin.output[:] = [results.get(name, name) for name in node.outputs]
-        self._append(node, twin)
+        self.nodes.extend(self.given_sigmoids.compute(node, twin))
         if is_exact:
             self.wide.update(results)
             return

@@ -61,7 +61,7 @@ def test_which_are_given_out(nodes: list[NodeProto], is_given: bool, tmp_path: P
 
 
 def _compute(values: np.ndarray, folder: Path) -> np.ndarray:
-    graph = save(make_model(list(write_out(node("Sigmoid", "x", "y"))), {"x": [None]}, "y"), folder)
+    graph = save(make_model(list(write_out(node("Sigmoid", "x", "y"), "own_")), {"x": [None]}, "y"), folder)
     session = open_session(graph.model, folder)
     return np.asarray(SessionRunner(session).run(Batch("b", {"x": values}))["y"])
 
@@ -104,6 +104,21 @@ def test_reference_simulation_and_switches_agree(pinned: tuple[str, ...], tmp_pa
     artifact = emit(graph, plan_of(graph, pinned), tmp_path / "typed.onnx")
     assert_same(board.run(batch, artifact.fp16_nodes)["y"], open_runner(artifact).run(batch)["y"])
     assert_same(board.run(batch)["y"], open_reference(graph).run(batch)["y"])
+
+
+def test_names_that_are_taken(tmp_path: Path) -> None:
+    nodes = [
+        node("Neg", "x", "s__turned"),
+        node("Relu", "s__turned", "sigmoid_of_s__one"),
+        node("Sigmoid", "sigmoid_of_s__one", "s"),
+        node("Concat", "s s__turned", "y", axis=0),
+    ]
+    graph = _load(tmp_path, nodes)
+    batch = Batch("b", {"x": -LOGITS})
+    artifact = emit(graph, plan_of(graph), tmp_path / "typed.onnx")
+    board = Switchboard(graph, artifact.fp16_nodes, graph.outputs)
+    assert_same(board.run(batch)["y"], open_reference(graph).run(batch)["y"])
+    assert_same(board.run(batch, artifact.fp16_nodes)["y"], open_runner(artifact).run(batch)["y"])
 
 
 def test_a_sigmoid_of_the_models_own_fp16_stays(tmp_path: Path) -> None:
