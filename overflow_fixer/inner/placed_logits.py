@@ -6,6 +6,8 @@ neither the largest logits of the rows nor the largest probability tell of those
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from onnx import TensorProto
 
@@ -95,6 +97,7 @@ def _makes_mask(graph: Graph, node: Node) -> bool:
     return any(one is not None and one.size and np.abs(one).max() >= _MASKS_FROM for one in factors)
 
 
+@lru_cache(maxsize=8)  # each layer asks for the same mask
 def _is_far(graph: Graph, tensor: str) -> bool:
     """Whether a constant has an element from 128 to 1000, as a mask has none."""
     value = graph.find_constant(tensor)
