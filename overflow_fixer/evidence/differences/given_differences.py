@@ -28,10 +28,11 @@ _FEWEST_STEPS = 32.0
 """Of less than so many of FP16's steps, what is given out has under 30 dB: see docs/numerics.md."""
 _FEWEST_RECTIFIED = 16.0
 """The same of what a Relu lets through, most of which is zero, and right."""
+_BESIDE = frozenset("Add Sum Concat".split())
 
 
 class _Given(NamedTuple):
-    """The output that a tensor shows in, and how many times it what a Concat puts beside it there is, at most."""
+    """The output that a tensor shows in, and how many times it what is added to it, or put beside it by a Concat, is, at most."""
 
     output: str
     beside: float
@@ -89,21 +90,26 @@ def _find_given(graph: Graph, ranges: RangeTable, batch: int) -> Mapping[str, _G
         if behind is None or node.op_type.startswith("Reduce"):
             continue
         for slot, name in enumerate(node.inputs):
-            beside = max(behind.beside, _read_beside(graph, ranges, batch, node, slot))
+            beside = behind.beside * max(1.0, _read_beside(graph, ranges, batch, node, slot))
             if beside < (found[name].beside if name in found else math.inf):
                 found[name] = _Given(behind.output, beside)
     return found
 
 
 def _read_beside(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> float:
-    """How many times it what the node puts beside it is; 1 of no more, infinity where it is lost."""
+    """How many times it what the node adds or puts beside it is; 1 of no more, infinity where it is lost."""
     if keeps_small(graph, ranges, batch, node, slot):
         return 1.0
-    if node.standard_op != "Concat":
+    if node.standard_op not in _BESIDE:
         return math.inf
-    most = max(_read_norm(ranges, batch, name) for at, name in enumerate(node.inputs) if at != slot)
-    least = _read_norm(ranges, batch, node.inputs[slot])
+    read = _read_norm if node.standard_op == "Concat" else _read_largest
+    most = max(read(ranges, batch, name) for at, name in enumerate(node.inputs) if at != slot)
+    least = read(ranges, batch, node.inputs[slot])
     return most / least if least > 0 and most < math.inf else math.inf
+
+
+def _read_largest(ranges: RangeTable, batch: int, tensor: str) -> float:
+    return float(read_maxima(ranges, tensor)[batch])
 
 
 def _read_norm(ranges: RangeTable, batch: int, tensor: str) -> float:

@@ -6,7 +6,7 @@ At 64 FP16's steps are 1/16; of 64.0025 − 64 nothing is left, or a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from overflow_fixer.records import Array, RangeTable
 FP32_NOISE = 2.0**-20
 """Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
 DIFFERENCES = frozenset("Sub Add Sum".split())
+_KEEPS_ELEMENTS = frozenset("Neg Reshape Transpose Squeeze Unsqueeze Flatten Expand Identity".split())
 FEWEST_STEPS = 64
 """A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
 
@@ -114,8 +115,32 @@ def _read_largest(graph: Graph, ranges: RangeTable, node: Node) -> npt.NDArray[n
     if node.label in find_kernels(graph):
         name = next(name for name in node.inputs if name not in graph.constants)
         return read_maxima(ranges, name) * find_kernels(graph)[node.label]
-    largest: Array = np.fmax.reduce([read_maxima(ranges, name) for name in find_terms(graph, node)])
-    return largest
+    own = _read_most(ranges, find_terms(graph, node))
+    cancels = read_maxima(ranges, node.outputs[0]) < own / 2
+    return np.where(cancels, _nest_terms(graph, ranges).get(node.outputs[0], own), own)
+
+
+@lru_cache(maxsize=1)
+def _nest_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, npt.NDArray[np.float64]]:
+    """For what sums and differences write the max |x| of their terms, and of those of which these are made, by batch.
+
+    What these lost is lost behind, too: of (v2 − 1) − v1, which is −1, what v2 and v1 did. In one pass, since of a long chain
+    each is made of all before.
+    """
+    found: dict[str, npt.NDArray[np.float64]] = {}
+    for node in graph.nodes:
+        is_sum = node.standard_op in DIFFERENCES and bool(find_lost_terms(graph, ranges, node))
+        behind = [found[name] for name in node.inputs if name in found]
+        if is_sum:
+            behind.append(_read_most(ranges, node.inputs))
+        if behind and (is_sum or node.standard_op in _KEEPS_ELEMENTS):
+            found[node.outputs[0]] = np.fmax.reduce(behind)
+    return found
+
+
+def _read_most(ranges: RangeTable, tensors: Iterable[str]) -> npt.NDArray[np.float64]:
+    most: Array = np.fmax.reduce([read_maxima(ranges, name) for name in tensors])
+    return most
 
 
 def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:

@@ -169,3 +169,41 @@ def test_of_what_is_not_finite_nothing_is_concluded(value: float, tmp_path: Path
 
 def test_of_equal_numbers_nothing_is_told(tmp_path: Path) -> None:
     assert list(find_given_differences(*_scan(tmp_path, FORMS["a difference"][0], PRICES), {})) == []
+
+
+VARIANCES = np.random.default_rng(8).uniform(-6, -2, (4, 32)).astype(np.float32)
+MEANS = np.random.default_rng(9).normal(size=(4, 32)).astype(np.float32)
+ALIKE = {
+    "v": VARIANCES,
+    "m": MEANS,
+    "u": VARIANCES + np.random.default_rng(10).normal(0, 0.02, (4, 32)).astype(np.float32),
+    "n": MEANS + np.random.default_rng(11).normal(0, 0.006, (4, 32)).astype(np.float32),
+}
+DIVERGENCE = [
+    node("Add", "minus v", "a"), node("Sub", "a u", "b"), node("Sub", "u v", "c"), node("Exp", "c", "e"), node("Add", "b e", "s"),
+    node("Sub", "n m", "d"), node("Mul", "d d", "q"), node("Neg", "v", "g"), node("Exp", "g", "p"), node("Mul", "q p", "l"),
+    node("Add", "s l", "y"),
+]  # fmt: skip
+"""Twice the KL divergence of two Gaussians, of means n and m and logarithms of variances u and v."""
+
+
+def test_what_is_added_hides_no_difference_that_loses_more(tmp_path: Path) -> None:
+    """Here it is fifty times as large, and still less than what −1 + v − u + exp(u − v) loses where v and u are rounded."""
+    model = make_model(DIVERGENCE, {name: [4, 32] for name in ALIKE}, "y", CONSTANTS)
+    graph, ranges = scan(model, tmp_path, ALIKE)
+    assert ranges.by_tensor["l"].max_abs > 40 * ranges.by_tensor["s"].max_abs
+    pinned = {"Add_a", "Sub_b", "Sub_c", "Exp_e", "Add_s", "Sub_d"}
+    assert pinned <= set(pinned_by(find_lost_differences, graph, ranges))
+    assert measure_snr_db(tmp_path / "model.onnx", ALIKE, set("d")) < 21
+    assert measure_snr_db(tmp_path / "model.onnx", ALIKE, set("abcesd")) > 55
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(15.5, True), (16.5, False)])
+def test_16_steps_that_are_added_hide_it(steps: float, is_told: bool, tmp_path: Path) -> None:
+    share = np.random.default_rng(7).uniform(0.4, 1, PRICES.shape).astype(np.float32)
+    share[0, 0] = 1
+    nodes = [RATIO, node("Sub", "q one", "d"), node("Mul", "s size", "c"), node("Add", "d c", "y")]
+    shapes = {"a": [4, 32], "b": [4, 32], "s": [4, 32]}
+    model = make_model(nodes, shapes, "y", CONSTANTS | {"size": scalar(steps / 1024)})
+    graph, ranges = scan(model, tmp_path, {"a": PRICES, "b": LATER, "s": share})
+    assert bool(list(find_given_differences(graph, ranges, {}))) == is_told

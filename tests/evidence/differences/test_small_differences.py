@@ -118,3 +118,18 @@ def test_maxima_by_batch(tmp_path: Path) -> None:
     _, ranges = scan(model, tmp_path, *({"a": one} for one in batches))
     np.testing.assert_array_equal(read_maxima(ranges, "a"), [3, math.nan, math.nan, math.inf])
     np.testing.assert_array_equal(read_maxima(ranges, "nowhere"), [math.nan] * 4)
+
+
+@pytest.mark.parametrize(("added", "largest"), [(-1.02, 300.3), (-0.3, 1)])
+@pytest.mark.parametrize("between", ["Identity", "Neg"])
+def test_what_the_terms_of_a_term_lost_is_lost_where_it_cancels(
+    between: str, added: float, largest: float, tmp_path: Path
+) -> None:
+    """a − b is 1: with −1.02 it leaves 0.02, and what FP16 took of a, up to 1/8, is in that. What leaves 0.7 does not cancel."""
+    sign = -1 if between == "Neg" else 1
+    nodes = [node("Sub", "a b", "d"), node(between, "d", "m"), node("Add", "m c", "y")]
+    model = make_model(nodes, {name: [1] for name in "abc"}, "y")
+    feeds = {"a": floats(300.3), "b": floats(299.3), "c": floats(sign * added)}
+    graph, ranges = scan(model, tmp_path, feeds)
+    (found,) = find_small(graph, ranges, graph.by_label["Add_y"], 4096)
+    assert found.largest == pytest.approx(largest, rel=1e-3)
