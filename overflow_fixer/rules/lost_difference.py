@@ -106,10 +106,10 @@ Of a difference whose least size is chosen `value` is that, and `limit` 64 steps
 Of a divisor near a pole `tensor` is the difference, `value` what it is at most where the quotient is largest, and `limit` 16
 steps at terms that cancel.
 
-Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8. Of
-other differences there `tensor` is what is made of the terms, `value` what the exponential loses in the `batch`, as a share
-of itself, and `limit` 1/32. Of those that are compared with a constant `value` is the share of elements that is decided
-otherwise, and `limit` 1/100.
+Of squared distances in an exponent `tensor` is they, `value` FP16's step at their terms in the exponent, and `limit` 1/8; so
+of what changes by as much of itself, a quotient or a Sigmoid. Of other differences in an exponent `tensor` is what is made
+of the terms, `value` what the exponential loses in the `batch`, as a share of itself, and `limit` 1/32. Of those that are
+compared with a constant `value` is the share of elements that is decided otherwise, and `limit` 1/100.
 """
 
 

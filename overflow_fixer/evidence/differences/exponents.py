@@ -1,15 +1,19 @@
 """Squared distances in an exponent, written out as |a|² + |b|² − 2ab: a kernel exp(−d / s), or a Softmax of them.
 
-The error of the exponent is that of the distance over s: what FP16's steps at |a|² are, however near the two points.
+The error of the exponent is that of the distance over s: what FP16's steps at |a|² are, however near the two points. So it is
+of what is as steep near them, 1 / (1 + d) or a Sigmoid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.chosen_differences import is_distance
 from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED, find_sources
+from overflow_fixer.evidence.differences.slopes import find_slopes
 from overflow_fixer.evidence.differences.small_differences import (
+    FP32_NOISE,
     LostDifference,
     find_terms,
     is_finite,
@@ -26,45 +30,63 @@ from overflow_fixer.records import RangeTable
 _LARGEST_STEP = 1 / 8
 """Of an exponent: rounding to larger ones (rms 0.036) leaves its exponential less than 29 dB."""
 _MOST_STEPS = 16
+_STEEP = frozenset("Sigmoid Div Reciprocal Pow".split())
 _KEEPS = frozenset("Neg Relu Clip TopK ReduceMin ReduceMax".split())
+
+
+class _Reader(NamedTuple):
+    """What reads a tensor and changes by `slope` of itself with it, at most."""
+
+    node: Node
+    tensor: str
+    slope: float = 1.0
 
 
 def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each of which FP16's steps in the exponent are larger than 1/8, whatever the distance; the value is the step.
 
-    Behind moves, choices, bounds, signs and constant factors. None of terms or distances with NaN or infinities.
+    Behind moves, choices, bounds, signs, constant factors and a number that is added. None of terms or distances with NaN or
+    infinities. So it is of a quotient, a negative power and a Sigmoid, by what share of themselves they change.
     """
-    for reader, exponent in _find_readers(graph):
-        node, scale = _find_distance(graph, ranges, exponent)
+    for reader in _find_readers(graph, ranges):
+        node, scale = _find_distance(graph, ranges, reader.tensor)
         if node is None or not all(
             is_finite(graph, ranges, name) for name in (*find_terms(graph, node), *node.writes)
         ):
             continue
         term = max(abs(find_least(ranges, name)) for name in find_terms(graph, node))
+        scale *= reader.slope
         step = float(step_at(term)) * scale
-        if step > _LARGEST_STEP:
+        if step > _LARGEST_STEP and scale * term * FP32_NOISE < _LARGEST_STEP:
             sources = find_sources(graph, ranges, node, _LARGEST_STEP / scale * MOST_ROUNDED)
-            name = node.outputs[0]
-            reason = (
-                f"{reader.op_type} {reader.label} takes {scale:.6g} times {name} for an exponent, whose terms are {term:.6g} "
-                f"and more: {tell_steps(term)}, and {step:.3g} in the exponent"
-            )
-            yield LostDifference(tuple(sources), name, step, _LARGEST_STEP, reason)
+            reason = _tell(reader.node, node.outputs[0], scale, term)
+            yield LostDifference(tuple(sources), node.outputs[0], step, _LARGEST_STEP, reason)
 
 
-def _find_readers(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Each Exp and Softmax with its exponent; of a Softmax that is written out its last node, with what it is of; none of a LogSoftmax.
+def _tell(reader: Node, name: str, scale: float, term: float) -> str:
+    step = float(step_at(term)) * scale
+    whose = f"whose terms are {term:.6g} and more: {tell_steps(term)}, and {step:.3g}"
+    if reader.standard_op in _STEEP:
+        return f"{reader.op_type} {reader.label} changes by {scale:.6g} of itself with {name}, {whose} of it"
+    return f"{reader.op_type} {reader.label} takes {scale:.6g} times {name} for an exponent, {whose} in the exponent"
 
-    A Softmax under a Log is one: its errors stand beside logarithms as large as the exponents.
+
+def _find_readers(graph: Graph, ranges: RangeTable) -> Iterator[_Reader]:
+    """Each Exp and Softmax with its exponent, of a Softmax that is written out its last node; then what is as steep.
+
+    None of a LogSoftmax. A Softmax under a Log is one: its errors stand beside logarithms as large as the exponents.
     """
     inside = set[str]()
     for region in find_softmax(graph):  # a LogSoftmax before the Softmax that is part of it
         if region.kind == "Softmax" and not inside.issuperset(region.nodes):
-            yield graph.producers[region.output], region.source
+            yield _Reader(graph.producers[region.output], region.source)
         inside.update(region.nodes)
     for node in graph.nodes:
-        if node.standard_op in ("Exp", "Softmax") and node.label not in inside:
-            yield node, node.inputs[0]
+        if node.label in inside:
+            continue
+        if node.standard_op in ("Exp", "Softmax"):
+            yield _Reader(node, node.inputs[0])
+        yield from (_Reader(node, *slope) for slope in find_slopes(graph, ranges, node))
 
 
 def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node | None, float]:
@@ -72,6 +94,10 @@ def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node 
     scale = 1.0
     for _ in range(_MOST_STEPS):
         node = graph.producers.get(tensor)
+        moved = _find_moved(graph, node) if node is not None else ""
+        if moved:
+            tensor = moved
+            continue
         if node is None or (is_distance(graph, node) and find_terms(graph, node)):
             return node, scale
         factor = _read_factor(graph, ranges, node)
@@ -80,6 +106,15 @@ def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node 
             return None, scale
         tensor, scale = node.inputs[slot], scale * (factor or 1.0)
     return None, scale
+
+
+def _find_moved(graph: Graph, node: Node) -> str:
+    """What the node adds a constant number to; "" of other nodes."""
+    numbers = [
+        name for name in node.inputs if (value := graph.find_constant(name)) is not None and value.size == 1
+    ]
+    is_sum = node.standard_op in ("Add", "Sub") and len(numbers) == 1
+    return next(name for name in node.inputs if name not in numbers) if is_sum else ""
 
 
 def _read_factor(graph: Graph, ranges: RangeTable, node: Node) -> float:

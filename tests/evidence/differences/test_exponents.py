@@ -43,9 +43,18 @@ FORMS: dict[str, list[onnx.NodeProto]] = {
         node("Div", "k s", "y"),
     ],
 }
+STEEP: dict[str, list[onnx.NodeProto]] = {
+    "under a sigmoid": [node("Mul", "d minus", "e"), node("Sigmoid", "e", "y")],
+    "student's kernel": [node("Add", "d half", "e"), node("Div", "two e", "y")],
+    "its reciprocal, bounded": [node("Clip", "d half", "e"), node("Reciprocal", "e", "y")],
+    "a rational quadratic": [
+        node("Mul", "d half", "s"),
+        node("Add", "half s", "e"),
+        node("Pow", "e minus", "y"),
+    ],
+}
 ROOTS = [node("Relu", "d", "r"), node("Sqrt", "r", "s"), node("Mul", "s minus", "e"), node("Exp", "e", "y")]
 OTHERS: dict[str, list[onnx.NodeProto]] = {
-    "under a sigmoid": [node("Mul", "d minus", "e"), node("Sigmoid", "e", "y")],
     "by data": [node("Mul", "d a", "e"), node("Neg", "e", "n"), node("Exp", "n", "y")],
     "by many numbers": [node("Mul", "d rates", "e"), node("Exp", "e", "y")],
     "in a sum": [node("ReduceMean", "d last", "s"), node("Exp", "s", "y")],
@@ -105,6 +114,30 @@ def test_what_is_lost_is_told_and_right_with_the_pins(form: str, tmp_path: Path)
     fp32 = {name for one in graph.nodes if one.label in pinned for name in one.writes}
     assert not _snr_db(tmp_path, set()) > 20
     assert _snr_db(tmp_path, fp32) > 40
+
+
+@pytest.mark.parametrize("form", STEEP)
+def test_what_changes_as_much_of_itself_is_told_too(form: str, tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, STEEP[form])
+    pinned = set(pinned_by(find_lost_differences, graph, ranges))
+    assert pinned >= PINS
+    fp32 = {name for one in graph.nodes if one.label in pinned for name in one.writes}
+    assert not _snr_db(tmp_path, set()) > 20
+    assert _snr_db(tmp_path, fp32) > 40
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(1.5, True), (4.0, False)])
+def test_a_number_beside_the_distance_makes_it_less_steep(
+    number: float, is_told: bool, tmp_path: Path
+) -> None:
+    """FP16's steps are 1/4 there: of 1.5 and more, 1/6 at most, of 4 1/16."""
+    behind = [
+        node("Constant", "", "k", value_float=number),
+        node("Add", "d k", "e"),
+        node("Div", "two e", "y"),
+    ]
+    found = ask(find_lost_differences, *_scan(tmp_path, behind))
+    assert any("Div Div_y changes by" in one.reason for one in found) == is_told
 
 
 def _snr_db(folder: Path, fp32_nodes: set[str], offset: float = 12) -> float:
