@@ -29,7 +29,7 @@ from overflow_fixer.records import RangeTable
 def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Those of which the least is less than 64 of FP16's steps at the largest term, and more than FP32's own rounding.
 
-    Behind moves, bounds and roots, too. None of terms or distances with NaN or infinities.
+    Behind moves, bounds and roots, too, and as multiples: of a constant, or of what divides them, as d / max d. None of terms or distances with NaN or infinities.
     """
     for output in graph.outputs:
         for node in filter(partial(is_distance, graph), _find_sums_given(graph, output)):
@@ -49,9 +49,16 @@ def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffe
 
 
 def _find_sums_given(graph: Graph, output: str) -> Iterator[Node]:
-    """The last sums before the output, behind moves, bounds and roots: from outputs, since of long chains of sums these are few."""
+    """The last sums before the output, behind moves, bounds, roots and factors: from outputs, since of long chains of sums these are few."""
 
     def goes_on(node: Node, name: str) -> bool:
-        return not find_terms(graph, node) and hands_on(graph, node, node.inputs.index(name))
+        slot = node.inputs.index(name)
+        return not find_terms(graph, node) and (hands_on(graph, node, slot) or _scales(graph, node, slot))
 
     return (node for node in walk_back(graph, output, goes_on) if find_terms(graph, node))
+
+
+def _scales(graph: Graph, node: Node, slot: int) -> bool:
+    """Whether it multiplies what comes in there by a constant, or divides it by anything."""
+    is_product = node.standard_op == "Mul" and node.inputs[1 - slot] in graph.constants
+    return is_product or (node.standard_op == "Div" and slot == 0)

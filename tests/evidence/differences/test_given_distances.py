@@ -30,16 +30,21 @@ DISTANCES = [
 GIVEN = {
     "as they are": [node("Identity", "d", "y")],
     "their roots": [node("Relu", "d", "r"), node("Sqrt", "r", "y")],
+    "multiplied": [node("Mul", "two d", "z"), node("Div", "z minus", "y")],
+    "as a share of the farthest": [node("ReduceMax", "d", "m", keepdims=1), node("Div", "d m", "y")],
     "turned about": [node("Transpose", "d", "z"), node("Neg", "z", "y")],
 }
 HIDDEN = {
     "an exponential": [node("Neg", "d", "n"), node("Exp", "n", "y")],
     "their mean": [node("ReduceMean", "d", "y")],
     "a layer": [node("MatMul", "d p", "y")],
+    "what divides others": [node("Div", "two d", "y")],
+    "weights that are fed": [node("Mul", "d a", "y")],
 }
 CONSTANTS = {
     "last": ints(1),
     "two": scalar(2),
+    "minus": scalar(-1),
     "pt": np.ascontiguousarray(PROTOTYPES.T),
     "p": PROTOTYPES,
     "pp": np.square(PROTOTYPES).sum(1)[None],
