@@ -22,6 +22,7 @@ from overflow_fixer.evidence.differences.divided_differences import Divided, fin
 from overflow_fixer.evidence.differences.exponents import find_exponents
 from overflow_fixer.evidence.differences.given_differences import find_given_differences
 from overflow_fixer.evidence.differences.given_distances import find_given_distances
+from overflow_fixer.evidence.differences.log_sums import find_log_sums
 from overflow_fixer.evidence.differences.nearest_differences import find_nearest_differences
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
 from overflow_fixer.evidence.differences.offset_choices import find_offset_choices
@@ -164,7 +165,7 @@ def _find_small(graph: Graph, ranges: RangeTable, far: Set[str]) -> Iterator[Div
         (one for one in find(graph, ranges, walked) if one.difference.node.label not in far)
         for find in (find_divided, find_given_differences, find_shown_differences)
     )
-    return chain(divided, find_chosen(graph, ranges), given, shown)
+    return chain(divided, find_chosen(graph, ranges), find_log_sums(graph, ranges), given, shown)
 
 
 def _tell_far(graph: Graph, ranges: RangeTable, node: Node, terms: tuple[str, ...]) -> LostDifference:

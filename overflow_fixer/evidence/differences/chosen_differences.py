@@ -152,7 +152,7 @@ def hands_on(graph: Graph, reader: Node, slot: int) -> bool:
     return is_kept or reader.standard_op in _KEEPS_SIZE or is_root(graph, reader)
 
 
-def _is_only_subtracted(graph: Graph, choice: Node) -> bool:
+def is_only_subtracted(graph: Graph, choice: Node) -> bool:
     """Whether it is taken from what it was chosen of, and nothing else: a Softmax that is written out gives the same of any number."""
     behind = [reader for reader, _ in readers(graph, choice.outputs[0])]
     is_told = choice.outputs[0] in graph.outputs
@@ -211,5 +211,5 @@ def _is_left_of_a_number(graph: Graph, node: Node) -> bool:
 
 
 def _chooses(graph: Graph, node: Node) -> bool:
-    is_told = node.standard_op in _CHOOSES and not _is_only_subtracted(graph, node)
+    is_told = node.standard_op in _CHOOSES and not is_only_subtracted(graph, node)
     return is_told or node.standard_op in _TELLS_WHERE

@@ -49,7 +49,7 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
     infinities. So it is of a quotient, a negative power and a Sigmoid, by what share of themselves they change.
     """
     for reader in _find_readers(graph, ranges):
-        node, scale = _find_distance(graph, ranges, reader.tensor)
+        node, scale = find_distance(graph, ranges, reader.tensor)
         if node is None or not all(
             is_finite(graph, ranges, name) for name in (*find_terms(graph, node), *node.writes)
         ):
@@ -89,7 +89,7 @@ def _find_readers(graph: Graph, ranges: RangeTable) -> Iterator[_Reader]:
         yield from (_Reader(node, *slope) for slope in find_slopes(graph, ranges, node))
 
 
-def _find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node | None, float]:
+def find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node | None, float]:
     """The distance that a tensor is made of, and what that is multiplied by, without its sign; None where it is made otherwise."""
     scale = 1.0
     for _ in range(_MOST_STEPS):
