@@ -34,7 +34,7 @@ SAME_SECONDS = 0.5
 """Within these, a second signal is the first told again, as this guard, `timeout` and job managers do."""
 _PATIENCE_SECONDS = 3.0
 """What a second Ctrl-C leaves the command to end by itself: a library that runs for minutes does not let Python hear of it."""
-_FOR_COMPARISON = ("naive FP16", "FP32 engine")
+_FOR_COMPARISON = "naive FP16"
 _LEAVE_OUT = "What crashed is built for comparison alone: --no-compare leaves it out. "
 _PAGE_BYTES = 256
 _STDERR = 2

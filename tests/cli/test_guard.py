@@ -73,13 +73,19 @@ def test_a_crash_is_one_paragraph_that_names_the_stage() -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("stage", ["naive FP16: build (0 of 1 done)", "FP32 engine: build (0 of 1 done)"])
-def test_a_crash_of_what_is_built_for_comparison_names_the_way_around(stage: str) -> None:
-    done = _run(f"guard.note_stage({stage!r}); os.kill(os.getpid(), signal.SIGSEGV)")
+def test_a_crash_of_what_is_built_for_comparison_names_the_way_around() -> None:
+    done = _run("guard.note_stage('naive FP16: build (0 of 1 done)'); os.kill(os.getpid(), signal.SIGSEGV)")
     assert done.returncode == 6
     assert "--no-compare leaves it out. Files" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert "--no-compare" not in _run("guard.note_stage('fix'); os.kill(os.getpid(), signal.SIGSEGV)").stderr
+    for stage in (
+        "fix: build (0 of 1 done)",
+        "FP32 engine: build (0 of 1 done)",
+    ):  # which a fix that fails needs
+        assert (
+            "--no-compare"
+            not in _run(f"guard.note_stage({stage!r}); os.kill(os.getpid(), signal.SIGSEGV)").stderr
+        )
 
 
 @pytest.mark.parametrize(("stage", "code"), [("scan (3 of 9 done)", 3), ("verify (0 of 9 done)", 6)])
