@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
-from overflow_fixer.evidence.differences.fed_features import list_handed
+from overflow_fixer.evidence.differences.fed_features import find_movers
 from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
@@ -17,7 +17,7 @@ from overflow_fixer.evidence.differences.small_differences import (
     is_finite,
     tell_steps,
 )
-from overflow_fixer.evidence.origins import Walked, find_origins
+from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.feature_operators import read_intercept
 from overflow_fixer.graph.model import Graph
@@ -49,17 +49,9 @@ def find_cancelled_biases(graph: Graph, ranges: RangeTable) -> Iterator[LostDiff
             f"{left.tensor} is {left.max_abs:.6g} at most, and is what {node.op_type} {node.label} leaves of products and a bias of up to "
             f"{bias:.6g}, which lose much: {tell_steps(bias)}"
         )
-        nodes = tuple(_find_nodes(graph, ranges, node, most, walked))
+        nodes = tuple(find_movers(graph, ranges, node, source.tensor, most, walked))
         if nodes:
             yield LostDifference(nodes, left.tensor, left.max_abs, limit, reason, ranges.worst_batch_of(left))
-
-
-def _find_nodes(graph: Graph, ranges: RangeTable, node: Node, limit: float, walked: Walked) -> Iterator[Node]:
-    """The layer and what rounds what it reads; of a LinearRegressor that alone, since it stays in FP32 by itself."""
-    if node.is_standard:
-        yield node
-    for name in list_handed(graph, node.inputs[0]):
-        yield from (one for one in find_origins(graph, ranges, name, limit, walked) if one.is_standard)
 
 
 def _read_bias(graph: Graph, ranges: RangeTable, node: Node) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from overflow_fixer.evidence.origins import find_origins
+from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.feature_operators import hands_features_on
 from overflow_fixer.graph.model import Graph
@@ -16,21 +16,26 @@ _MOST_MADE = 1024
 """Of more tensors no input is made ready."""
 
 
-def find_movers(graph: Graph, ranges: RangeTable, node: Node, source: str, limit: float) -> Iterator[Node]:
-    """The node, and those that round what it reads of features; none of other domains, which stay in FP32 by themselves."""
-    origins = (find_origins(graph, ranges, name, limit) for name in list_handed(graph, source))
+def find_movers(
+    graph: Graph, ranges: RangeTable, node: Node, source: str, limit: float, walked: Walked | None = None
+) -> Iterator[Node]:
+    """The node, and those that round what it reads of features; none of other domains, which stay in FP32 by themselves.
+
+    `walked` as of find_origins.
+    """
+    origins = (find_origins(graph, ranges, name, limit, walked) for name in _list_handed(graph, source))
     found = dict.fromkeys(chain((node,), chain.from_iterable(origins)))
     yield from (one for one in found if one.is_standard)
 
 
-def list_handed(graph: Graph, tensor: str) -> Iterator[str]:
+def _list_handed(graph: Graph, tensor: str) -> Iterator[str]:
     """The tensor, or where ai.onnx.ml's operators hand features on to it, the floats that they were handed."""
     writer = graph.producers.get(tensor)
     if writer is None or not hands_features_on(writer):
         yield tensor
         return
     for name in dict.fromkeys(filter(graph.is_float, writer.inputs)):
-        yield from list_handed(graph, name)
+        yield from _list_handed(graph, name)
 
 
 def is_fed(graph: Graph, tensor: str) -> bool:
