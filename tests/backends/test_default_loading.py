@@ -63,7 +63,7 @@ def test_a_model_that_loads_is_not_told_of(artifact: Artifact) -> None:
             "It loads with {option} set to LayerNormFusionL1;NchwcTransformer.",
         ),
         (
-            [(name, REFUSE) for name in ("", *default_loading._OFTEN)],
+            [(name, REFUSE) for name in ("", *default_loading._REMEDIES)],
             "It loads with optimisation off (docs",
         ),
     ],

@@ -78,14 +78,13 @@ def test_a_crash_of_what_is_built_for_comparison_names_the_way_around() -> None:
     assert done.returncode == 6
     assert "--no-compare leaves it out. Files" in done.stderr
     assert done.stderr.count("\n") == 1
-    for stage in (
-        "fix: build (0 of 1 done)",
-        "FP32 engine: build (0 of 1 done)",
-    ):  # which a fix that fails needs
-        assert (
-            "--no-compare"
-            not in _run(f"guard.note_stage({stage!r}); os.kill(os.getpid(), signal.SIGSEGV)").stderr
-        )
+
+
+@pytest.mark.parametrize("stage", ["fix: build (0 of 1 done)", "FP32 engine: build (0 of 1 done)"])
+def test_a_crash_of_what_a_fix_may_need_names_no_way_to_leave_it_out(stage: str) -> None:
+    done = _run(f"guard.note_stage({stage!r}); os.kill(os.getpid(), signal.SIGSEGV)")
+    assert done.returncode == 6
+    assert "--no-compare" not in done.stderr
 
 
 @pytest.mark.parametrize(("stage", "code"), [("scan (3 of 9 done)", 3), ("verify (0 of 9 done)", 6)])

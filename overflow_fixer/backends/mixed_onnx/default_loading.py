@@ -24,7 +24,7 @@ _TIMEOUT_SECONDS = 60
 _DISABLE = "optimization.disable_specified_optimizers"
 _SEEN = ("LayerNormFusionL1", "NchwcTransformer", "SimplifiedLayerNormFusion")
 """Optimisers that were seen to fail: docs/typed-onnx.md."""
-_OFTEN = tuple(";".join(some) for count in (1, 2, 3) for some in combinations(_SEEN, count))
+_REMEDIES = tuple(";".join(some) for count in (1, 2, 3) for some in combinations(_SEEN, count))
 _REFUSED = 3
 _MARK = "refused:"
 _LONGEST = 400
@@ -66,7 +66,9 @@ def warn_of_default_loading(artifact: Artifact, custom_ops: Sequence[Path]) -> I
     fault = _find_fault(artifact.path, "", custom_ops)
     if not fault:
         return
-    tried = (without for without in (*_OFTEN, "off") if _find_fault(artifact.path, without, custom_ops) == "")
+    tried = (
+        without for without in (*_REMEDIES, "off") if _find_fault(artifact.path, without, custom_ops) == ""
+    )
     helps = next(tried, None)
     if helps is not None:
         yield (
