@@ -9,6 +9,7 @@ import onnx
 import pytest
 from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
+from written_distances import DISTANCES
 
 from overflow_fixer.evidence.differences.log_sums import find_log_sums
 from overflow_fixer.graph.model import Graph
@@ -17,14 +18,6 @@ from overflow_fixer.rules.lost_difference import find_lost_differences
 
 GENERATOR = np.random.default_rng(9)
 POINTS, CENTRES = (GENERATOR.normal(0, 1, (count, 3)).astype(np.float32) for count in (64, 20))
-DISTANCES = [
-    node("Mul", "x x", "xx"),
-    node("ReduceSum", "xx last", "a"),
-    node("MatMul", "x ct", "c"),
-    node("Mul", "c two", "c2"),
-    node("Sub", "a c2", "t"),
-    node("Add", "t cc", "d"),
-]
 DENSITY = [
     node("Mul", "d minus", "e"),
     node("Sub", "e two", "f"),
