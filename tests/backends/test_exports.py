@@ -252,13 +252,15 @@ def test_the_npps_script_warns_that_it_cannot_clamp(
 
 
 def _model_with_axes(folder: Path, axes: str = "int64[1] axes = {1}") -> Graph:
-    text = f"g (float[2,3] x) => (float[] y) <{axes}> {{ a = Abs(x) y = ReduceMean(a, axes) }}"
+    text = f"""g (float[2,3] x) => (float[] y) <{axes}> {{
+        a = Abs(x) m = ReduceMean(a, axes) s = Shape<start=-1>(x) y = Expand(m, s)
+    }}"""
     return load_graph(write_model(folder, text, opset=18))
 
 
 @pytest.mark.parametrize("axes", ["int64[1] axes = {1}", "int64[0] axes = {}"])
 @pytest.mark.parametrize(("variant", "is_told"), [("8.6", True), ("10.0", False)])
-def test_the_loader_tells_axes_as_the_backend_does(
+def test_the_loader_tells_what_is_overlooked_as_the_backend_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     use_tensorrt: Callable[[Any], None],
@@ -284,8 +286,11 @@ def test_the_loader_tells_axes_as_the_backend_does(
         assert Path(parsed).samefile(source)
 
 
-@pytest.mark.parametrize(("variant", "warned"), [("8.6", ["overlooks the axes"]), ("10.0", [])])
-def test_the_npps_script_warns_of_axes_that_were_overlooked(
+@pytest.mark.parametrize(
+    ("variant", "warned"),
+    [("8.6", ["overlooks the axes", "the parts of shapes ['s'] for the whole"]), ("10.0", [])],
+)
+def test_the_npps_script_warns_of_what_was_overlooked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     use_tensorrt: Callable[[Any], None],
@@ -301,7 +306,8 @@ def test_the_npps_script_warns_of_axes_that_were_overlooked(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _import_script(path, monkeypatch).postprocess(parsed_network(trt))
-    assert [text for text in ("overlooks the axes",) if any(text in str(w.message) for w in caught)] == warned
+    told = "overlooks the axes", "the parts of shapes ['s'] for the whole"
+    assert [text for text in told if any(text in str(w.message) for w in caught)] == warned
 
 
 def test_functions_are_inlined_by_the_loader(
@@ -562,7 +568,7 @@ def test_a_changed_model_goes_when_trtexec_is_given_the_model_itself_again(
         assert model.is_file() == is_left
 
 
-def test_trtexec_is_given_the_model_whose_axes_are_told(
+def test_trtexec_is_given_the_model_in_which_nothing_is_overlooked(
     tmp_path: Path, open_fake: Callable[[Any], None]
 ) -> None:
     open_fake(fake_tensorrt("8.6", Script()))
@@ -571,7 +577,8 @@ def test_trtexec_is_given_the_model_whose_axes_are_told(
         ["trtexec"], Export(graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out")
     )
     assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
-    assert [len(at.input) for at in onnx.load(model).graph.node] == [1, 1]
+    by_type = {at.op_type: at for at in onnx.load(model).graph.node}
+    assert (len(by_type["ReduceMean"].input), list(by_type["Shape"].attribute)) == (1, [])
 
 
 def test_trtexec_builds_the_typed_model_where_typing_is_strong(

@@ -212,6 +212,58 @@ def test_the_doubt_is_told_where_the_model_is_refused(tmp_path: Path) -> None:
         parse_graph(trt, OLD, graph, (), "weak", {})
 
 
+# ---------------------------------------------------------------- parts of shapes, taken for the whole
+
+
+def _shape(folder: Path, ends: str) -> Graph:
+    """A model that gives, of a [2, 3, 4], the sizes."""
+    text = f"g (float[2,3,n] x) => (int64[k] y) {{ s = Shape{ends}(x) y = Neg(s) }}"
+    return load_graph(write_model(folder, text, opset=18))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "<start=1>",
+        "<end=2>",
+        "<start=1,end=2>",
+        "<start=-2>",
+        "<end=-1>",
+        "<start=-9,end=9>",
+        "<start=2,end=1>",
+    ],
+)
+def test_a_part_of_a_shape_is_a_slice_of_the_whole(tmp_path: Path, ends: str) -> None:
+    """So a parser that overlooks `start` and `end` of a Shape has the part."""
+    graph = _shape(tmp_path, ends)
+    before = graph.model.SerializeToString()
+    source = find_source(graph, [], OLD, {})
+    assert isinstance(source, bytes)
+    shape, *constants, cut, _ = onnx.ModelProto.FromString(source).graph.node
+    assert (shape.op_type, list(shape.attribute), cut.op_type, cut.output[0]) == ("Shape", [], "Slice", "s")
+    assert {one.op_type for one in constants} == {"Constant"}
+    np.testing.assert_array_equal(_run(source), _run(graph.path.read_bytes()))
+    assert graph.model.SerializeToString() == before
+    assert find_source(graph, [], NEW, {}) == graph.path
+
+
+@pytest.mark.parametrize("ends", ["", "<start=0>"])
+def test_a_whole_shape_is_left(tmp_path: Path, ends: str) -> None:
+    graph = _shape(tmp_path, ends)
+    assert find_source(graph, [], OLD, {}) == graph.path
+
+
+def test_names_that_are_taken_are_not_given_to_what_slices_a_shape(tmp_path: Path) -> None:
+    text = """g (float[2,3,4] x) => (int64[1] y) {
+        whole_shape_0_sizes = Shape<start=1,end=2>(x) t = Shape<start=2>(x) y = Add(whole_shape_0_sizes, t)
+    }"""
+    graph = load_graph(write_model(tmp_path, text, opset=18))
+    source = find_source(graph, [], OLD, {})
+    assert isinstance(source, bytes)
+    onnx.checker.check_model(onnx.ModelProto.FromString(source))
+    assert _run(source) == _run(graph.path.read_bytes()) == [7]
+
+
 # ---------------------------------------------------------------- bounds that are none
 
 

@@ -1,4 +1,4 @@
-"""What exporters write and TensorRT refuses, of models that others ship: dimensions named "?", bounds of infinity."""
+"""What exporters write and TensorRT refuses, of models that others ship: dimensions named "?", bounds of infinity, parts of shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import make_model, node, scalar
+from in_memory_calibration import ints, make_model, node, scalar
 
 from overflow_fixer import fix
 from overflow_fixer.config import BuildOptions, FixConfig
@@ -44,3 +44,16 @@ def test_a_bound_may_be_infinite(tmp_path: Path) -> None:
     nodes = [node("Clip", "x low none", "h"), node("Log", "h", "y")]
     model = make_model(nodes, {"x": [1, 4]}, "y", {"low": scalar(0.5), "none": scalar(np.inf)})
     _fix(tmp_path, model, (1, 4), (1, 4))
+
+
+def test_a_part_of_a_shape_may_be_asked_for(tmp_path: Path) -> None:
+    """As PyTorch's newer exporter does for each open dimension."""
+    table = np.random.default_rng(1).standard_normal((1, 64, 8)).astype(np.float32)
+    nodes = [
+        node("Shape", "x", "length", start=1, end=2),
+        node("Slice", "table zero length one", "t"),
+        node("Add", "x t", "y"),
+    ]
+    constants = {"table": table, "zero": ints(0), "one": ints(1)}
+    model = make_model(nodes, {"x": ["batch", "length", 8]}, "y", constants, opset=18)
+    _fix(tmp_path, model, (2, 5, 8), (3, 9, 8), (2, 7, 8))

@@ -4,7 +4,7 @@
 network that it has parsed; `polygraphy … FILE --model-type trt-network-script` calls `load_network()` of
 the second, which returns builder, network and parser. Polygraphy imports a script as a module by its file
 name without `.py`, so the name holds no other dot. Neither script imports anything but tensorrt and
-polygraphy, and the second onnx where it changes the model as `source` does. Layers are found when
+polygraphy, and the second onnx where it changes the model as `changes` does. Layers are found when
 the script runs, so TensorRT is not needed to write them.
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overflow_fixer import __version__
+from overflow_fixer.backends.tensorrt.changes import find_partial_shapes, read_axes
 from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.backends.tensorrt.network import locate_plugin
-from overflow_fixer.backends.tensorrt.source import read_axes
 from overflow_fixer.files import sha256_of
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import PrecisionPlan, ShapeRange
@@ -40,6 +40,11 @@ def postprocess(network: Any) -> None:
         warnings.warn(
             f"TensorRT {trt.__version__} overlooks the axes of the reductions that write {sorted(AXES)}, which nothing can "
             "change in a parsed network: export the plan with --export polygraphy-loader, or the model with opset 17."
+        )
+    if PARTIAL_SHAPES and not hasattr(trt.OnnxParser, "get_layer_output_tensor"):
+        warnings.warn(
+            f"TensorRT {trt.__version__} takes the parts of shapes {sorted(PARTIAL_SHAPES)} for the whole, which nothing can "
+            "change in a parsed network: export the plan with --export polygraphy-loader."
         )
     pin_layers(trt, network, PINS, NODES, CONSTANTS, FREE)
 '''
@@ -74,7 +79,7 @@ def render_npps(export: Export) -> str:
     clamps = [
         "# Constants that the plan clamps. That cannot be done here, in a parsed network: the loader script does it.",
         *_render_clamps(export.plan),
-        *_render_axes(graph),
+        *_render_overlooked(graph),
     ]
     head = _head(export, [*usage, "--trt-npps", name_script(graph.path, "npps")], imports)
     return _join([head, "\n".join(clamps), _render_pins(export), _POSTPROCESS, body, _render_nodes(graph)])
@@ -85,14 +90,14 @@ def render_loader(export: Export) -> str:
     graph, plan = export.graph, export.plan
     name = name_script(graph.path, "loader")
     usage = ["polygraphy", "convert", name, "--model-type", "trt-network-script", "--convert-to", "trt"]
-    is_changed = bool(plan.clamps or read_axes(graph)) or graph.is_inlined
+    is_changed = bool(plan.clamps or read_axes(graph) or find_partial_shapes(graph)) or graph.is_inlined
     modules = ["standalone_pins", "standalone_loading", *(["standalone_changes"] if is_changed else [])]
     imports, bodies = zip(*map(_read_parts, modules), strict=True)
-    change = "change_model(trt, MODEL, CLAMPS, AXES)" if is_changed else "None"
+    change = "change_model(trt, MODEL, CLAMPS, AXES, PARTIAL_SHAPES)" if is_changed else "None"
     parts = [
         _head(export, [*usage, *_polygraphy_options(export)], "\n".join(["import os", *imports])),
         "\n".join(_render_model(export)),
-        "\n".join([*_render_clamps(plan), *_render_axes(graph)]),
+        "\n".join([*_render_clamps(plan), *_render_overlooked(graph)]),
         _render_pins(export),
         _LOAD_NETWORK.replace("CHANGE", change),
         *bodies,
@@ -182,9 +187,11 @@ def _render_clamps(plan: PrecisionPlan) -> Iterator[str]:
     yield "}"
 
 
-def _render_axes(graph: Graph) -> Iterator[str]:
-    yield "# Axes that reductions have as an input, which parsers before TensorRT 10 overlook, by what they write."
+def _render_overlooked(graph: Graph) -> Iterator[str]:
+    yield "# What parsers before TensorRT 10 overlook, by what the nodes write: axes that reductions have as an input, and which"
+    yield "# part of a shape a Shape gives (with a prefix of free names)."
     yield f"AXES = {read_axes(graph)!r}"
+    yield f"PARTIAL_SHAPES = {find_partial_shapes(graph)!r}"
 
 
 def _render_pins(export: Export) -> str:

@@ -1,12 +1,12 @@
 """A model changed for TensorRT by code that stands alone: its text is part of exported loader scripts.
 
-So it imports nothing of this package and keeps to Python 3.8. It changes what `source` changes.
+So it imports nothing of this package and keeps to Python 3.8. It makes some of `changes`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,21 @@ import onnx.numpy_helper
 
 
 def change_model(
-    trt: Any, path: str, clamps: Mapping[str, float], axes: Mapping[str, Sequence[int]]
+    trt: Any,
+    path: str,
+    clamps: Mapping[str, float],
+    axes: Mapping[str, Sequence[int]],
+    partial_shapes: Mapping[str, str],
 ) -> bytes | None:
-    """The model with functions inlined, constants clamped, and axes as attributes where TensorRT's parser overlooks the input.
+    """The model with functions inlined, constants clamped, and what TensorRT's parser overlooks told in another way.
 
-    External data stays where it is. None where nothing is to be changed.
+    That is axes as attributes, and a part of a shape as a slice. External data stays where it is. None where nothing is to be
+    changed.
     """
     model = onnx.load(path, load_external_data=False)
-    overlooked = {} if hasattr(trt.OnnxParser, "get_layer_output_tensor") else axes
-    if not (model.functions or clamps or overlooked):
+    if hasattr(trt.OnnxParser, "get_layer_output_tensor"):
+        axes, partial_shapes = {}, {}
+    if not (model.functions or clamps or axes or partial_shapes):
         return None
     if model.functions:
         from onnx.inliner import inline_local_functions
@@ -35,10 +41,19 @@ def change_model(
     missing = clamp_constants(model, os.path.dirname(path), clamps)
     if missing:
         raise RuntimeError(f"{path} has no constants {missing}, which the plan clamps.")
-    for node in model.graph.node:
-        if node.output and node.output[0] in overlooked:
-            tell_axes(node, overlooked[node.output[0]])
+    tell_overlooked(model.graph, axes, partial_shapes)
     return bytes(model.SerializeToString())
+
+
+def tell_overlooked(graph: Any, axes: Mapping[str, Sequence[int]], partial_shapes: Mapping[str, str]) -> None:
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        written = node.output[0] if node.output else ""
+        if written in axes:
+            tell_axes(node, axes[written])
+        prefix = partial_shapes.get(written)
+        graph.node.extend([node] if prefix is None else slice_shape(node, prefix))
 
 
 def clamp_constants(model: Any, folder: str, clamps: Mapping[str, float]) -> Sequence[str]:
@@ -62,6 +77,17 @@ def tell_axes(node: Any, axes: Sequence[int]) -> None:
     del node.input[1:]
     if axes:
         node.attribute.append(onnx.helper.make_attribute("axes", axes))
+
+
+def slice_shape(shape: Any, prefix: str) -> Iterator[Any]:
+    """A Shape of a part as one of the whole, and the Slice of it which writes the part; `prefix` is of the names between."""
+    ends = {attribute.name: attribute.i for attribute in shape.attribute}
+    yield onnx.helper.make_node("Shape", shape.input, [f"{prefix}sizes"], name=f"{prefix}sizes")
+    for word, default in (("start", 0), ("end", 2**31 - 1)):
+        value = onnx.helper.make_tensor("", onnx.TensorProto.INT64, [1], [ends.get(word, default)])
+        yield onnx.helper.make_node("Constant", [], [prefix + word], name=prefix + word, value=value)
+    names = [prefix + word for word in ("sizes", "start", "end")]
+    yield onnx.helper.make_node("Slice", names, shape.output, name=shape.name)
 
 
 def read_constant(node: Any, folder: str) -> Any:

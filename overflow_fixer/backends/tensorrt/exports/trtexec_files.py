@@ -81,8 +81,8 @@ def _write_model(export: Export, content: bytes) -> Path:
         raise BackendError(
             f"trtexec would need {export.graph.path} as it is changed for TensorRT (docs/tensorrt.md), but the data of "
             f"{outside.name!r} lies in another file, beside the model. Expected a model in one file. Save it so. Or use --export "
-            "polygraphy-loader, which clamps constants, inlines functions and tells axes when it runs, and changes no "
-            "dimensions or bounds of a Clip; or, if it is for clamps alone, plan with --masks pin."
+            "polygraphy-loader, which clamps constants, inlines functions and tells axes and parts of shapes when it runs, and "
+            "changes no dimensions or bounds of a Clip; or, if it is for clamps alone, plan with --masks pin."
         )
     path = _name_model(export)
     with replace_file(path) as temporary:
