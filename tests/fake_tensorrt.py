@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import inspect
 import json
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -177,14 +178,16 @@ class Script:
 
     `outcomes` are taken one a build. `engines` are the plans that a Runtime knows: every Plan built, and
     those put there. `parsed` are the paths and bytes given to the parser, `plugin_libraries` the paths given
-    to the plug-in registry. `refused_node` is the node that every parse error is about: operator, name and what it writes
-    (the log tells of none where that is empty).
+    to the plug-in registry. `parse_errors` are those of each parsing, or of the first `refused_parsings` alone;
+    `refused_node` is the node that they are about: operator, name and what it writes (the log tells of none where that is
+    empty).
     """
 
     inputs: Sequence[TensorSpec] = ()
     layers: Sequence[LayerSpec] = ()
     outputs: Sequence[str] = ()
     parse_errors: Sequence[str] = ()
+    refused_parsings: float = math.inf
     refused_node: tuple[str, str, str] | None = None
     outcomes: list[Plan | Refusal] = field(default_factory=list)
     engines: dict[bytes, Plan] = field(default_factory=dict)
@@ -580,7 +583,7 @@ class _Parser(_Bound):
     def _take(self, source: Any) -> bool:
         script: Script = self._trt.script
         script.parsed.append(source)
-        errors = list(script.parse_errors)
+        errors = list(script.parse_errors) if len(script.parsed) <= script.refused_parsings else []
         if hasattr(self._trt.Builder, "max_batch_size") and not self._network._has("EXPLICIT_BATCH"):
             errors.append("Network must have an explicit batch dimension")
         self._errors = [self._trt.ParserError(text, script.refused_node) for text in errors]

@@ -94,6 +94,18 @@ def test_an_engine_of_a_newer_opset_than_its_parser_is_doubted_first(graph: Grap
     assert told == "a warning"
 
 
+def test_an_engine_tells_the_sizes_that_its_model_was_given(tmp_path: Path) -> None:
+    text = "g (float[n,2] x) => (float[n,2] y) { y = Abs(x) }"
+    opened = load_graph(write_model(tmp_path, text, opset=17))
+    script = small_script(engine(*MIXED))
+    script.parse_errors, script.refused_parsings = ["isDynamic(shape)"], 1
+    settings = replace(SETTINGS, shapes={"x": ShapeRange((3, 2), (3, 2), (3, 2))})
+    with _tensorrt(script):
+        artifact = emit(opened, PrecisionPlan(opened.sha256, 1e4, ()), tmp_path / "model.engine", settings)
+    (note,) = _engine(artifact).warnings
+    assert "3 of 'x' along axis 0" in note
+
+
 def test_the_fp32_engine_is_told_axes_too(tmp_path: Path) -> None:
     text = "g (float[2,3] x) => (float[2,1] y) <int64[1] axes = {1}> { y = ReduceMean(x, axes) }"
     reduction = load_graph(write_model(tmp_path, text, opset=18))

@@ -15,6 +15,7 @@ from standin_gpu import use_standin_gpu
 from typed_models import write_model
 
 from overflow_fixer.backends.tensorrt.capabilities import probe
+from overflow_fixer.backends.tensorrt.network import ParsedNetwork
 from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source, parse_graph
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph, load_graph
@@ -341,3 +342,58 @@ def test_dimensions_that_need_not_be_equal_get_names_of_their_own(
     assert " ".join(sorted(place for place, name in names.items() if "." in name)) == unequal
     assert len({name for name in names.values() if "." in name}) == len(unequal.split())
     onnxruntime.InferenceSession(source)
+
+
+# ---------------------------------------------------------------- open dimensions that are refused
+
+_OF_ONE_SIZE = {"x": ShapeRange((1, 3, 4), (1, 3, 4), (1, 3, 8))}
+
+
+def _parse_open(folder: Path, script: Script, shapes: dict[str, ShapeRange]) -> ParsedNetwork:
+    """A model of which the first and the last dimension are open, refused as the script says."""
+    text = "g (float[n,3,w] x) => (float[n,3,w] y) { y = Abs(x) }"
+    graph = load_graph(write_model(folder, text, opset=17))
+    trt = fake_tensorrt("8.6", script)
+    with use_standin_gpu(trt):
+        return parse_graph(trt, OLD, graph, (), "weak", shapes)
+
+
+def _read_dims(parsed: tuple[bytes, str]) -> list[int | str]:
+    dims = onnx.ModelProto.FromString(parsed[0]).graph.input[0].type.tensor_type.shape.dim
+    return [dim.dim_param or dim.dim_value for dim in dims]
+
+
+def test_a_model_that_is_refused_gets_the_sizes_that_there_is_no_choice_of(tmp_path: Path) -> None:
+    script = Script(parse_errors=["Cannot infer squeeze dimensions"], refused_parsings=1)
+    parsed = _parse_open(tmp_path, script, _OF_ONE_SIZE)
+    first, second = script.parsed
+    assert (first, _read_dims(second)) == (str(tmp_path / "model.onnx"), [1, 3, "w"])
+    assert parsed.source == second[0]
+    assert parsed.note == (
+        "TensorRT 8.6.1 does not take the model as it is: Cannot infer squeeze dimensions. So it was given the sizes that the "
+        "data, or --profile, leave no choice of: 1 of 'x' along axis 0. The engine takes no others."
+    )
+
+
+def test_a_model_that_is_taken_keeps_its_open_dimensions(tmp_path: Path) -> None:
+    script = Script()
+    parsed = _parse_open(tmp_path, script, _OF_ONE_SIZE)
+    assert (script.parsed, parsed.note) == ([str(tmp_path / "model.onnx")], "")
+
+
+def test_what_is_refused_with_those_sizes_too_is_told_as_of_the_model_itself(tmp_path: Path) -> None:
+    script = Script(parse_errors=["no importer"])
+    with pytest.raises(BackendError, match=r"cannot take .*no importer") as refused:
+        _parse_open(tmp_path, script, _OF_ONE_SIZE)
+    assert len(script.parsed) == 2
+    assert refused.value.__suppress_context__
+
+
+@pytest.mark.parametrize("shapes", [{}, {"x": ShapeRange((1, 3, 4), (2, 3, 4), (2, 3, 8))}])
+def test_nothing_is_tried_where_every_open_dimension_has_a_choice(
+    tmp_path: Path, shapes: dict[str, ShapeRange]
+) -> None:
+    script = Script(parse_errors=["no importer"])
+    with pytest.raises(BackendError, match="no importer"):
+        _parse_open(tmp_path, script, shapes)
+    assert len(script.parsed) == 1

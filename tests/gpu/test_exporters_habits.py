@@ -1,4 +1,4 @@
-"""What exporters write and TensorRT refuses, of models that others ship: dimensions named "?", bounds of infinity, parts of shapes."""
+"""What exporters write and TensorRT refuses, of models that others ship: dimensions named "?", bounds of infinity, open dimensions."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def test_a_bound_may_be_infinite(tmp_path: Path) -> None:
     nodes = [node("Clip", "x low none", "h"), node("Log", "h", "y")]
     model = make_model(nodes, {"x": [1, 4]}, "y", {"low": scalar(0.5), "none": scalar(np.inf)})
     _fix(tmp_path, model, (1, 4), (1, 4))
+
+
+def test_axes_of_a_squeeze_may_be_left_out_where_the_data_have_one_shape(tmp_path: Path) -> None:
+    weights = np.random.default_rng(1).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    nodes = [node("Conv", "x w", "h"), node("GlobalAveragePool", "h", "p"), node("Squeeze", "p", "y")]
+    model = make_model(nodes, {"x": ["batch", 3, 16, 16]}, "y", {"w": weights})
+    _fix(tmp_path, model, (2, 3, 16, 16), (2, 3, 16, 16))
 
 
 def test_a_part_of_a_shape_may_be_asked_for(tmp_path: Path) -> None:

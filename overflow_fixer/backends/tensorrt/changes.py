@@ -24,6 +24,8 @@ _REDUCTIONS = frozenset(
 _BEHIND = 2**31 - 1
 """Behind the last dimension: TensorRT's integers have 32 bits."""
 Shapes = Mapping[str, ShapeRange]
+Sizes = Mapping[tuple[str, int], int]
+"""Of dimensions of inputs, each told by the input and the axis."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Changes:
 
     `axes` are those that reductions have as constant inputs, `partial_shapes` what Shape nodes write that give a part, with
     prefixes of free names: both are overlooked before TensorRT 10. `unbounded` are inputs of a Clip that are infinite,
-    `unequal` dimensions that share a name with others and need not be equal: both are refused as they are.
+    `unequal` dimensions that share a name with others and need not be equal, `sizes` those that open dimensions get: all three
+    are refused as they are.
     """
 
     clamps: Mapping[str, Clamp]
@@ -40,14 +43,17 @@ class Changes:
     partial_shapes: Mapping[str, str]
     unbounded: Mapping[str, Sequence[int]]
     unequal: Collection[tuple[str, int]]
+    sizes: Sizes
 
     @property
     def is_any(self) -> bool:
         in_nodes = self.axes or self.partial_shapes or self.unbounded
-        return bool(self.clamps or in_nodes or self.unequal)
+        return bool(self.clamps or in_nodes or self.unequal or self.sizes)
 
 
-def find_changes(graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes) -> Changes:
+def find_changes(
+    graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes, sizes: Sizes
+) -> Changes:
     """Those of a model that is to be built for these shapes."""
     return Changes(
         clamps={clamp.tensor: clamp for clamp in clamps},
@@ -55,6 +61,7 @@ def find_changes(graph: Graph, clamps: Sequence[Clamp], found: Capabilities, sha
         partial_shapes={} if found.axes_inputs else find_partial_shapes(graph),
         unbounded=find_infinite_bounds(graph),
         unequal=find_unequal_dimensions(graph, shapes),
+        sizes=sizes,
     )
 
 
@@ -66,6 +73,7 @@ def make_changes(graph: Graph, changes: Changes) -> onnx.ModelProto:
     _clamp(model, graph, changes.clamps)
     _change_nodes(model.graph, changes)
     _rename_dimensions(model.graph, changes.unequal)
+    _fix_dimensions(model.graph, changes.sizes)
     return model
 
 
@@ -99,6 +107,12 @@ def _rename_dimensions(graph: onnx.GraphProto, places: Collection[tuple[str, int
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
             if (info.name, axis) in places:
                 dim.dim_param = f"{dim.dim_param}.{info.name}.{axis}"
+
+
+def _fix_dimensions(graph: onnx.GraphProto, sizes: Sizes) -> None:
+    infos = {info.name: info for info in graph.input}
+    for (name, axis), size in sizes.items():
+        infos[name].type.tensor_type.shape.dim[axis].dim_value = size
 
 
 def read_axes(graph: Graph) -> dict[str, list[int]]:
@@ -142,6 +156,17 @@ def find_unequal_dimensions(graph: Graph, shapes: Shapes) -> frozenset[tuple[str
         if len({size for _, _, size in places}) > 1 or len({name for name, _, _ in places}) < len(places)
     ]
     return frozenset((name, axis) for places in unequal for name, axis, _ in places)
+
+
+def find_fixed_sizes(graph: Graph, shapes: Shapes) -> dict[tuple[str, int], int]:
+    """The sizes of open dimensions of inputs of which an engine for these shapes takes but one."""
+    told = [(spec.name, spec.dims, shapes[spec.name]) for spec in graph.inputs if spec.name in shapes]
+    return {
+        (name, axis): least
+        for name, dims, wanted in told
+        for axis, (dim, least, most) in enumerate(zip(dims or (), wanted.min, wanted.max, strict=False))
+        if not isinstance(dim, int) and least == most
+    }
 
 
 def find_infinite_bounds(graph: Graph) -> dict[str, list[int]]:

@@ -260,13 +260,13 @@ def _summarize(
 
 
 def _complete(engine: Engine, weak: WeakBuild) -> Engine:
-    doubt = filter(None, [doubt_opset(weak.graph, weak.found)])
+    doubts = filter(None, [weak.parsed.note, doubt_opset(weak.graph, weak.found)])
     return replace(
         engine,
         skipped=weak.pinning.skipped,
         dropped=weak.dropped,
         movement_is_free=weak.movement_is_free,
-        warnings=(*weak.notes, *doubt, *engine.warnings),
+        warnings=(*weak.notes, *doubts, *engine.warnings),
         builds=weak.builds,
         build_seconds=round(weak.seconds, 3),
     )

@@ -23,11 +23,23 @@ _CREATORS = ("getCreators", "getPluginCreators")
 
 @dataclass(frozen=True, eq=False)
 class ParsedNetwork:
-    """The network and what must live as long as it: TensorRT keeps no reference to the model's bytes."""
+    """The network and what must live as long as it: TensorRT keeps no reference to the model's bytes.
+
+    `note` is what a user has to know of what was parsed; "" for nothing.
+    """
 
     network: Any
     parser: Any
     source: bytes | None
+    note: str = ""
+
+
+class RefusedModelError(BackendError):
+    """The parser does not take a model; `reason` is what TensorRT says of it."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @lru_cache(maxsize=1)
@@ -84,7 +96,7 @@ def parse_model(
 ) -> ParsedNetwork:
     """Parse a model's bytes, whose external data lies beside its file `origin`, or that file, or the typed model made of it.
 
-    Raises BackendError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before.
+    Raises RefusedModelError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before.
     """
     logger = make_logger(trt)
     logger.forget()
@@ -98,10 +110,12 @@ def parse_model(
         is_parsed = parser.parse_from_file(str(source))
     if not is_parsed:
         told = f"the typed model of {origin}" if isinstance(source, Path) and source != origin else origin
-        raise BackendError(
-            f"TensorRT {found.version} cannot take {told}: {_explain(parser, logger, found)}. Expected a model of "
+        reason = _explain(parser, logger, found)
+        raise RefusedModelError(
+            f"TensorRT {found.version} cannot take {told}: {reason}. Expected a model of "
             f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, fold its constants where it is "
-            "values or axes that are not known, give a plug-in with --plugin, or build the typed model with --backend onnx for a newer TensorRT."
+            "values or axes that are not known, give a plug-in with --plugin, or build the typed model with --backend onnx for a newer TensorRT.",
+            reason,
         )
     return ParsedNetwork(network, parser, source if isinstance(source, bytes) else None)
 

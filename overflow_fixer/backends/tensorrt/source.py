@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -11,24 +13,51 @@ import onnx
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.backends.tensorrt.changes import (
     Shapes,
+    Sizes,
     find_changes,
+    find_fixed_sizes,
     make_changes,
 )
-from overflow_fixer.backends.tensorrt.network import ParsedNetwork, parse_model
+from overflow_fixer.backends.tensorrt.network import ParsedNetwork, RefusedModelError, parse_model
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Clamp, Typing
 
 _OLD_OPSET = 17
 """The newest that parsers before TensorRT 10 say they know (onnx-tensorrt, docs/operators.md of 8.5 and 8.6)."""
+_NO_SIZES: Sizes = MappingProxyType({})
 
 
 def parse_graph(
     trt: Any, found: Capabilities, graph: Graph, clamps: Sequence[Clamp], typing: Typing, shapes: Shapes
 ) -> ParsedNetwork:
-    """The network of the model with its constants clamped. Raises BackendError as find_source and parse_model do."""
-    source = find_source(graph, clamps, found, shapes)
-    return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found))
+    """The network of the model with its constants clamped. Raises BackendError as find_source and parse_model do.
+
+    A model that is refused while dimensions are open is given those that the shapes leave no choice of.
+    """
+
+    def parse(sizes: Sizes) -> ParsedNetwork:
+        source = find_source(graph, clamps, found, shapes, sizes)
+        return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found))
+
+    try:
+        return parse({})
+    except RefusedModelError as refusal:
+        sizes = find_fixed_sizes(graph, shapes)
+        if not sizes:
+            raise
+        try:
+            return replace(parse(sizes), note=_tell_sizes(found, refusal, sizes))
+        except RefusedModelError:
+            raise refusal from None
+
+
+def _tell_sizes(found: Capabilities, refusal: RefusedModelError, sizes: Sizes) -> str:
+    told = ", ".join(f"{size} of {name!r} along axis {axis}" for (name, axis), size in sizes.items())
+    return (
+        f"TensorRT {found.version} does not take the model as it is: {refusal.reason}. So it was given the sizes that the data, or "
+        f"--profile, leave no choice of: {told}. The engine takes no others."
+    )
 
 
 def doubt_opset(graph: Graph, found: Capabilities) -> str:
@@ -41,13 +70,15 @@ def doubt_opset(graph: Graph, found: Capabilities) -> str:
     )
 
 
-def find_source(graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes) -> Path | bytes:
+def find_source(
+    graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes, sizes: Sizes = _NO_SIZES
+) -> Path | bytes:
     """The model's file, or its bytes where something is changed for TensorRT, which is to be built for these shapes.
 
     That is where functions were inlined, constants are clamped, or something is refused or overlooked as it is: see
-    changes.Changes. Raises BackendError where the bytes would not fit one message.
+    changes.Changes. Open dimensions of inputs get these `sizes`. Raises BackendError where the bytes would not fit one message.
     """
-    changes = find_changes(graph, clamps, found, shapes)
+    changes = find_changes(graph, clamps, found, shapes, sizes)
     if not (changes.is_any or graph.is_inlined):
         return graph.path
     return _serialize(make_changes(graph, changes), graph, clamps, found)
