@@ -22,6 +22,7 @@ from overflow_fixer.backends.tensorrt.inspection import (
     parse_layers,
     read_engine,
 )
+from overflow_fixer.errors import BackendError
 
 _TOLD = json.loads((Path(__file__).parent / "data/inspected_engines.json").read_text(encoding="utf-8"))
 _SHUFFLE = "(Unnamed Layer* 5) [Shuffle]"
@@ -249,6 +250,32 @@ def test_an_engine_of_11_without_bindings_is_read() -> None:
 
 def test_an_engine_that_tells_no_layers_has_none() -> None:
     assert parse_layers("{}", {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (r"conv\x1erelu", "conv\x1erelu"),
+        (r"conv\x1Frelu", "conv\x1frelu"),
+        (r"conv\_relu", r"conv\_relu"),
+        (r"conv\x7", r"conv\x7"),
+        (r"conv\x41", r"conv\x41"),
+        (r"conv\u12", r"conv\u12"),
+        (r"conv\\x1e", r"conv\x1e"),
+        (r"conv\"\\\/\u0041", 'conv"\\/A'),
+        ("conv\x1erelu", "conv\x1erelu"),
+    ],
+)
+def test_a_backslash_before_what_json_does_not_escape_is_read(written: str, name: str) -> None:
+    (layer,) = parse_layers(f'{{"Layers": [{{"Name": "{written}", "LayerType": "x"}}]}}', {})
+    assert layer.name == name
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"Layers": [{"Name": "a"b"}]}'])
+def test_what_is_no_json_is_told_with_the_place(text: str) -> None:
+    with pytest.raises(BackendError, match=r"in what is no JSON: .*char \d+\), at ") as caught:
+        parse_layers(text, {})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

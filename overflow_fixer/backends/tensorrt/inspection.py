@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from overflow_fixer.backends.tensorrt.mapping import parse_metadata
+from overflow_fixer.errors import BackendError
 from overflow_fixer.records import PinOutcome
 
 _SEPARATORS = re.compile(r"[\x1e\x1f]| \+ | \|\| |, |\.\.\.")
+_ESCAPES = re.compile(r"""\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|x([01][0-9a-fA-F])|)""")
 _WRAPPER = re.compile(r"(?:PWN|fusion)\(|\{ForeignNode\[|Reformatting CopyNode for \w+ Tensor \d+ to ")
 _TYPES = (
     ("bf16", ("BFLOAT16", "BF16")),
@@ -63,11 +65,27 @@ def read_engine(trt: Any, engine: Any, context: Any, owners: Mapping[str, str]) 
 def parse_layers(text: str, owners: Mapping[str, str]) -> tuple[EngineLayer, ...]:
     """The layers in the JSON of `IEngineInspector.get_engine_information`.
 
-    TensorRT joins names with raw control characters, which strict JSON refuses. A layer that is a bare
-    string (an engine built without detailed verbosity) has a name and nothing else.
+    TensorRT joins names with raw control characters, which strict JSON refuses, and can put a backslash before what JSON does
+    not escape (seen of 8.6.0). A layer that is a bare string (an engine built without detailed verbosity) has a name and
+    nothing else. Raises BackendError, with the place, for what is no JSON even so.
     """
-    document = json.loads(text, strict=False)
+    try:
+        document = json.loads(_ESCAPES.sub(_mend_escape, text), strict=False)
+    except ValueError as error:
+        place = getattr(error, "pos", 0)
+        raise BackendError(
+            f"TensorRT describes the engine in what is no JSON: {error}, at {text[max(place - 60, 0) : place + 60]!r}. Expected what "
+            "its engine inspector writes, to read which layers run in FP32. Please report this; --backend onnx does without."
+        ) from error
     return tuple(_parse_layer(item, owners) for item in document.get("Layers", ()))
+
+
+def _mend_escape(found: re.Match[str]) -> str:
+    """An escape as JSON has it: a byte by its number is that character, another backslash is itself."""
+    known, byte = found.groups()
+    if known:
+        return found[0]
+    return chr(int(byte, 16)) if byte else r"\\"
 
 
 def judge_pins(
