@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_tensorrt import Variant
 from standin_gpu import use_standin_gpu
+from typed_models import write_model
 from working_tensorrt import working_tensorrt
 
 from overflow_fixer.backends import tensorrt
@@ -161,6 +163,28 @@ def test_plain_fp16_that_cannot_be_built_does_not_end_a_verification(
     assert report.passed
     assert report.naive is None
     assert report.warnings == ("Plain FP16 was not compared: No kernel. Expected one. Do without.",)
+
+
+@pytest.mark.parametrize(("threshold", "built"), [(1e4, 0), (1.0, 1)])
+def test_an_engine_without_pins_is_plain_fp16_and_that_is_not_built_to_verify_it(
+    tmp_path: Path, threshold: float, built: int
+) -> None:
+    """With pins it is built, for comparison."""
+    write_model(tmp_path, "g (float[4] x) => (float[4] y) { a = Abs(x) y = Neg(a) }")
+    np.savez(tmp_path / "batch.npz", x=np.array([1, -2, 3, 4], np.float32))
+    flags = {"model": tmp_path / "model.onnx", "calib": tmp_path / "batch.npz", "out": tmp_path / "out"}
+    plan = {"threshold": threshold}
+    config = make_config(None, {**flags, "plan": plan, "build": {"backend": "tensorrt"}})
+    trt = working_tensorrt("8.6", tmp_path / "works")
+    with use_standin_gpu(trt) as driver:
+        driver.elapsed_ms = [500.0]
+        fix(config)
+        before = len(trt.script.asked)
+        report = verify_built(config)
+    assert len(trt.script.asked) - before == built
+    assert report.naive is not None
+    assert report.naive.passed
+    assert bool(report.plan.pins) == bool(built)
 
 
 @pytest.mark.parametrize(

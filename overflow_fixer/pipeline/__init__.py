@@ -24,13 +24,21 @@ from overflow_fixer.locks import claim_folder, hold_folder
 from overflow_fixer.model_file.malformed import refuse_malformed
 from overflow_fixer.pipeline.caveats import find_caveats
 from overflow_fixer.pipeline.clock import Clock
-from overflow_fixer.pipeline.trying import Tried, make_policy, tolerate, try_all
+from overflow_fixer.pipeline.trying import Tried, is_plain_engine, make_policy, tolerate, try_all
 from overflow_fixer.planning.confidence import judge_confidence
 from overflow_fixer.planning.plan import check_policy, check_ranges, plan_precision
 from overflow_fixer.planning.plan_fit import check_plan
 from overflow_fixer.progress import Progress, silent
 from overflow_fixer.ranges import Existing, OnOver, collect_ranges, ignore_over, load_ranges
-from overflow_fixer.records import Batch, CalibrationSet, FixReport, FusedModel, PrecisionPlan, RangeTable
+from overflow_fixer.records import (
+    Batch,
+    CalibrationSet,
+    FixReport,
+    FusedModel,
+    PrecisionPlan,
+    RangeTable,
+    Verification,
+)
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports import load_plan, save_plan, write_reports
 from overflow_fixer.reports.caveats import say_changed_data
@@ -143,15 +151,25 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
         artifact = bench.find_artifact(plan)
         warnings = list(say_changed_data(ranges, calibration))
-        naive = None
-        if config.build.compare:
-            with tolerate("Plain FP16 was not compared", warnings):
-                naive = bench.try_naive()[1]
         attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
+        naive = _compare_naive(config, bench, attempt, warnings)
         result = Tried(attempt, naive, warnings=tuple(warnings))
     report = _make_report(config, bench, plan, result, reason, clock)
     report = replace(report, files=(ranges_path, plan_path, *artifact.files))
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
+
+
+def _compare_naive(
+    config: FixConfig, bench: Bench, attempt: Attempt, warnings: list[str]
+) -> Verification | None:
+    """How plain FP16 fares; None where that is not asked for, or cannot be built. An engine of a plan without pins is that."""
+    if not config.build.compare:
+        return None
+    if is_plain_engine(bench, attempt.plan):
+        return attempt.verification
+    with tolerate("Plain FP16 was not compared", warnings):
+        return bench.try_naive()[1]
+    return None
 
 
 def scan(

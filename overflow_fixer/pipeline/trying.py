@@ -53,7 +53,7 @@ def try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: Clock) 
         with clock.time("naive"), tolerate("Plain FP16 was not compared", warnings):
             engines[tensorrt.NAIVE], naive = bench.try_naive()
     with clock.time("fix"):
-        is_naive = is_engine and not plan.pins and not plan.clamps and naive is not None
+        is_naive = is_plain_engine(bench, plan) and naive is not None
         first = Attempt(
             plan, *((engines[tensorrt.NAIVE], naive) if is_naive and naive else bench.try_plan(plan))
         )
@@ -69,6 +69,11 @@ def try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: Clock) 
         with clock.time("timing"), tolerate("Nothing was timed", warnings):
             price = bench.measure_price(best.artifact, engines)
     return Tried(best, naive, repaired.rounds, fp32, price, tuple(warnings), lost, repaired.spent)
+
+
+def is_plain_engine(bench: Bench, plan: PrecisionPlan) -> bool:
+    """Whether what the plan makes is the engine of plain FP16; a typed model keeps nodes in FP32 even so, and plain FP16 fewer."""
+    return bench.backend.is_engine and not plan.pins and not plan.clamps
 
 
 def _repair(config: FixConfig, bench: Bench, first: Attempt) -> Repaired:
