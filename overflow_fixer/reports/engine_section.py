@@ -94,7 +94,7 @@ def _kept(noun: str, what: str, found: Sequence[dict[str, Any]], style: str = ""
 def _warnings(warnings: Sequence[str]) -> Iterator[RenderableType]:
     if not warnings:
         return
-    yield note(f"{say_plural(len(warnings), 'warning')} of TensorRT:", "yellow")
+    yield note(f"{say_plural(len(warnings), 'warning')} of the build:", "yellow")
     for warning in warnings[:_MOST_WARNINGS]:
         yield note(shorten_reason(warning), "yellow", 4)
     yield from more(len(warnings) - _MOST_WARNINGS, "warning", "report.json")

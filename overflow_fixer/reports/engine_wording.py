@@ -13,6 +13,7 @@ from overflow_fixer.plurals import say_plural
 from overflow_fixer.reports.numbers_json import decode_number
 from overflow_fixer.reports.pin_outcomes import sort_pins
 from overflow_fixer.reports.wording import (
+    find_judged_snr,
     make_visible,
     say_compared,
     say_decibels,
@@ -71,7 +72,7 @@ def say_fp32_engine(document: dict[str, Any]) -> str | None:
 
 def _say_agreement(outputs: Sequence[dict[str, Any]]) -> str:
     errors = [found["error"] for found in outputs]
-    floats = [error["snr_db"] for error in errors if error["is_float"]]
+    floats = [find_judged_snr(error) for error in errors if error["is_float"]]
     known = [snr for snr in floats if snr != "NaN"]
     if known:
         return f"{say_decibels(min(known, key=decode_number))} dB"

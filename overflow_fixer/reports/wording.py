@@ -127,9 +127,15 @@ def say_match(error: dict[str, Any]) -> str:
     if any.
     """
     if error["is_float"]:
-        worst = error["worst_batch_snr_db"]
-        return say_decibels(error["snr_db"] if math.isnan(decode_number(worst)) else worst)
+        return say_decibels(find_judged_snr(error))
     return f"{say_share(error['worst_batch_agreement'])} equal" if error["element_count"] else "n/a"
+
+
+def find_judged_snr(error: dict[str, Any]) -> JsonNumber:
+    """The SNR in dB by which a tensor of floats is judged: of its worst batch, where that has one."""
+    worst: JsonNumber = error["worst_batch_snr_db"]
+    overall: JsonNumber = error["snr_db"]
+    return overall if math.isnan(decode_number(worst)) else worst
 
 
 def say_mark(found: dict[str, Any]) -> str:

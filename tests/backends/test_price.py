@@ -169,7 +169,9 @@ def test_pins_are_blamed_where_plain_fp16_is_faster() -> None:
     remark = "The pins cost it: 8 of 16 float nodes are pinned, and plain FP16 takes 1 ms."
     pinned = _artifact(PATH, PINNED, 8, WIDE)
     assert _remarks(pinned, SLOW) == (OPENING, remark)
+    slower = "8 of 16 float nodes are pinned, and plain FP16 takes 2.8 ms, which is no gain over FP32 either."
     assert _remarks(pinned, {**SLOW, NAIVE: 2.9}) == (OPENING, UNKNOWN)
+    assert _remarks(pinned, {FIXED: 3.0, NAIVE: 2.8, FP32: 2.9})[1:] == (slower,)
     assert _remarks(pinned, {FIXED: 3.0, FP32: 3.0}) == (OPENING, UNKNOWN)
     assert _remarks(_artifact(PATH), SLOW) == (OPENING, UNKNOWN)
 

@@ -39,7 +39,10 @@ def test_a_cudnn_without_its_parts_would_abort_so_no_timings_are_kept(
 ) -> None:
     monkeypatch.setattr(timings, "_PART", "libcudnn_nowhere.so.8")  # the real one may be on this machine
     _load(tmp_path, monkeypatch, "libcudnn.so.8")
-    assert timings.find_obstacle() == "kernel timings are not kept: libcudnn_nowhere.so.8 of cuDNN is missing"
+    assert timings.find_obstacle() == (
+        "kernel timings are not kept, so each build takes them anew: libcudnn_nowhere.so.8 is missing, which cuDNN 8 has beside "
+        "libcudnn.so.8"
+    )
     assert not timings.attach_timings(None, tmp_path / "timing.cache")
 
 

@@ -104,7 +104,7 @@ def test_all_warnings_are_in_json_and_three_on_the_terminal(tmp_path: Path) -> N
     assert len(json.loads(RENDERERS["json"](report))["engine"]["warnings"]) == 8
     text = render_text(report)
     assert text.count("have been clamped") == 2
-    assert "8 warnings of TensorRT:" in text
+    assert "8 warnings of the build:" in text
     assert "and 5 more warnings: see report.json" in text
     assert text.count("x") < 400
 
@@ -223,7 +223,7 @@ def test_tensorrt_wrong_in_fp32_is_told_loudly(tmp_path: Path, kind: str) -> Non
     assert "TENSORRT FAULT: TensorRT's own FP32 engine (TF32 off) is wrong on this model: boxes: " in wrong
     assert "So the error is a TensorRT fault, and not (only) an overflow." in wrong
     right = _say(kind, make_engine_report(tmp_path))
-    assert "TensorRT's own FP32 engine agrees: 62.5 dB" in right
+    assert "TensorRT's own FP32 engine agrees: 55.5 dB" in right
     assert "FAULT" not in right
     assert "FP32 engine" not in _say(kind, make_uncompared(tmp_path))
 
@@ -240,8 +240,14 @@ def test_a_wrong_fp32_engine_is_told_even_where_the_fix_passes(tmp_path: Path) -
         (Verification((), 0), "TensorRT's own FP32 engine: nothing was compared"),
         (replace(make_passing("y"), batch_count=0), "TensorRT's own FP32 engine: nothing was compared"),
         (
-            Verification((OutputVerdict(make_error("y", math.inf), True, ""),), 1),
+            Verification(
+                (OutputVerdict(make_error("y", math.inf, worst_batch_snr_db=math.inf), True, ""),), 1
+            ),
             "TensorRT's own FP32 engine agrees: inf dB",
+        ),
+        (
+            Verification((OutputVerdict(make_error("y", 62.5, worst_batch_snr_db=31.5), True, ""),), 2),
+            "TensorRT's own FP32 engine agrees: 31.5 dB",
         ),
         (
             Verification((OutputVerdict(make_error("y", math.nan, is_float=False), True, ""),), 1),

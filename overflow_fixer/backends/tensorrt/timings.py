@@ -69,7 +69,7 @@ def find_obstacle() -> str | None:
     try:
         ctypes.CDLL(_PART)
     except OSError:
-        return f"kernel timings are not kept: {_PART} of cuDNN is missing"
+        return f"kernel timings are not kept, so each build takes them anew: {_PART} is missing, which cuDNN 8 has beside {_SHIM}"
     return None
 
 
