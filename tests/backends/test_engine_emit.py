@@ -224,6 +224,20 @@ def test_a_typed_model_that_is_refused_is_told_by_the_model_that_it_was_made_of(
     assert str(path.parent) not in str(error.value)
 
 
+def test_the_typed_model_is_changed_for_tensorrt_as_a_model_is(graph: Graph, tmp_path: Path) -> None:
+    script = _strong_script(engine(("square", "FP32")))
+    script.parse_errors, script.refused_parsings = ["isDynamic(shape)"], 1
+    settings = replace(SETTINGS, shapes={"x": ShapeRange((2, 4), (2, 4), (2, 4))})
+    with _tensorrt(script, "11"):
+        artifact = emit(graph, make_plan(graph, "square"), tmp_path / "model.engine", settings)
+    typed, (content, beside) = script.parsed
+    assert typed == beside == str(tmp_path / "model.fp16.onnx")
+    dims = onnx.ModelProto.FromString(content).graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims] == [2, 4]
+    (note,) = _engine(artifact).warnings
+    assert "2 of 'x' along axis 0" in note
+
+
 def test_a_strong_tracer_marks_the_typed_model(graph: Graph, tmp_path: Path) -> None:
     script = _strong_script(engine(("square", "FP32")), engine(content=b"marked"))
     plan = make_plan(graph, "square")

@@ -541,9 +541,7 @@ def test_a_model_is_refused_for_trtexec_without_a_word_of_changes_that_it_does_n
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=8, location="data")
     open_fake(fake_tensorrt("8.6", Script()))
     graph = load_graph(tmp_path / "model.onnx")
-    with pytest.raises(
-        BackendError, match=r"as it is changed for TensorRT.*changes no dimensions or bounds"
-    ) as error:
+    with pytest.raises(BackendError, match=r"as it is changed for TensorRT.*changes nothing else") as error:
         exports.write_exports(
             ["trtexec"], Export(graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out")
         )
@@ -586,7 +584,7 @@ def test_trtexec_builds_the_typed_model_where_typing_is_strong(
 ) -> None:
     graph, trt = recorded_graph("conv_chain"), fake_tensorrt("10.0", recorded_script("conv_chain"))
     open_fake(trt, "strong")
-    typed = tmp_path / "model.fp16.onnx"
+    typed = _write_typed(tmp_path, "Abs(x)")
     artifact = replace(_engine_artifact(graph, typing="strong"), files=(tmp_path / "model.engine", typed))
     shapes = {"image": ShapeRange((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))}
     listed, _ = exports.write_exports(
@@ -601,6 +599,27 @@ def test_trtexec_builds_the_typed_model_where_typing_is_strong(
         "--maxShapes": "image:4x3x64x64",
         "--saveEngine": str(tmp_path.resolve() / "model.trtexec.engine"),
     }
+
+
+def _write_typed(folder: Path, y: str) -> Path:
+    written = write_model(
+        folder, f"g (float[1,1,2,2] x, float[1,2,2,2] g) => (float[] y) {{ y = {y} }}", opset=20
+    )
+    return written.rename(folder / "model.fp16.onnx")
+
+
+def test_trtexec_is_given_the_typed_model_as_it_was_changed(
+    tmp_path: Path, open_fake: Callable[..., None]
+) -> None:
+    graph, trt = recorded_graph("conv_chain"), fake_tensorrt("10.0", recorded_script("conv_chain"))
+    open_fake(trt, "strong")
+    typed = _write_typed(tmp_path, 'GridSample<mode="linear">(x, g)')
+    artifact = replace(_engine_artifact(graph, typing="strong"), files=(tmp_path / "model.engine", typed))
+    listed, _, model = exports.write_exports(
+        ["trtexec"], Export(graph, make_plan(graph, "/fc/Gemm"), artifact, _PLAIN, tmp_path / "out")
+    )
+    assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
+    assert onnx.load(model).graph.node[0].attribute[0].s == b"bilinear"
 
 
 def test_trtexec_is_refused_without_tensorrt_before_anything_is_built() -> None:

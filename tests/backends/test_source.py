@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from standin_gpu import use_standin_gpu
 from typed_models import write_model
 
-from overflow_fixer.backends.tensorrt.capabilities import probe
+from overflow_fixer.backends.tensorrt.capabilities import Capabilities, probe
 from overflow_fixer.backends.tensorrt.network import ParsedNetwork
 from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source, parse_graph
 from overflow_fixer.errors import BackendError
@@ -263,6 +263,37 @@ def test_names_that_are_taken_are_not_given_to_what_slices_a_shape(tmp_path: Pat
     assert isinstance(source, bytes)
     onnx.checker.check_model(onnx.ModelProto.FromString(source))
     assert _run(source) == _run(graph.path.read_bytes()) == [7]
+
+
+# ---------------------------------------------------------------- modes by names that the parser does not know
+
+
+@pytest.mark.parametrize("found", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("attributes", "opset", "expected"),
+    [
+        ('<mode="linear">', 20, "bilinear"),
+        ('<padding_mode="border", mode="cubic">', 20, "bicubic"),
+        ('<mode="nearest">', 20, None),
+        ("", 20, None),
+        ('<mode="bilinear">', 17, None),
+    ],
+)
+def test_modes_of_a_grid_sample_have_the_names_that_the_parser_knows(
+    tmp_path: Path, attributes: str, opset: int, expected: str | None, found: Capabilities
+) -> None:
+    text = (
+        f"g (float[1,1,4,4] x, float[1,2,2,2] g) => (float[1,1,2,2] y) {{ y = GridSample{attributes}(x, g) }}"
+    )
+    graph = load_graph(write_model(tmp_path, text, opset=opset))
+    source = find_source(graph, [], found, {})
+    if expected is None:
+        assert source == graph.path
+        return
+    assert isinstance(source, bytes)
+    (sample,) = onnx.ModelProto.FromString(source).graph.node
+    assert {one.name: one.s.decode() for one in sample.attribute}["mode"] == expected
+    assert len(sample.attribute) == attributes.count("=")
 
 
 # ---------------------------------------------------------------- bounds that are none

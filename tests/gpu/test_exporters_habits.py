@@ -1,4 +1,4 @@
-"""What exporters write and TensorRT refuses, of models that others ship: dimensions named "?", bounds of infinity, open dimensions."""
+"""What exporters write and TensorRT refuses or takes for something else, of models that others ship."""
 
 from __future__ import annotations
 
@@ -64,3 +64,10 @@ def test_a_part_of_a_shape_may_be_asked_for(tmp_path: Path) -> None:
     constants = {"table": table, "zero": ints(0), "one": ints(1)}
     model = make_model(nodes, {"x": ["batch", "length", 8]}, "y", constants, opset=18)
     _fix(tmp_path, model, (2, 5, 8), (3, 9, 8), (2, 7, 8))
+
+
+def test_a_grid_sample_may_have_a_mode_of_opset_20(tmp_path: Path) -> None:
+    grid = np.random.default_rng(1).uniform(-1, 1, (2, 5, 5, 2)).astype(np.float32)
+    nodes = [node("GridSample", "x grid", "y", mode="linear")]
+    model = make_model(nodes, {"x": [2, 3, 16, 16]}, "y", {"grid": grid}, opset=20)
+    _fix(tmp_path, model, (2, 3, 16, 16), (2, 3, 16, 16))

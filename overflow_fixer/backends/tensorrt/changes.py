@@ -23,6 +23,8 @@ _REDUCTIONS = frozenset(
 """Those that have axes as an input from opset 18 on. ReduceSum has had them since 13, and every parser here reads them."""
 _BEHIND = 2**31 - 1
 """Behind the last dimension: TensorRT's integers have 32 bits."""
+_GRID_MODES = {b"linear": b"bilinear", b"cubic": b"bicubic"}
+"""Those of GridSample by their names since opset 20, and before it, which alone the parser knows (onnx-tensorrt 10.6, onnxOpImporters.cpp)."""
 Shapes = Mapping[str, ShapeRange]
 Sizes = Mapping[tuple[str, int], int]
 """Of dimensions of inputs, each told by the input and the axis."""
@@ -33,7 +35,8 @@ class Changes:
     """In nodes, each told by its first output, in constants, and in dimensions of inputs; nothing where the model needs none.
 
     `axes` are those that reductions have as constant inputs, `partial_shapes` what Shape nodes write that give a part, with
-    prefixes of free names: both are overlooked before TensorRT 10. `unbounded` are inputs of a Clip that are infinite,
+    prefixes of free names: both are overlooked before TensorRT 10. `grid_modes` are those of GridSample, of which other names
+    would be taken for the nearest element. `unbounded` are inputs of a Clip that are infinite,
     `unequal` dimensions that share a name with others and need not be equal, `sizes` those that open dimensions get: all three
     are refused as they are.
     """
@@ -41,13 +44,14 @@ class Changes:
     clamps: Mapping[str, Clamp]
     axes: Mapping[str, Sequence[int]]
     partial_shapes: Mapping[str, str]
+    grid_modes: Mapping[str, bytes]
     unbounded: Mapping[str, Sequence[int]]
     unequal: Collection[tuple[str, int]]
     sizes: Sizes
 
     @property
     def is_any(self) -> bool:
-        in_nodes = self.axes or self.partial_shapes or self.unbounded
+        in_nodes = self.axes or self.partial_shapes or self.grid_modes or self.unbounded
         return bool(self.clamps or in_nodes or self.unequal or self.sizes)
 
 
@@ -59,6 +63,7 @@ def find_changes(
         clamps={clamp.tensor: clamp for clamp in clamps},
         axes={} if found.axes_inputs else read_axes(graph),
         partial_shapes={} if found.axes_inputs else find_partial_shapes(graph),
+        grid_modes=find_grid_modes(graph),
         unbounded=find_infinite_bounds(graph),
         unequal=find_unequal_dimensions(graph, shapes),
         sizes=sizes,
@@ -84,6 +89,8 @@ def _change_nodes(graph: onnx.GraphProto, changes: Changes) -> None:
         written = node.output[0] if node.output else ""
         if written in changes.axes:
             _tell_axes(node, changes.axes[written])
+        if written in changes.grid_modes:
+            next(one for one in node.attribute if one.name == "mode").s = changes.grid_modes[written]
         for slot in changes.unbounded.get(written, ()):
             node.input[slot] = ""
         prefix = changes.partial_shapes.get(written)
@@ -135,6 +142,16 @@ def find_partial_shapes(graph: Graph) -> dict[str, str]:
     parts = [one for one in shapes if one.value_of("start", 0) or one.value_of("end", None) is not None]
     prefix = free_prefix(graph, "whole_shape_") if parts else ""
     return {node.outputs[0]: f"{prefix}{number}_" for number, node in enumerate(parts)}
+
+
+def find_grid_modes(graph: Graph) -> dict[str, bytes]:
+    """By what it writes each GridSample whose mode has a name that it was given with opset 20, with the one before it.
+
+    TensorRT's parser takes a name that it does not know for the nearest element, without a word.
+    """
+    samples = (node for node in graph.nodes if node.standard_op == "GridSample")
+    modes = ((node, node.value_of("mode", b"")) for node in samples)
+    return {node.outputs[0]: _GRID_MODES[mode] for node, mode in modes if mode in _GRID_MODES}
 
 
 def find_unequal_dimensions(graph: Graph, shapes: Shapes) -> frozenset[tuple[str, int]]:

@@ -16,9 +16,9 @@ from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.backends.tensorrt.engine_file import read_artifact, sidecar_of, write_engine
 from overflow_fixer.backends.tensorrt.inspection import EngineLayer, find_fp32_nodes, judge_pins, read_engine
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
-from overflow_fixer.backends.tensorrt.network import parse_model, prepare
+from overflow_fixer.backends.tensorrt.network import prepare
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
-from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph
+from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph, parse_typed
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import is_there, refuse_to_replace
@@ -125,7 +125,7 @@ def open_tracer(
         weak = WeakBuild(trt, found, graph, plan, settings, silent, tensors)
         return weak.run()[1]
     typed = next(path for path in artifact.files if path.suffix == ".onnx")
-    parsed = parse_model(trt, found, typed, graph.path, "strong")
+    parsed = parse_typed(trt, found, load_graph(typed), graph.path, settings.shapes)
     mark_tensors(parsed.network, read_layers(parsed.network), tensors)
     precision = Precision(fp16=False, tf32=settings.tf32)
     return EngineRunner(trt, build(trt, found, parsed.network, precision, settings, silent).plan)
@@ -197,14 +197,15 @@ def _emit_strong(
 ) -> Artifact:
     typed_path = _name_typed(path)
     typed = mixed_onnx.emit(graph, plan, typed_path, io_types=settings.io_types)
-    parsed = parse_model(trt, found, typed_path, graph.path, "strong")
+    typed_graph = load_graph(typed_path)
+    parsed = parse_typed(trt, found, typed_graph, graph.path, settings.shapes)
     precision = Precision(fp16=False, tf32=settings.tf32)
     built = build(trt, found, parsed.network, precision, settings, progress)
-    typed_graph = load_graph(typed_path)
     layers = _inspect(trt, built, _owners(parsed.network, typed_graph), settings)
     pinned = [node.label for node in graph.nodes if node.label in plan.pinned]
     casts = [node.label for node in typed_graph.nodes if node.op_type == "Cast"]
     engine = _summarize(found, "strong", "none", layers, built, judge_pins(layers, pinned, (), casts))
+    engine = replace(engine, warnings=(*filter(None, [parsed.note]), *engine.warnings))
     artifact = Artifact(
         backend="tensorrt",
         path=path,

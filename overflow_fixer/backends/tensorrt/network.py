@@ -92,11 +92,18 @@ def prepare(trt: Any, plugins: Sequence[Path]) -> None:
 
 
 def parse_model(
-    trt: Any, found: Capabilities, source: Path | bytes, origin: Path, typing: Typing, doubt: str = ""
+    trt: Any,
+    found: Capabilities,
+    source: Path | bytes,
+    origin: Path,
+    typing: Typing,
+    doubt: str = "",
+    told: str = "",
 ) -> ParsedNetwork:
-    """Parse a model's bytes, whose external data lies beside its file `origin`, or that file, or the typed model made of it.
+    """Parse a model's bytes, whose external data lies beside its file `origin`, or that file.
 
-    Raises RefusedModelError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before.
+    Raises RefusedModelError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before;
+    the model is `told` so, by its file where nothing else is said.
     """
     logger = make_logger(trt)
     logger.forget()
@@ -109,10 +116,9 @@ def parse_model(
     else:
         is_parsed = parser.parse_from_file(str(source))
     if not is_parsed:
-        told = f"the typed model of {origin}" if isinstance(source, Path) and source != origin else origin
         reason = _explain(parser, logger, found)
         raise RefusedModelError(
-            f"TensorRT {found.version} cannot take {told}: {reason}. Expected a model of "
+            f"TensorRT {found.version} cannot take {told or origin}: {reason}. Expected a model of "
             f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, fold its constants where it is "
             "values or axes that are not known, give a plug-in with --plugin, or build the typed model with --backend onnx for a newer TensorRT.",
             reason,

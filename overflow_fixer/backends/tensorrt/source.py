@@ -28,8 +28,19 @@ _OLD_OPSET = 17
 _NO_SIZES: Sizes = MappingProxyType({})
 
 
+def parse_typed(trt: Any, found: Capabilities, graph: Graph, model: Path, shapes: Shapes) -> ParsedNetwork:
+    """The network of a typed model that was made of `model`, by strong typing. Raises BackendError as parse_graph does."""
+    return parse_graph(trt, found, graph, (), "strong", shapes, f"the typed model of {model}")
+
+
 def parse_graph(
-    trt: Any, found: Capabilities, graph: Graph, clamps: Sequence[Clamp], typing: Typing, shapes: Shapes
+    trt: Any,
+    found: Capabilities,
+    graph: Graph,
+    clamps: Sequence[Clamp],
+    typing: Typing,
+    shapes: Shapes,
+    told: str = "",
 ) -> ParsedNetwork:
     """The network of the model with its constants clamped. Raises BackendError as find_source and parse_model do.
 
@@ -38,7 +49,7 @@ def parse_graph(
 
     def parse(sizes: Sizes) -> ParsedNetwork:
         source = find_source(graph, clamps, found, shapes, sizes)
-        return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found))
+        return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found), told)
 
     try:
         return parse({})

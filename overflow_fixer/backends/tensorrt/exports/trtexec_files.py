@@ -10,11 +10,12 @@ from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_left_over, sign
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
-from overflow_fixer.backends.tensorrt.network import parse_model
+from overflow_fixer.backends.tensorrt.network import ParsedNetwork
 from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
-from overflow_fixer.backends.tensorrt.source import parse_graph
+from overflow_fixer.backends.tensorrt.source import parse_graph, parse_typed
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
+from overflow_fixer.graph.model import Graph, load_graph
 
 
 def write_trtexec(export: Export) -> tuple[Path, ...]:
@@ -47,10 +48,9 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
     pinning = choose_layers(graph, map_layers(layers, graph), labels)
     if engine.movement_is_free:
         pinning = pinning.without_movement()
-    changed = () if parsed.source is None else (_write_model(export, parsed.source),)
-    model = next(iter(changed), graph.path)
+    model, changed = _find_model(export, graph, parsed)
     command = Command(
-        model.resolve(),
+        model,
         _engine_path(export),
         "weak",
         engine.constraints,
@@ -65,24 +65,32 @@ def _read_strong(export: Export) -> tuple[Command, tuple[Path, ...]]:
     """What trtexec builds by strong typing: the typed model, in which nothing is left to pin."""
     trt, found, _ = open_tensorrt(export.settings)
     typed = next(path for path in export.artifact.files if path.suffix == ".onnx")
-    network = parse_model(trt, found, typed, export.graph.path, "strong").network
-    pinning, bindings = Pinning((), ()), _read_bindings(network)
-    return Command(typed.resolve(), _engine_path(export), "strong", "none", bindings, (), pinning), ()
+    graph = load_graph(typed)
+    parsed = parse_typed(trt, found, graph, export.graph.path, export.settings.shapes)
+    model, changed = _find_model(export, graph, parsed)
+    pinning, bindings = Pinning((), ()), _read_bindings(parsed.network)
+    return Command(model, _engine_path(export), "strong", "none", bindings, (), pinning), changed
 
 
 def _engine_path(export: Export) -> Path:
     return export.folder.resolve() / f"{export.graph.path.stem}.trtexec.engine"
 
 
-def _write_model(export: Export, content: bytes) -> Path:
-    """Write the model as it was changed for TensorRT: trtexec reads it from a file."""
-    outside = next(export.graph.external_tensors(), None)
+def _find_model(export: Export, graph: Graph, parsed: ParsedNetwork) -> tuple[Path, tuple[Path, ...]]:
+    """The model that trtexec is to read, and its file where it had to be written since the graph's own was changed."""
+    changed = () if parsed.source is None else (_write_model(export, graph, parsed.source),)
+    return next(iter(changed), graph.path).resolve(), changed
+
+
+def _write_model(export: Export, graph: Graph, content: bytes) -> Path:
+    """Write the graph's model as it was changed for TensorRT: trtexec reads it from a file."""
+    outside = next(graph.external_tensors(), None)
     if outside is not None:
         raise BackendError(
-            f"trtexec would need {export.graph.path} as it is changed for TensorRT (docs/tensorrt.md), but the data of "
+            f"trtexec would need {graph.path} as it is changed for TensorRT (docs/tensorrt.md), but the data of "
             f"{outside.name!r} lies in another file, beside the model. Expected a model in one file. Save it so. Or use --export "
             "polygraphy-loader, which clamps constants, inlines functions and tells axes and parts of shapes when it runs, and "
-            "changes no dimensions or bounds of a Clip; or, if it is for clamps alone, plan with --masks pin."
+            "changes nothing else; or, if it is for clamps alone, plan with --masks pin."
         )
     path = _name_model(export)
     with replace_file(path) as temporary:
