@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
 from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.softmaxes import Softmax, find_softmaxes
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -93,7 +93,7 @@ def _judge(graph: Graph, ranges: RangeTable, softmax: Softmax) -> _Lost | None:
     """By the batch whose output bears the least error."""
     nearest = _read_nearest(softmax.rows)
     is_fp32 = graph.dtypes.get(softmax.logits) == TensorProto.FLOAT
-    is_told = is_fp32 and is_finite(graph, ranges, softmax.output)
+    is_told = is_fp32 and are_finite(graph, ranges, softmax.output)
     most = read_maxima(ranges, softmax.output)
     errors = _LARGEST_ERRORS[softmax.kind](most)
     is_borne = np.isfinite(errors) & (errors > 0)

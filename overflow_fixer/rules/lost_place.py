@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
@@ -64,7 +64,7 @@ def _find_places(graph: Graph, ranges: RangeTable, node: Node) -> _Places | None
     """Those of the batch that loses most; None where that is no half of what is too much."""
     image, grid = node.inputs[:2]
     inner = ranges.inner_of.get(node.label, {}).get("sampling loss")
-    if inner is None or not all(is_finite(graph, ranges, name) for name in (image, grid)):
+    if inner is None or not are_finite(graph, ranges, image, grid):
         return None
     losses = np.fmax(inner.batch_max_abs.astype(np.float64), 0.0)  # NaN: nothing was sampled in the batch
     worst = int(losses.argmax())

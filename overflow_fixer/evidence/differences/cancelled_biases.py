@@ -14,9 +14,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
     find_lost_terms,
-    is_finite,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.feature_operators import read_intercept
@@ -66,5 +66,5 @@ def _read_bias(graph: Graph, ranges: RangeTable, node: Node) -> float:
 
 
 def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    are_finite = all(is_finite(graph, ranges, name) for name in (node.inputs[0], node.outputs[0]))
-    return are_finite and node.inputs[0] in find_lost_terms(graph, ranges, node)
+    is_finite = are_finite(graph, ranges, node.inputs[0], node.outputs[0])
+    return is_finite and node.inputs[0] in find_lost_terms(graph, ranges, node)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
-from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms, is_finite
+from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
@@ -48,7 +49,7 @@ def find_cancelled(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
 
 
 def _is_variance(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    if not all(is_finite(graph, ranges, name) for name in (*node.inputs, node.outputs[0])):
+    if not are_finite(graph, ranges, *node.inputs, node.outputs[0]):
         return False
     largest = max(ranges.by_tensor[name].max_abs for name in node.inputs)
     is_negative = ranges.by_tensor[node.outputs[0]].min < -_FP32_NOISE * largest

@@ -16,9 +16,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FEWEST_STEPS,
     LostDifference,
     find_terms,
-    is_finite,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -44,7 +44,7 @@ def find_compared_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDi
     """
     for node in filter(partial(is_distance, graph), graph.nodes):
         terms = find_terms(graph, node)
-        if not terms or not all(is_finite(graph, ranges, name) for name in (*terms, *node.writes)):
+        if not terms or not are_finite(graph, ranges, *terms, *node.writes):
             continue
         name, largest = node.outputs[0], max(ranges.by_tensor[name].max_abs for name in terms)
         seen, limit = ranges.by_tensor[name], FEWEST_STEPS * step_at(largest)

@@ -19,9 +19,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     SmallDifference,
     find_lost_terms,
     find_small,
-    read_maxima,
 )
 from overflow_fixer.evidence.differences.whole_parts import find_whole_parts
+from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers

@@ -16,9 +16,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
     find_terms,
-    is_finite,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import find_least
 from overflow_fixer.formats import step_at
@@ -50,9 +50,7 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
     """
     for reader in _find_readers(graph, ranges):
         node, scale = find_distance(graph, ranges, reader.tensor)
-        if node is None or not all(
-            is_finite(graph, ranges, name) for name in (*find_terms(graph, node), *node.writes)
-        ):
+        if node is None or not are_finite(graph, ranges, *find_terms(graph, node), *node.writes):
             continue
         term = max(abs(find_least(ranges, name)) for name in find_terms(graph, node))
         scale *= reader.slope

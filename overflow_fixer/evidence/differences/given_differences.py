@@ -12,12 +12,8 @@ from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources, keeps_small
 from overflow_fixer.evidence.differences.rectified import name_what_is_left
-from overflow_fixer.evidence.differences.small_differences import (
-    FP32_NOISE,
-    SmallDifference,
-    find_small,
-    read_maxima,
-)
+from overflow_fixer.evidence.differences.small_differences import FP32_NOISE, SmallDifference, find_small
+from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import list_values
 from overflow_fixer.graph.model import Graph

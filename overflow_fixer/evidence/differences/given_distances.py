@@ -16,9 +16,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
     find_terms,
-    is_finite,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -35,7 +35,7 @@ def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffe
     for output in graph.outputs:
         for node in filter(partial(is_distance, graph), _find_sums_given(graph, output)):
             terms = find_terms(graph, node)
-            if not all(is_finite(graph, ranges, name) for name in (*terms, *node.writes)):
+            if not are_finite(graph, ranges, *terms, *node.writes):
                 continue
             largest = max(ranges.by_tensor[name].max_abs for name in terms)
             name, limit = node.outputs[0], FEWEST_STEPS * step_at(largest)

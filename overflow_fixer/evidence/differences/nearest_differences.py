@@ -17,11 +17,10 @@ from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
     find_lost_terms,
-    is_finite,
-    read_maxima,
     tell_steps,
 )
 from overflow_fixer.evidence.differences.terms_alike import find_alike
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
@@ -79,7 +78,7 @@ def _takes_least(node: Node) -> bool:
 def _is_told(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it subtracts two computed or fed tensors of finite floats, which FP16 may not hold."""
     is_of_data = graph.constants.keys().isdisjoint(node.inputs)
-    is_known = is_of_data and all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes))
+    is_known = is_of_data and are_finite(graph, ranges, *node.inputs, *node.writes)
     return is_known and bool(find_lost_terms(graph, ranges, node))
 
 

@@ -15,10 +15,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
     find_lost_terms,
-    is_finite,
-    read_maxima,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.semantics import read_epsilon
 from overflow_fixer.formats import step_at
@@ -56,7 +55,7 @@ def _find_worst(
 ) -> tuple[float, float, int] | None:
     """The largest |x − μ| and |x| of the batch in which least is left beside the limit, and its index."""
     source = node.inputs[0]
-    if source not in find_lost_terms(graph, ranges, node) or not is_finite(graph, ranges, source):
+    if source not in find_lost_terms(graph, ranges, node) or not are_finite(graph, ranges, source):
         return None
     left, largest = (read_maxima(ranges, name) for name in (inner.seen.tensor, source))
     limits = _FEWEST_STEPS * step_at(largest)

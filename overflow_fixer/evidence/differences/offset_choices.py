@@ -14,9 +14,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FEWEST_STEPS,
     LostDifference,
     find_lost_terms,
-    is_finite,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
@@ -34,9 +34,7 @@ def find_offset_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffer
     """
     for choice in graph.nodes:
         node = _find_sum(graph, choice) if _tells_places(graph, choice) else None
-        if node is None or not all(
-            is_finite(graph, ranges, name) for name in (*node.inputs, choice.outputs[0])
-        ):
+        if node is None or not are_finite(graph, ranges, *node.inputs, choice.outputs[0]):
             continue
         chosen = ranges.by_tensor[choice.outputs[0]]
         least = max(chosen.min, -chosen.max, 0.0)

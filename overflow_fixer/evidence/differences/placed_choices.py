@@ -16,10 +16,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     LostDifference,
     find_lost_terms,
     find_terms,
-    is_finite,
-    read_maxima,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -62,7 +61,7 @@ def _counts(graph: Graph, ranges: RangeTable, choice: Node, way: list[Node]) -> 
     node = way[0]
     names = (*find_terms(graph, node), *node.writes, choice.inputs[0])
     is_other = is_distance(graph, node) or any(is_root(graph, one) for one in way)
-    is_told = not is_other and all(is_finite(graph, ranges, name) for name in names)
+    is_told = not is_other and are_finite(graph, ranges, *names)
     return is_told and bool(find_lost_terms(graph, ranges, node))
 
 

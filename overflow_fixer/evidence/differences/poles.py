@@ -18,10 +18,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FP32_NOISE,
     LostDifference,
     find_lost_terms,
-    is_finite,
-    read_maxima,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
@@ -60,11 +59,11 @@ def find_poles(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
 
 
 def _read_quotient(graph: Graph, ranges: RangeTable, node: Node) -> _Quotient | None:
-    if node.standard_op not in _DIVISOR_SLOTS or not is_finite(graph, ranges, node.outputs[0]):
+    if node.standard_op not in _DIVISOR_SLOTS or not are_finite(graph, ranges, node.outputs[0]):
         return None
     dividends = np.ones(len(ranges.batch_names))
     if node.standard_op == "Div":
-        if not is_finite(graph, ranges, node.inputs[0]):
+        if not are_finite(graph, ranges, node.inputs[0]):
             return None
         dividends = read_maxima(ranges, node.inputs[0])
     largest = read_maxima(ranges, node.outputs[0])
@@ -83,7 +82,7 @@ def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether its terms may cancel: of a sum of what is of one sign, such as an epsilon and a variance, nothing is lost."""
     if node.standard_op not in DIFFERENCES or not find_lost_terms(graph, ranges, node):
         return False
-    if not all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.writes)):
+    if not are_finite(graph, ranges, *node.inputs, *node.writes):
         return False
     terms = [(ranges.by_tensor[name].min, ranges.by_tensor[name].max) for name in node.inputs]
     if node.standard_op == "Sub":

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import LostDifference, read_maxima, tell_steps
+from overflow_fixer.evidence.differences.small_differences import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
+from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph

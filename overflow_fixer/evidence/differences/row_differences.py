@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from overflow_fixer.evidence.differences.divided_differences import find_sources, may_keep
-from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms, is_finite
+from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_given, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.divisors import divides
@@ -38,8 +39,8 @@ def find_row_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffe
 
 def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     read = node.inputs if node.standard_op == "Sub" else node.inputs[:1]
-    are_finite = all(is_finite(graph, ranges, name) for name in (*read, node.outputs[0]))
-    return are_finite and bool(find_lost_terms(graph, ranges, node))
+    is_finite = are_finite(graph, ranges, *read, node.outputs[0])
+    return is_finite and bool(find_lost_terms(graph, ranges, node))
 
 
 def _find_end(graph: Graph, ranges: RangeTable, node: Node) -> Node | None:

@@ -5,7 +5,6 @@ At 64 FP16's steps are 1/16; of 64.0025 − 64 nothing is left, or a step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.model import Graph
@@ -102,7 +101,7 @@ def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether it adds or subtracts finite floats that were measured."""
     is_other = node.standard_op == "Log" or node.label in find_kernels(graph)
     terms = node.inputs[:2] if is_other else find_terms(graph, node)
-    return bool(terms) and all(is_finite(graph, ranges, name) for name in (*terms, *node.writes))
+    return bool(terms) and are_finite(graph, ranges, *terms, *node.writes)
 
 
 def _read_largest(graph: Graph, ranges: RangeTable, node: Node) -> npt.NDArray[np.float64]:
@@ -152,29 +151,3 @@ def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, 
     read = find_terms(graph, node) or node.inputs
     terms = (name for name in dict.fromkeys(read) if name not in graph.constants)
     return tuple(name for name in terms if not multiples.is_lost(name) and not multiples.is_held(name))
-
-
-def is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
-    """Whether it is of FP32, was measured, and had no NaN and no infinity."""
-    seen = ranges.get(tensor)
-    if seen is None or graph.dtypes.get(tensor) != TensorProto.FLOAT:
-        return False
-    return not seen.nan_count and math.isfinite(seen.max_abs)
-
-
-def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
-    """The tensor's max |x| by batch, or that of a value inside a node, as InnerRange names it.
-
-    NaN where a batch has no element of it, or none but NaN, or it was not measured.
-    """
-    row = _rows(ranges).get(tensor)
-    if row is None:
-        return np.full(len(ranges.batch_names), math.nan)
-    maxima: npt.NDArray[np.float64] = row.astype(np.float64)
-    return maxima
-
-
-@lru_cache(maxsize=1)
-def _rows(ranges: RangeTable) -> Mapping[str, npt.NDArray[np.float32]]:
-    inner = {one.seen.tensor: one.batch_max_abs for one in ranges.inner}
-    return inner | {seen.tensor: row for seen, row in zip(ranges.ranges, ranges.batch_max_abs, strict=True)}

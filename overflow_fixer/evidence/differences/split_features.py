@@ -11,12 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from overflow_fixer.evidence.differences.fed_features import find_movers, is_fed
-from overflow_fixer.evidence.differences.small_differences import (
-    LostDifference,
-    find_lost_terms,
-    is_finite,
-    tell_steps,
-)
+from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms, tell_steps
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.feature_operators import read_splits
 from overflow_fixer.graph.model import Graph
@@ -72,7 +68,7 @@ def _tell(node: Node, nodes: tuple[Node, ...], worst: _Splits) -> LostDifference
 def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     source = node.inputs[0]
     is_lost = source in find_lost_terms(graph, ranges, node)
-    return is_lost and is_finite(graph, ranges, source) and is_fed(graph, source)
+    return is_lost and are_finite(graph, ranges, source) and is_fed(graph, source)
 
 
 def _find_worst(node: Node) -> _Splits | None:

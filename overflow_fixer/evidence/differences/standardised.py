@@ -18,9 +18,9 @@ from overflow_fixer.evidence.differences.small_differences import (
     FEWEST_STEPS,
     LostDifference,
     find_lost_terms,
-    is_finite,
     tell_steps,
 )
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.feature_operators import read_scaler
@@ -68,8 +68,7 @@ def _tell(
 
 def _is_rounded(graph: Graph, ranges: RangeTable, node: Node, source: str, made: str) -> bool:
     """Whether both are finite, and FP16 is not known to hold the first, of what the node reads."""
-    are_finite = all(is_finite(graph, ranges, name) for name in (source, made))
-    return are_finite and source in find_lost_terms(graph, ranges, node)
+    return are_finite(graph, ranges, source, made) and source in find_lost_terms(graph, ranges, node)
 
 
 def _find_worst(mean: Array, factor: Array) -> _Feature | None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import read_maxima
 from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

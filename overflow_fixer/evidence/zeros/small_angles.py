@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import trace_term
@@ -50,7 +50,7 @@ def find_small_angles(graph: Graph, ranges: RangeTable) -> Iterator[SmallAngle]:
     """
     for node in (one for one in graph.nodes if one.standard_op in _ANGLES):
         tensor, term = node.outputs[0], node.inputs[0]
-        if term in graph.constants or not all(is_finite(graph, ranges, name) for name in (tensor, term)):
+        if term in graph.constants or not are_finite(graph, ranges, tensor, term):
             continue
         largest = read_maxima(ranges, tensor)
         small = np.flatnonzero((largest >= _FP32_HAS_NONE) & (largest < SMALLEST_ANGLE))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import is_finite, read_maxima
 from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.zeros.small_sources import LEAST_MAGNITUDE, Part, trace_badly_held
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -54,7 +54,7 @@ def _judge(
 ) -> SmallFactor | None:
     if find_multiples(graph, ranges).is_held(tensor):
         return None
-    if not all(is_finite(graph, ranges, name) for name in (*node.inputs, *node.outputs)):
+    if not are_finite(graph, ranges, *node.inputs, *node.outputs):
         return None
     if ranges.by_tensor[tensor].max_abs < LEAST_MAGNITUDE:
         return None

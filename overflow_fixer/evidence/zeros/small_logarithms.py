@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.row_differences import find_scaling
-from overflow_fixer.evidence.differences.small_differences import is_finite
+from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves, readers
@@ -80,7 +80,7 @@ def _is_small(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
     is_computed = tensor in graph.producers and tensor not in graph.constants
     return (
         is_computed
-        and is_finite(graph, ranges, tensor)
+        and are_finite(graph, ranges, tensor)
         and 0 < ranges.by_tensor[tensor].min < FP16_MIN_NORMAL
     )
 
@@ -139,7 +139,7 @@ def _find_rounded(graph: Graph, ranges: RangeTable, small: Part, share: float) -
     while pending:
         part = pending.pop()
         writer = graph.producers.get(part.tensor)
-        if writer is None or part.tensor in seen or not is_finite(graph, ranges, part.tensor):
+        if writer is None or part.tensor in seen or not are_finite(graph, ranges, part.tensor):
             continue
         seen.add(part.tensor)
         parts = list(carry_back(graph, ranges, writer, part.magnitude))
@@ -149,7 +149,7 @@ def _find_rounded(graph: Graph, ranges: RangeTable, small: Part, share: float) -
         if not parts and writer.standard_op in _TRANSFORMS and times < _HALF_STEP:
             yield writer
             read = next((name for name in writer.inputs if name not in graph.constants), "")
-            most = ranges.by_tensor[read].max_abs if is_finite(graph, ranges, read) else 0.0
+            most = ranges.by_tensor[read].max_abs if are_finite(graph, ranges, read) else 0.0
             yield from find_origins(graph, ranges, read, most * times / _HALF_STEP) if most else ()
 
 

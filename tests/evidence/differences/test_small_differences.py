@@ -11,12 +11,7 @@ import pytest
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 from onnx import TensorProto
 
-from overflow_fixer.evidence.differences.small_differences import (
-    SmallDifference,
-    find_lost_terms,
-    find_small,
-    read_maxima,
-)
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_lost_terms, find_small
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 
@@ -110,14 +105,6 @@ def test_the_terms_that_are_lost(tmp_path: Path) -> None:
     model = make_model([node("Sum", "a c a b", "y")], {"a": [1], "b": [1]}, "y", {"c": scalar(1.1)})
     graph, ranges = scan(model, tmp_path, {"a": floats(600.2), "b": floats(-1201.3)})
     assert find_lost_terms(graph, ranges, graph.nodes[0]) == ("a", "b")
-
-
-def test_maxima_by_batch(tmp_path: Path) -> None:
-    model = make_model([node("Neg", "a", "y")], {"a": [None]}, "y")
-    batches = floats(-3, 2), floats(), floats(math.nan), floats(math.inf)
-    _, ranges = scan(model, tmp_path, *({"a": one} for one in batches))
-    np.testing.assert_array_equal(read_maxima(ranges, "a"), [3, math.nan, math.nan, math.inf])
-    np.testing.assert_array_equal(read_maxima(ranges, "nowhere"), [math.nan] * 4)
 
 
 @pytest.mark.parametrize(("added", "largest"), [(-1.02, 300.3), (-0.3, 1)])
