@@ -23,6 +23,7 @@ from overflow_fixer.evidence.differences.exponents import find_exponents
 from overflow_fixer.evidence.differences.given_differences import find_given_differences
 from overflow_fixer.evidence.differences.given_distances import find_given_distances
 from overflow_fixer.evidence.differences.log_sums import find_log_sums
+from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDifference, tell_steps
 from overflow_fixer.evidence.differences.nearest_differences import find_nearest_differences
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
 from overflow_fixer.evidence.differences.offset_choices import find_offset_choices
@@ -31,14 +32,9 @@ from overflow_fixer.evidence.differences.poles import find_poles
 from overflow_fixer.evidence.differences.rounded_exponents import find_rounded_exponents
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
 from overflow_fixer.evidence.differences.shown_differences import find_shown_differences
-from overflow_fixer.evidence.differences.small_differences import (
-    FEWEST_STEPS,
-    LostDifference,
-    find_terms,
-    tell_steps,
-)
 from overflow_fixer.evidence.differences.split_features import find_split_features
 from overflow_fixer.evidence.differences.standardised import find_standardised
+from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.integers.places import is_far, trace_back
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import step_at

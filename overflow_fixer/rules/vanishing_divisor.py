@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
+from overflow_fixer.evidence.differences.losses import MOST_ROUNDED
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.paths import find_leading, find_ways
 from overflow_fixer.evidence.semantics import moves

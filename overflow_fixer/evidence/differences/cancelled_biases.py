@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
 from overflow_fixer.evidence.differences.fed_features import find_movers
-from overflow_fixer.evidence.differences.small_differences import (
+from overflow_fixer.evidence.differences.losses import (
     FP32_NOISE,
+    MOST_ROUNDED,
+    STEPS_GIVEN_OUT,
     LostDifference,
-    find_lost_terms,
     tell_steps,
 )
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -25,8 +26,6 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 
 _LAYERS = frozenset("Conv ConvTranspose Gemm".split())
-_FEWEST_STEPS = 32.0
-"""As of a difference that is given out: see docs/numerics.md."""
 
 
 def find_cancelled_biases(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
@@ -40,7 +39,7 @@ def find_cancelled_biases(graph: Graph, ranges: RangeTable) -> Iterator[LostDiff
         bias = _read_bias(graph, ranges, node)
         if not 0 < bias < FP16_OVERFLOW or not _is_rounded(graph, ranges, node):
             continue
-        left, limit = ranges.by_tensor[node.outputs[0]], float(_FEWEST_STEPS * step_at(bias))
+        left, limit = ranges.by_tensor[node.outputs[0]], float(STEPS_GIVEN_OUT * step_at(bias))
         if not FP32_NOISE * bias < left.max_abs < limit:
             continue
         source = ranges.by_tensor[node.inputs[0]]

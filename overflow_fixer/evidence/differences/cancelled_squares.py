@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
-from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms
+from overflow_fixer.evidence.differences.losses import MOST_ROUNDED, LostDifference
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_given, find_ways

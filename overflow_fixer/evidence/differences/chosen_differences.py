@@ -11,15 +11,10 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 
-from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED, Divided, find_sources
-from overflow_fixer.evidence.differences.small_differences import (
-    DIFFERENCES,
-    FEWEST_STEPS,
-    FP32_NOISE,
-    SmallDifference,
-    find_small,
-    find_terms,
-)
+from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources
+from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, MOST_ROUNDED
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_small
+from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_terms
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers

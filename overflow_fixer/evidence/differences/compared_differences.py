@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import LostDifference, tell_steps
+from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import find_given, find_ways

@@ -12,12 +12,8 @@ from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.chosen_differences import hands_on, is_distance
 from overflow_fixer.evidence.differences.divided_differences import find_sources
-from overflow_fixer.evidence.differences.small_differences import (
-    FEWEST_STEPS,
-    LostDifference,
-    find_terms,
-    tell_steps,
-)
+from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.formats import step_at

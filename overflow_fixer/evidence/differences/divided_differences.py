@@ -13,13 +13,14 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
-from overflow_fixer.evidence.differences.small_differences import (
+from overflow_fixer.evidence.differences.losses import (
     FEWEST_STEPS,
     FP32_NOISE,
-    SmallDifference,
-    find_lost_terms,
-    find_small,
+    MOST_ROUNDED,
+    STEPS_OF_A_DIVISOR,
 )
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_small
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.differences.whole_parts import find_whole_parts
 from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
@@ -35,10 +36,6 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
-STEPS_OF_A_DIVISOR = 16.0
-"""Of less than so many of FP16's steps, the quotient has under 30 dB: see docs/numerics.md."""
-MOST_ROUNDED = 32.0
-"""FP16 rounds what is so many times the difference by up to a 64th of it."""
 _MOST_BATCHES = 8
 """Of those in which a difference is small, the worst that are followed to what divides by it."""
 _ZERO_AT_ZERO = frozenset(

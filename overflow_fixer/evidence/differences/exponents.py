@@ -10,14 +10,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.chosen_differences import is_distance
-from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED, find_sources
+from overflow_fixer.evidence.differences.divided_differences import find_sources
+from overflow_fixer.evidence.differences.losses import FP32_NOISE, MOST_ROUNDED, LostDifference, tell_steps
 from overflow_fixer.evidence.differences.slopes import find_slopes
-from overflow_fixer.evidence.differences.small_differences import (
-    FP32_NOISE,
-    LostDifference,
-    find_terms,
-    tell_steps,
-)
+from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import find_least

@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources, keeps_small
+from overflow_fixer.evidence.differences.losses import FP32_NOISE, STEPS_GIVEN_OUT
 from overflow_fixer.evidence.differences.rectified import name_what_is_left
-from overflow_fixer.evidence.differences.small_differences import FP32_NOISE, SmallDifference, find_small
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_small
 from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import list_values
@@ -20,8 +21,6 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 
-_FEWEST_STEPS = 32.0
-"""Of less than so many of FP16's steps, what is given out has under 30 dB: see docs/numerics.md."""
 _FEWEST_RECTIFIED = 16.0
 """The same of what a Relu lets through, most of which is zero, and right."""
 _BESIDE = frozenset("Add Sum Concat".split())
@@ -55,7 +54,7 @@ def find_largest(graph: Graph, ranges: RangeTable, node: Node) -> SmallDifferenc
     Of one that is larger and rectified it is what is let through, of less than 16. None where it is as small as FP32 itself rounds.
     """
     whole, left = node.outputs[0], name_what_is_left(graph, node)
-    largest = _find_largest_of(graph, ranges, node, whole, _FEWEST_STEPS)
+    largest = _find_largest_of(graph, ranges, node, whole, STEPS_GIVEN_OUT)
     if largest is None and left != whole:
         largest = _find_largest_of(graph, ranges, node, left, _FEWEST_RECTIFIED)
     return largest if largest is not None and largest.value > FP32_NOISE * largest.largest else None

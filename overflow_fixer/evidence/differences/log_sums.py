@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from overflow_fixer.evidence.differences.chosen_differences import is_only_subtracted
 from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources
 from overflow_fixer.evidence.differences.exponents import find_distance
-from overflow_fixer.evidence.differences.small_differences import FP32_NOISE, find_small
+from overflow_fixer.evidence.differences.losses import FP32_NOISE, STEPS_GIVEN_OUT
+from overflow_fixer.evidence.differences.small_differences import find_small
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
-
-_FEWEST_STEPS = 32.0
-"""As of what is given out: see docs/numerics.md."""
 
 
 def find_log_sums(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
@@ -29,7 +27,7 @@ def find_log_sums(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
         distance, scale = find_distance(graph, ranges, node.inputs[0])
         if distance is None:
             continue
-        small = next(find_small(graph, ranges, distance, _FEWEST_STEPS * scale, node.outputs[0]), None)
+        small = next(find_small(graph, ranges, distance, STEPS_GIVEN_OUT * scale, node.outputs[0]), None)
         if small is not None and small.value > FP32_NOISE * small.largest * scale:
             nodes = find_sources(graph, ranges, distance, small.value / scale)
             yield Divided(small, nodes, f"{node.op_type} {node.label} tells the nearest, times {scale:.6g}")

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from overflow_fixer.evidence.differences.difference_kernels import has_bias
-from overflow_fixer.evidence.differences.divided_differences import MOST_ROUNDED
-from overflow_fixer.evidence.differences.small_differences import (
+from overflow_fixer.evidence.differences.losses import (
     FP32_NOISE,
+    MOST_ROUNDED,
+    STEPS_GIVEN_OUT,
     LostDifference,
-    find_lost_terms,
     tell_steps,
 )
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.semantics import read_epsilon
@@ -24,9 +25,6 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import InnerRange, RangeTable
-
-_FEWEST_STEPS = 32.0
-"""Of less than so many of FP16's steps, the normalised has under 30 dB: see docs/numerics.md."""
 
 
 def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
@@ -41,7 +39,7 @@ def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference
         worst = _find_worst(graph, ranges, node, inner) if inner is not None else None
         if worst is not None:
             left, largest, batch = worst
-            source, limit = node.inputs[0], float(_FEWEST_STEPS * step_at(largest))
+            source, limit = node.inputs[0], float(STEPS_GIVEN_OUT * step_at(largest))
             nodes = (node, *find_origins(graph, ranges, source, MOST_ROUNDED * left, walked))
             reason = (
                 f"{source} is {left:.6g} at most from its mean in that batch, and, up to {largest:.6g}, loses much: "
@@ -58,7 +56,7 @@ def _find_worst(
     if source not in find_lost_terms(graph, ranges, node) or not are_finite(graph, ranges, source):
         return None
     left, largest = (read_maxima(ranges, name) for name in (inner.seen.tensor, source))
-    limits = _FEWEST_STEPS * step_at(largest)
+    limits = STEPS_GIVEN_OUT * step_at(largest)
     is_seen = (left * left > read_epsilon(node)) | (not has_bias(graph, node))
     shows = (left > FP32_NOISE * largest) & is_seen
     small = np.flatnonzero(shows & (left < limits))

@@ -9,13 +9,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from overflow_fixer.evidence.differences.divided_differences import find_sources
-from overflow_fixer.evidence.differences.small_differences import (
-    DIFFERENCES,
-    FEWEST_STEPS,
-    LostDifference,
-    find_lost_terms,
-    tell_steps,
-)
+from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves

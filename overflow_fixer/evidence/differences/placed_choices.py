@@ -11,13 +11,8 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.chosen_differences import is_distance
 from overflow_fixer.evidence.differences.divided_differences import find_sources
-from overflow_fixer.evidence.differences.small_differences import (
-    FP32_NOISE,
-    LostDifference,
-    find_lost_terms,
-    find_terms,
-    tell_steps,
-)
+from overflow_fixer.evidence.differences.losses import FP32_NOISE, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.terms import find_lost_terms, find_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import step_at

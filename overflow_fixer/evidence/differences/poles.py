@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.evidence.differences.divided_differences import STEPS_OF_A_DIVISOR, find_sources
-from overflow_fixer.evidence.differences.small_differences import (
-    DIFFERENCES,
+from overflow_fixer.evidence.differences.divided_differences import find_sources
+from overflow_fixer.evidence.differences.losses import (
     FP32_NOISE,
+    STEPS_OF_A_DIVISOR,
     LostDifference,
-    find_lost_terms,
     tell_steps,
 )
+from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves

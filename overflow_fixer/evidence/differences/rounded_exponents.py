@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import LostDifference, tell_steps
+from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
 from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.paths import find_given, find_ways

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from overflow_fixer.evidence.differences.divided_differences import find_sources, may_keep
-from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms
+from overflow_fixer.evidence.differences.losses import LostDifference
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_given, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves

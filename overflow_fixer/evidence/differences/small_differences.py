@@ -8,26 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
-from overflow_fixer.evidence.integers.multiples import find_multiples
+from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms, find_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
-from overflow_fixer.formats import FP16_OVERFLOW, step_at
-from overflow_fixer.graph.distances import find_joined_squares
+from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, RangeTable
 
-FP32_NOISE = 2.0**-20
-"""Of the terms: less is what FP32 itself rounds, as of the distance of a point to itself."""
-DIFFERENCES = frozenset("Sub Add Sum".split())
 _KEEPS_ELEMENTS = frozenset("Neg Reshape Transpose Squeeze Unsqueeze Flatten Expand Identity".split())
-FEWEST_STEPS = 64
-"""A largest value of less is too small: rounding noise nears 30 dB, as of a tensor below 2^-18."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +45,6 @@ class SmallDifference:
     def left(self) -> float:
         """What is left of the difference itself."""
         return self.value**2 if self.of_roots else self.value
-
-
-class LostDifference(NamedTuple):
-    """The nodes that are to stay in FP32, that of the difference first, and what a finding about each of them tells."""
-
-    nodes: tuple[Node, ...]
-    tensor: str
-    value: float
-    limit: float
-    reason: str
-    batch: str | None = None
-
-
-def tell_steps(most: float) -> str:
-    return f"FP16's steps are {step_at(most):g} there" if most < FP16_OVERFLOW else "FP16 ends at 65504"
-
-
-def find_terms(graph: Graph, node: Node) -> tuple[str, ...]:
-    """What a sum or a difference adds up; of distances as one product the squares in it; none of other nodes."""
-    return node.inputs if node.standard_op in DIFFERENCES else find_joined_squares(graph, node)
 
 
 def find_small(
@@ -140,14 +113,3 @@ def _nest_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, npt.NDArray[np
 def _read_most(ranges: RangeTable, tensors: Iterable[str]) -> npt.NDArray[np.float64]:
     most: Array = np.fmax.reduce([read_maxima(ranges, name) for name in tensors])
     return most
-
-
-def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:
-    """The terms, each once, that FP16 is not known to hold; none of integers, which are another rule's, and no constant.
-
-    Of a node that is no sum and no difference, such as a BatchNormalization, they are what it reads.
-    """
-    multiples = find_multiples(graph, ranges)
-    read = find_terms(graph, node) or node.inputs
-    terms = (name for name in dict.fromkeys(read) if name not in graph.constants)
-    return tuple(name for name in terms if not multiples.is_lost(name) and not multiples.is_held(name))

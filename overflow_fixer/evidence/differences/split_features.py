@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from overflow_fixer.evidence.differences.fed_features import find_movers, is_fed
-from overflow_fixer.evidence.differences.small_differences import LostDifference, find_lost_terms, tell_steps
+from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
+from overflow_fixer.evidence.differences.terms import find_lost_terms
+from overflow_fixer.evidence.integers.multiples import EXACT_STEPS
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.feature_operators import read_splits
@@ -25,8 +27,6 @@ _FEWEST_THRESHOLDS = 8
 """Fewer are near one another by chance, of a feature that is seldom asked for."""
 _ROUNDED = 4.0
 """How many times what is between them a value is that FP16 rounds by as much."""
-_HELD = 2048
-"""FP16 holds every integer up to that."""
 
 
 class _Splits(NamedTuple):
@@ -86,5 +86,5 @@ def _find_worst(node: Node) -> _Splits | None:
 def _measure(splits: Array) -> tuple[float, float]:
     """The largest magnitude and what is between; 0 of what lies between integers that FP16 holds."""
     most = float(np.abs(splits).max())
-    are_between_integers = most < _HELD and bool((splits * 2 % 1 == 0).all())
+    are_between_integers = most < EXACT_STEPS and bool((splits * 2 % 1 == 0).all())
     return most, 0.0 if are_between_integers else float(splits[-1] - splits[0])

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.small_differences import FP32_NOISE, find_lost_terms
+from overflow_fixer.evidence.differences.losses import FP32_NOISE
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16, step_at

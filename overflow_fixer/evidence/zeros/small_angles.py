@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overflow_fixer.evidence.differences.losses import STEPS_OF_A_DIVISOR
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.evidence.semantics import moves
@@ -23,11 +24,9 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 
 _ANGLES = frozenset({"Acos", "Acosh"})
-_FEWEST_STEPS = 16
-"""As of a difference that is divided by: see small_differences."""
-SMALLEST_ANGLE = math.sqrt(2 * _FEWEST_STEPS * 2.0**-11)
+SMALLEST_ANGLE = math.sqrt(2 * STEPS_OF_A_DIVISOR * 2.0**-11)
 """1/8: there 1 - cos θ is 16 of FP16's steps below 1, which leave angles of up to that, evenly spread, 22 dB."""
-_FP32_HAS_NONE = math.sqrt(2 * _FEWEST_STEPS * 2.0**-24)
+_FP32_HAS_NONE = math.sqrt(2 * STEPS_OF_A_DIVISOR * 2.0**-24)
 """Under it as few of FP32's steps are left."""
 _MEANS = frozenset({"ReduceSum", "ReduceMean"})
 

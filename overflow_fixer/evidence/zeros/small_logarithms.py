@@ -12,6 +12,7 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
+from overflow_fixer.evidence.differences.losses import STEPS_OF_A_DIVISOR
 from overflow_fixer.evidence.differences.row_differences import find_scaling
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import find_origins
@@ -23,8 +24,6 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 
-_FEWEST_STEPS = 16.0
-"""As of a difference that is divided by: see docs/numerics.md."""
 _HALF_STEP = 2.0**-12
 """What FP16 rounds by, relative to a value that is just over a power of two."""
 _TRANSFORMS = frozenset("STFT DFT Conv MatMul Gemm".split())
@@ -100,7 +99,7 @@ def _find_rows(graph: Graph, ranges: RangeTable, logarithms: str, least: float) 
         if mean is None or mean.nan_count or end is None or divisor is None or not 0 < divisor.min < math.inf:
             continue
         value = max(least, math.exp(min(mean.min / factor, mean.max / factor, 0.0)))
-        limit = _FEWEST_STEPS * FP16_MIN_SUBNORMAL * abs(factor) / divisor.min
+        limit = STEPS_OF_A_DIVISOR * FP16_MIN_SUBNORMAL * abs(factor) / divisor.min
         yield QuietRow(value, min(limit, FP16_MIN_NORMAL), divisor.min, end)
 
 
