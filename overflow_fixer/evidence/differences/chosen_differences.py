@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 
-from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources
+from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, MOST_ROUNDED
-from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_small
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
 from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_terms
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_ways, walk_back
@@ -34,7 +34,7 @@ _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
 
 
-def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
+def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[SmallLoss]:
     """Each distance, or number less something, of which less than 64 of FP16's steps are left in what is chosen, in the worst batch.
 
     Of several choices the one that leaves least is told, with what each of them needs.
@@ -51,7 +51,7 @@ def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
         if found:
             small, choice = min(found, key=lambda one: one[0].left)
             nodes = chain.from_iterable(_find_nodes(graph, ranges, *one) for one in found)
-            yield Divided(
+            yield SmallLoss(
                 small, tuple(dict.fromkeys(nodes)), f"{choice.op_type} {choice.label} chooses among it"
             )
 

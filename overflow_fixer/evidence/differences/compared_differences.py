@@ -26,7 +26,10 @@ _LARGEST_SHARE = 1 / 100
 
 
 def find_compared_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
-    """Each of which more than one of a hundred is decided otherwise, on average over the batches: one of few may be so by chance."""
+    """Each of which more than one of a hundred is decided otherwise, on average over the batches: one of few may be so by chance.
+
+    The value is that share.
+    """
     walked: Walked = {}
     for node in graph.nodes:
         inner = ranges.inner_of.get(node.label, {}).get("decided otherwise")

@@ -7,10 +7,9 @@ its least) is such a difference itself, as a rule: what FP16 takes from it is ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import chain, islice
-from typing import NamedTuple
 
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.losses import (
@@ -19,7 +18,7 @@ from overflow_fixer.evidence.differences.losses import (
     MOST_ROUNDED,
     STEPS_OF_A_DIVISOR,
 )
-from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_small
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.differences.whole_parts import find_whole_parts
 from overflow_fixer.evidence.measured import read_maxima
@@ -46,15 +45,7 @@ _BESIDE = frozenset("Add Sum Max Concat".split())
 """Operators of which something larger that comes in, such as an epsilon, hides the loss."""
 
 
-class Divided(NamedTuple):
-    """A difference, those that are to stay in FP32, and the node that divides by it, or it by as little, in words."""
-
-    difference: SmallDifference
-    nodes: Iterable[Node]
-    made: str
-
-
-def find_divided(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
+def find_divided(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[SmallLoss]:
     """Each difference once: those that are divided by, in the worst batch that shows it; then what is divided by these.
 
     The nodes are found as they are asked for.
@@ -68,13 +59,13 @@ def find_divided(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[D
         verb = "takes its logarithm" if way[-1].standard_op == "Log" else "divides by it"
         made = f"{way[-1].op_type} {way[-1].label} {verb}"
         sources = find_sources(graph, ranges, small.node, small.value, walked)
-        yield Divided(small, chain(sources, kept), made)
+        yield SmallLoss(small, chain(sources, kept), made)
     for divisor, way in ways:
         for end, small in _find_dividends(graph, ranges, divisor, way):
             if small.node.label not in told:
                 told.add(small.node.label)
                 made = f"{end.op_type} {end.label} scales it up"
-                yield Divided(small, find_sources(graph, ranges, small.node, small.value, walked), made)
+                yield SmallLoss(small, find_sources(graph, ranges, small.node, small.value, walked), made)
 
 
 def _find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[tuple[SmallDifference, tuple[Node, ...]]]:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources, keeps_small
+from overflow_fixer.evidence.differences.divided_differences import find_sources, keeps_small
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, STEPS_GIVEN_OUT
 from overflow_fixer.evidence.differences.rectified import name_what_is_left
-from overflow_fixer.evidence.differences.small_differences import SmallDifference, find_small
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
 from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import list_values
@@ -33,14 +33,14 @@ class _Given(NamedTuple):
     beside: float
 
 
-def find_given_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
+def find_given_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[SmallLoss]:
     """Each difference that is given out and small in every batch, in the batch in which it is largest; else as find_divided."""
     for node in graph.nodes:
         small = find_largest(graph, ranges, node)
         given = _find_given(graph, ranges, small.batch).get(small.shown) if small is not None else None
         if small is not None and given is not None and _is_seen_beside(small, given.beside):
             nodes = find_sources(graph, ranges, node, small.value, walked)
-            yield Divided(small, nodes, f"the output {given.output} tells it")
+            yield SmallLoss(small, nodes, f"the output {given.output} tells it")
 
 
 def _is_seen_beside(small: SmallDifference, beside: float) -> bool:

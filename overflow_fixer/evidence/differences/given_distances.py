@@ -24,8 +24,8 @@ from overflow_fixer.records import RangeTable
 def find_given_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Those of which the least is less than 64 of FP16's steps at the largest term, and more than FP32's own rounding.
 
-    Behind moves, bounds and roots, too, and as multiples: of a constant, or of what divides them, as d / max d. None of terms or
-    distances with NaN or infinities.
+    The value is that least, of whatever batch. Behind moves, bounds and roots, too, and as multiples: of a constant, or of
+    what divides them, as d / max d. None of terms or distances with NaN or infinities.
     """
     for output in graph.outputs:
         for node in filter(partial(is_distance, graph), _find_sums_given(graph, output)):

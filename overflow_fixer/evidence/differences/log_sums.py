@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from overflow_fixer.evidence.differences.chosen_differences import is_only_subtracted
-from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources
+from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.exponents import find_distance
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, STEPS_GIVEN_OUT
-from overflow_fixer.evidence.differences.small_differences import find_small
+from overflow_fixer.evidence.differences.small_differences import SmallLoss, find_small
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 
 
-def find_log_sums(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
+def find_log_sums(graph: Graph, ranges: RangeTable) -> Iterator[SmallLoss]:
     """Each distance of which a ReduceLogSumExp leaves less than 32 of FP16's steps, scaled alike, in the worst batch.
 
     None where it is only subtracted from its own terms, as in a LogSoftmax that is written out.
@@ -30,4 +30,4 @@ def find_log_sums(graph: Graph, ranges: RangeTable) -> Iterator[Divided]:
         small = next(find_small(graph, ranges, distance, STEPS_GIVEN_OUT * scale, node.outputs[0]), None)
         if small is not None and small.value > FP32_NOISE * small.largest * scale:
             nodes = find_sources(graph, ranges, distance, small.value / scale)
-            yield Divided(small, nodes, f"{node.op_type} {node.label} tells the nearest, times {scale:.6g}")
+            yield SmallLoss(small, nodes, f"{node.op_type} {node.label} tells the nearest, times {scale:.6g}")

@@ -28,10 +28,11 @@ from overflow_fixer.records import InnerRange, RangeTable
 
 
 def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
-    """Each normalisation of which less is left than its limit in some batch, in the worst of them; the value is max |x − μ|.
+    """Each normalisation of which less than 32 of FP16's steps at max |x| are left in some batch, in the worst of them.
 
-    None of x with NaN or infinities in any batch, or that FP16 is known to hold; none where so little is left that FP32 itself
-    rounds it, or that a bias may be larger, since epsilon, under the root with its square, is.
+    The value is max |x − μ|. None of x with NaN or infinities in any batch, or that FP16 is known to hold; none where so
+    little is left that FP32 itself rounds it, or that a bias may be larger, since epsilon, under the root with its square,
+    is.
     """
     walked: Walked = {}
     for node in graph.nodes:

@@ -45,8 +45,9 @@ class _Quotient(NamedTuple):
 def find_poles(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each difference that a node divides by, as it is or moved, in the batch in which least is left of the largest quotient's.
 
-    None of a quotient, a dividend or a difference with NaN or infinities in any batch, nor of terms that FP16 holds; none
-    where a function alone that levels large values reads the quotient.
+    The value is what it is at most there, and the limit 16 of FP16's steps at terms that cancel. None of a quotient, a
+    dividend or a difference with NaN or infinities in any batch, nor of terms that FP16 holds; none where a function alone
+    that levels large values reads the quotient.
     """
     for node in graph.nodes:
         quotient = _read_quotient(graph, ranges, node)

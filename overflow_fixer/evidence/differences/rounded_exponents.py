@@ -28,8 +28,8 @@ _ADDS = frozenset("Add Sum ReduceSum".split())
 def find_rounded_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each whose exponential loses more than 1/32 of itself, root mean square, in the batch in which that is most.
 
-    None inside a Softmax or LogSoftmax that is written out, of which a row may bear it: see the rule lost_logit. None where
-    something that is added to it hides the loss, or a logarithm is taken of it, or of a sum.
+    The value is that loss. None inside a Softmax or LogSoftmax that is written out, of which a row may bear it: see the rule
+    lost_logit. None where something that is added to it hides the loss, or a logarithm is taken of it, or of a sum.
     """
     for node in graph.nodes:
         inner = ranges.inner_of.get(node.label, {}).get("exponent loss")

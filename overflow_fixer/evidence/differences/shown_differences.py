@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.evidence.differences.divided_differences import Divided, find_sources
+from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.given_differences import find_largest
-from overflow_fixer.evidence.differences.small_differences import SmallDifference
+from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.evidence.zeros.shown_losses import find_shown
@@ -20,13 +20,13 @@ _HIDDEN = 2.0**-6
 """As a sum's own rounding, 2^-11, hides a loss, so much more of it hides it as far as 3 % of what is made of it."""
 
 
-def find_shown_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[Divided]:
+def find_shown_differences(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[SmallLoss]:
     """Each that is small in every batch, in the batch in which it is largest, where its loss shows; else as find_divided."""
     for node in graph.nodes:
         small = find_largest(graph, ranges, node)
         end = _find_end(graph, ranges, small) if small is not None else None
         if small is not None and end is not None:
-            yield Divided(small, find_sources(graph, ranges, node, small.value, walked), end)
+            yield SmallLoss(small, find_sources(graph, ranges, node, small.value, walked), end)
 
 
 def _find_end(graph: Graph, ranges: RangeTable, small: SmallDifference) -> str | None:

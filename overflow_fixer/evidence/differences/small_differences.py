@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
+from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms, find_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.formats import step_at
@@ -45,6 +47,28 @@ class SmallDifference:
     def left(self) -> float:
         """What is left of the difference itself."""
         return self.value**2 if self.of_roots else self.value
+
+
+class SmallLoss(NamedTuple):
+    """A small difference where that matters, the nodes that are to stay in FP32, found as they are asked for, and what is made of it, in words."""
+
+    difference: SmallDifference
+    nodes: Iterable[Node]
+    made: str
+
+    def tell(self, graph: Graph, ranges: RangeTable) -> LostDifference:
+        small, name = self.difference, self.difference.node.outputs[0]
+        whose = "its terms" if small.shown == name else f"the terms of {name}"
+        lose = f"{whose}, up to {small.largest:.6g}, lose much"
+        if small.node.label in find_kernels(graph):
+            lose = f"what its kernel subtracts loses as much as two terms of up to {small.largest:.6g}"
+        squared = f", squared {small.left:.6g}," if small.of_roots else ""
+        reason = (
+            f"{small.shown} is {small.value:.6g} at most{squared} in that batch, and {lose}: {tell_steps(small.largest)}, "
+            f"and {self.made}"
+        )
+        batch = ranges.batch_names[small.batch]
+        return LostDifference(tuple(self.nodes), small.shown, small.value, small.limit, reason, batch)
 
 
 def find_small(

@@ -42,7 +42,7 @@ class _Splits(NamedTuple):
 
 
 def find_split_features(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
-    """What trees read, where all that is between a feature's thresholds is less than 256 of FP16's steps there.
+    """What trees read, where all that is between a feature's thresholds, the value, is less than 256 of FP16's steps there.
 
     None of what FP16 is known to hold, of what has NaN or infinities, nor of what no input of the model is moved to; none of
     features with fewer than 8 thresholds.

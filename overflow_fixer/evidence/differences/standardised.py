@@ -37,7 +37,8 @@ class _Feature(NamedTuple):
 def find_standardised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each that is less than 64 of FP16's steps at the mean, scaled, at the element of the constants that loses most.
 
-    None of what FP16 is known to hold, of what has NaN or infinities, nor of means that FP16 cannot hold.
+    The value is max |x| of what the factor gives, which is the tensor. None of what FP16 is known to hold, of what has NaN
+    or infinities, nor of means that FP16 cannot hold.
     """
     for node in graph.nodes:
         for source, made, mean, factor in _find_forms(graph, node):

@@ -11,7 +11,8 @@ import pytest
 from fp16_emulation import measure_snr_db
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
 
-from overflow_fixer.evidence.differences.divided_differences import Divided, find_divided
+from overflow_fixer.evidence.differences.divided_differences import find_divided
+from overflow_fixer.evidence.differences.small_differences import SmallLoss
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -35,13 +36,13 @@ MINMAX = [
 ]
 
 
-def _find(model: onnx.ModelProto, tmp_path: Path, *batches: np.ndarray) -> dict[str, Divided]:
+def _find(model: onnx.ModelProto, tmp_path: Path, *batches: np.ndarray) -> dict[str, SmallLoss]:
     """By the difference's tensor."""
     graph, ranges = scan(model, tmp_path, *({"x": batch} for batch in batches))
     return {one.difference.node.outputs[0]: one for one in find_divided(graph, ranges, {})}
 
 
-def _labels(found: Divided) -> set[str]:
+def _labels(found: SmallLoss) -> set[str]:
     return {one.label for one in found.nodes}
 
 
@@ -167,7 +168,7 @@ CONSTANTS = {
 }
 
 
-def _find_behind(nodes: list[onnx.NodeProto], tmp_path: Path, opset: int = 17) -> Divided | None:
+def _find_behind(nodes: list[onnx.NodeProto], tmp_path: Path, opset: int = 17) -> SmallLoss | None:
     """The difference d of x and its least, if it is found, in a model of `nodes` that make y of it."""
     difference = [node("ReduceMin", "x", "least"), node("Sub", "x least", "d")]
     model = make_model([*difference, *nodes], {"x": [3]}, "y", CONSTANTS, opset)
