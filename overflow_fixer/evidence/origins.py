@@ -19,6 +19,7 @@ from overflow_fixer.evidence.weighted_means import find_weighted_means
 from overflow_fixer.evidence.zeros.small_sources import count_terms
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, MATRIX_PRODUCTS
 from overflow_fixer.records import RangeTable
 
 _KEPT = frozenset(
@@ -35,10 +36,8 @@ _SCALED = frozenset(
 _MEANS = frozenset("Mean ReduceMean GlobalAveragePool".split())
 _SUMS = _MEANS | frozenset("ReduceSum CumSum".split())
 """Those that scale it as well, unless their terms cancel: an error of one term is one of the sum, and a share of the mean."""
-_CANCELS = _SUMS | frozenset("Add Sub Sum".split())
+_CANCELS = _SUMS | ADDS
 """Operators that may write less than each of their terms."""
-_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
-"""Operators that do so where they read no data; else they are layers."""
 _SLOPES: Mapping[str, Callable[[float, float], float]] = {
     "Exp": lambda read, written: written,
     "Log": lambda read, written: 1 / read if read else 0.0,
@@ -137,7 +136,7 @@ def _logits(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[tuple[str,
 
 
 def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str) -> float | None:
-    """How many times an error of what comes in at `slot` an error of the output is; None of what a layer reads."""
+    """How many times an error of what comes in at `slot` an error of the output is; None of what a layer, as any product of data, reads."""
     op = node.standard_op
     if op in _KEPT or moves(node, slot) or (op in _RESIZES and slot == 0):
         return 1.0
@@ -147,7 +146,7 @@ def _growth(graph: Graph, ranges: RangeTable, node: Node, slot: int, output: str
     if op in _SUMS:
         return max(1 / _count_averaged(ranges, node, output), written / read) if read else None
     is_mean = slot == 0 and node.label in find_weighted_means(graph)
-    is_scaled = op in _SCALED or is_mean or (op in _PRODUCTS and output in find_coordinates(graph))
+    is_scaled = op in _SCALED or is_mean or (op in MATRIX_PRODUCTS and output in find_coordinates(graph))
     return written / read if is_scaled and read else None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import CASTS, REARRANGES, SCATTERS
 from overflow_fixer.records import Range
 
 Signs = frozenset[int]
@@ -23,9 +24,9 @@ POSITIVE: Signs = frozenset({1})
 EITHER: Signs = frozenset({-1, 1})
 NEITHER: Signs = frozenset()
 
-_MOVES = frozenset(
-    """Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Slice Gather GatherND GatherElements
-    Split Concat DepthToSpace SpaceToDepth Cast CastLike Dropout Compress ReverseSequence""".split()
+_MOVES = REARRANGES | frozenset(
+    """Expand Tile Slice Gather GatherND GatherElements Split Concat DepthToSpace SpaceToDepth Cast CastLike Dropout
+    Compress ReverseSequence""".split()
 )
 
 _ABSORBED: Mapping[str, frozenset[int]] = {
@@ -54,7 +55,7 @@ _ATTENTION_INPUTS = ({2, 5}, {1, 4}, {2, 5})
 
 _BUILT_IN_EPSILON = {"MeanVarianceNormalization": 1e-9}
 """What the ONNX definition adds, of an operator that has no attribute for it."""
-_CONVERTS = frozenset("Cast CastLike Identity".split())
+_CONVERTS = CASTS | {"Identity"}
 _ENDLESS = 2.0**120
 _MAKES_INFINITY = frozenset("Log Div Reciprocal Pow".split())
 _HANDS_INFINITY_ON = frozenset("Where Neg Abs Add Sub Mul Max Min Clip Relu".split())
@@ -67,7 +68,6 @@ _KEEPS_SIGN = _MOVES | frozenset(
     """Add Sum Mean Where Max Min Clip ReduceMax ReduceMin ReduceSum ReduceMean MaxPool AveragePool
     GlobalMaxPool GlobalAveragePool CumSum TopK Pad Trilu OneHot Floor Ceil Round CenterCropPad""".split()
 )
-SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 
 
 def moves(node: Node, slot: int) -> bool:
@@ -100,7 +100,7 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
         return frozenset(-sign for sign in signs)
     if op == "Clip":
         return signs - _clipped_signs(node, graph)
-    keeps_sign = op in _KEEPS_SIGN or op == "Sub" or (op in SCATTERS and not _multiplies(node))
+    keeps_sign = op in _KEEPS_SIGN or op == "Sub" or (op in SCATTERS and read_reduction(node) != b"mul")
     return signs if keeps_sign else EITHER
 
 
@@ -155,11 +155,6 @@ def _subtracts_own_maximum(node: Node, graph: Graph) -> bool:
     if maximum is None or maximum.standard_op != "ReduceMax" or maximum.inputs[0] != node.inputs[0]:
         return False
     return bool(maximum.value_of("keepdims", 1))  # without, it is taken from other rows
-
-
-def _multiplies(node: Node) -> bool:
-    """Whether a scatter multiplies what is there by its updates."""
-    return bool(node.value_of("reduction", b"none") == b"mul")
 
 
 def _clipped_signs(node: Node, graph: Graph) -> Signs:
@@ -247,6 +242,11 @@ def _is_endless(tensor: str, graph: Graph) -> bool:
     return (
         value is not None and bool(value.size) and float(np.abs(value.astype(np.float64)).min()) >= _ENDLESS
     )
+
+
+def read_reduction(node: Node) -> bytes:
+    """What a scatter does with what is in its place; "none" of other operators."""
+    return bytes(node.value_of("reduction", b"none")) if node.standard_op in SCATTERS else b"none"
 
 
 def read_epsilon(node: Node) -> float:

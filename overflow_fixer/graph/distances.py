@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.graph.powers import sums_squares
 
-_HANDS_ON = frozenset("Transpose Reshape Flatten Squeeze Unsqueeze Expand Identity Cast".split())
+_HANDS_ON = REARRANGES | {"Expand", "Cast"}
 _FARTHEST = 8
 """So many nodes may move an operand or a part of it."""
 _MOST_PARTS = 32

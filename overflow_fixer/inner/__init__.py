@@ -16,10 +16,11 @@ from overflow_fixer.graph.copies import insert_nodes
 from overflow_fixer.graph.free_names import free_prefix
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import COMPARES
 from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.choices import find_in_choice
-from overflow_fixer.inner.decisions import COMPARES, find_in_comparison
+from overflow_fixer.inner.decisions import find_in_comparison
 from overflow_fixer.inner.differences import find_in_difference
 from overflow_fixer.inner.exponentials import find_in_exponential, has_exponential
 from overflow_fixer.inner.expression import Expression

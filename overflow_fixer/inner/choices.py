@@ -8,14 +8,12 @@ from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, REARRANGES
 from overflow_fixer.graph.powers import is_root
 from overflow_fixer.inner.expression import Expression, Rows
 from overflow_fixer.inner.quantities import Found
 
-_SUMS = frozenset("Add Sub Sum".split())
-_HANDS_ON = frozenset(
-    "Neg Abs Relu Clip Max Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast".split()
-)
+_HANDS_ON = REARRANGES | frozenset("Neg Abs Relu Clip Max Cast".split())
 _FARTHEST = 8
 """So many nodes may stand between a sum and the choice: ways through long chains are not followed."""
 _TOPK_CHOOSES_LEAST_SINCE = 11
@@ -58,4 +56,4 @@ def _find_handed_on(graph: Graph, node: Node) -> str:
 
 
 def _adds_up(graph: Graph, node: Node) -> bool:
-    return node.standard_op in _SUMS or bool(find_joined_squares(graph, node))
+    return node.standard_op in ADDS or bool(find_joined_squares(graph, node))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.graph.powers import is_square
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found
@@ -13,7 +14,7 @@ from overflow_fixer.inner.quiet_rows import compare, find_row_statistic, measure
 
 _FARTHEST = 8
 """So many nodes may move or scale a square before it is subtracted: ways through long chains are not followed."""
-_HANDS_ON = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Expand Identity".split())
+_HANDS_ON = REARRANGES | {"Expand"}
 
 
 def find_in_difference(expression: Expression) -> Iterator[Found]:

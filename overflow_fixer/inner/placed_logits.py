@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.powers import divide, measure_power
 
@@ -21,9 +22,7 @@ _LEAST = 128.0
 _MASKS_FROM = 1000.0
 """A factor as large makes a mask."""
 _MOST_NODES = 16
-_MOVES = frozenset(
-    "Identity Reshape Transpose Squeeze Unsqueeze Flatten Expand Tile Slice Gather Concat".split()
-)
+_MOVES = REARRANGES | frozenset("Expand Tile Slice Gather Concat".split())
 _HANDS_ON = _MOVES | frozenset("Add Sub Where Mul Div Clip Max Min Cast".split())
 _COUNTS = _MOVES | frozenset("Add Sub Neg Abs Mul Div Cast".split())
 _COUNTERS = frozenset("Range CumSum".split())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.inner.axes import find_live_axes, read_axes
 from overflow_fixer.inner.expression import Expression
 
@@ -15,7 +16,7 @@ _MOST = 65536.0
 """What is less beside the row is made of FP32's own rounding, or nearly: 8 bits are left."""
 _FARTHEST = 16
 """So many nodes may move or scale what is fed, or move a statistic of it."""
-_MOVES = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast Slice Gather Split".split())
+_MOVES = REARRANGES | frozenset("Cast Slice Gather Split".split())
 _SCALES = frozenset("Mul Div Clip".split())
 _PUTS_BACK = frozenset("Reshape Squeeze Unsqueeze Expand Identity".split())
 _STATISTICS = frozenset("ReduceMean ReduceMin ReduceMax".split())

@@ -9,13 +9,14 @@ from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quiet_rows import find_statistic
 
 DIFFERENCES = frozenset("Add Sub".split())
-_HANDS_ON = frozenset(
-    """Mul Div Neg Abs Relu Clip Min Max Where Pow Sqrt ReduceSum ReduceMean ReduceSumSquare ReduceL1 ReduceL2 Identity
-    Reshape Transpose Squeeze Unsqueeze Flatten Expand Slice Gather""".split()
+_HANDS_ON = REARRANGES | frozenset(
+    """Mul Div Neg Abs Relu Clip Min Max Where Pow Sqrt ReduceSum ReduceMean ReduceSumSquare ReduceL1 ReduceL2 Expand Slice
+    Gather""".split()
 )
 _MOST_NODES = 16
 """So many are followed: a long chain of sums is no difference of a few."""

@@ -8,10 +8,9 @@ from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import REARRANGES
 
-_REARRANGES = frozenset(
-    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "DepthToSpace", "SpaceToDepth"}
-)
+_REARRANGES = REARRANGES | {"DepthToSpace", "SpaceToDepth"}
 _WIDE = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 
 

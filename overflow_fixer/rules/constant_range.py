@@ -30,6 +30,7 @@ from overflow_fixer.evidence.semantics import is_bound
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import CASTS
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 
 RULE = "constant_range"
@@ -99,7 +100,7 @@ def _is_of_floats(node: Node, tensor: str, graph: Graph) -> bool:
     """Whether what the node does to the tensor is a matter of FP16: it is of floats, or becomes so."""
     is_quantized = node.standard_op == "DequantizeLinear" and graph.dtypes.get(tensor) in STEPS
     is_made_float = is_quantized and reach_of_steps(node, graph) >= FP16_OVERFLOW
-    return may_be_float(tensor, graph) or node.standard_op in ("Cast", "CastLike") or is_made_float
+    return may_be_float(tensor, graph) or node.standard_op in CASTS or is_made_float
 
 
 def _finding(node: Node, origin: Origin, reason: str, action: Action = "pin") -> Finding:

@@ -24,6 +24,7 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, CASTS, ROUNDS
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
 
@@ -42,8 +43,6 @@ _SCALED = {
     **dict.fromkeys(("MatMul", "Einsum", "Gemm"), frozenset({0, 1})),
 }
 """Operators that scale it; followed where the other factor is no data."""
-_ROUNDS = frozenset("Floor Ceil Round".split())
-_CASTS = frozenset({"Cast", "CastLike"})
 _NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
 """Types into which a Cast does not take integers for exact ones."""
 _INDEXES = {
@@ -144,7 +143,7 @@ def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     That is of data over 2048, or over 1024 of what was rounded, whose fractions matter; integers up to 2048 may be among others.
     What was rounded to more is one of the lost integers itself.
     """
-    is_cut = node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) in INTEGERS
+    is_cut = node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) in INTEGERS
     data = _find_data(graph, node) if is_cut else ""
     if not is_cut or not is_far(graph, ranges, data):
         return False
@@ -156,7 +155,7 @@ def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
 def _find_data(graph: Graph, cast: Node) -> str:
     """What the Cast makes integers of; what a Floor, Ceil or Round reads in front of it."""
     writer = graph.producers.get(cast.inputs[0])
-    return writer.inputs[0] if writer is not None and writer.standard_op in _ROUNDS else cast.inputs[0]
+    return writer.inputs[0] if writer is not None and writer.standard_op in ROUNDS else cast.inputs[0]
 
 
 def _is_looked_up(graph: Graph, tensor: str) -> bool:
@@ -175,7 +174,7 @@ def _is_looked_up(graph: Graph, tensor: str) -> bool:
 
 def _tells_exactly(graph: Graph, node: Node) -> bool:
     """Whether it is a Cast to integers, or to float64, which has all of them."""
-    return node.standard_op in _CASTS and graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
+    return node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
 
 
 @dataclass(eq=False)
@@ -215,7 +214,7 @@ class _Walk:
             if node is None:
                 continue
             yield node
-            if node.standard_op in _ROUNDS:
+            if node.standard_op in ROUNDS:
                 yield from find_origins(self.graph, self.ranges, node.inputs[0], LARGEST_COORDINATE)
             for slot, name in enumerate(node.inputs):
                 if name in self.traces and name not in seen and self._carries(node, slot):
@@ -263,11 +262,11 @@ class _Walk:
         if op in _DECIDES:
             slots = _DECIDES[op]
             return slots is None or slot in slots
-        if op in _ROUNDS:
+        if op in ROUNDS:
             return (self.multiples.step(node.inputs[slot]) or 0) < 1
-        if op in _CASTS:
+        if op in CASTS:
             return slot == 0 and _tells_exactly(self.graph, node)
-        if op in ("Add", "Sub", "Sum"):
+        if op in ADDS:
             return self._cancels(node, slot)
         return op in _UNSEEN
 

@@ -34,6 +34,7 @@ from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operator_types import QUANTIZING
+from overflow_fixer.graph.operators import CASTS
 from overflow_fixer.records import Array, Range, RangeTable
 
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
@@ -145,7 +146,7 @@ def _shown(node: Node, index: int, reached: Traces, graph: Graph, ranges: RangeT
 
 def makes_a_number(node: Node, slot: int, graph: Graph, reached: Traces) -> bool:
     """Whether the node may make of an infinity what is none, and what FP16 cannot hold: a bound, an integer, who knows what."""
-    is_cast = node.standard_op in ("Cast", "CastLike") and not graph.is_float(node.outputs[0])
+    is_cast = node.standard_op in CASTS and not graph.is_float(node.outputs[0])
     return is_cast or node.standard_op in ("", "Pow") or _meets_bound(node, slot, reached)
 
 

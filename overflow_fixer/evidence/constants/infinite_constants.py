@@ -14,9 +14,9 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.records import Range, RangeTable
 
-_ADDS = frozenset("Add Sub Sum".split())
 _ENDS = frozenset("Softmax Exp Sigmoid HardSigmoid Tanh Erf Softplus Elu Celu".split())
 """Operators that have a finite limit at an infinity, on one side at least."""
 
@@ -35,7 +35,7 @@ def _hands_on(node: Node, graph: Graph, ranges: RangeTable) -> bool:
         scales = node.inputs if node.standard_op == "Mul" else node.inputs[1:]
         scale = next((ranges.get(name) for name in scales if name in graph.constants), None)
         return scale is not None and scale.is_finite and scale.min_nonzero_abs >= FP16_MIN_NORMAL
-    return node.standard_op in _ADDS or moves(node, 0) or chooses(node)
+    return node.standard_op in ADDS or moves(node, 0) or chooses(node)
 
 
 @lru_cache(maxsize=2)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.operators import CASTS, REARRANGES
 
-_REPEATS = frozenset("Tile Expand Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast CastLike".split())
+_REPEATS = REARRANGES | CASTS | {"Expand", "Tile"}
 
 
 @lru_cache(maxsize=2)

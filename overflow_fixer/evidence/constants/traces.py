@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.evidence.semantics import SCATTERS, Signs, moves
+from overflow_fixer.evidence.semantics import Signs, moves, read_reduction
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, SCATTERS
 from overflow_fixer.records import RangeTable
 
 _CHOOSES = frozenset(
@@ -25,7 +26,6 @@ STEPS: dict[int, float] = {
     **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16), 65535.0),
 }
 """How far from its zero point a number of these types can be. None is out of range by itself, but as what was quantized."""
-_ADDS = frozenset("Add Sub Sum".split())
 _SCALES = frozenset("Mul Div".split())
 _BENDS = frozenset(
     "Softmax Hardmax Sigmoid HardSigmoid Tanh Softsign Erf Sign Sin Cos Asin Acos Atan Reciprocal".split()
@@ -99,7 +99,7 @@ def resize(
     if moves(node, slot) or chooses(node):
         return trace.least, trace.largest
     others = [name for other, name in enumerate(node.inputs) if other != slot]
-    if node.standard_op in _ADDS:
+    if node.standard_op in ADDS:
         added = sum(_bound(name, reached, ranges) for name in others)
         return max(trace.least - added, 0.0), trace.largest + added
     if node.standard_op == "QuantizeLinear":
@@ -129,7 +129,7 @@ def _bound(tensor: str, reached: Traces, ranges: RangeTable) -> float:
 
 def chooses(node: Node) -> bool:
     """Whether the elements that the node writes are elements that it reads, or as large."""
-    is_set = node.value_of("reduction", b"none") in (b"none", b"max", b"min")
+    is_set = read_reduction(node) in (b"none", b"max", b"min")
     return node.standard_op in _CHOOSES or (node.standard_op in SCATTERS and is_set)
 
 
@@ -154,7 +154,7 @@ def ends_beyond_fp32(node: Node, trace: Trace) -> bool:
 def is_like_others(node: Node, slot: int, trace: Trace, reached: Traces) -> bool:
     """Whether constants made so small a number of the value before the node, and behind it, that FP16 holds it and computes with it."""
     op = node.standard_op
-    is_linear = moves(node, slot) or chooses(node) or op in _ADDS or op in _SCALES
+    is_linear = moves(node, slot) or chooses(node) or op in ADDS or op in _SCALES
     limit = LARGEST_OF_MANY if is_linear else _LARGEST_BENT if op in _BENDS else 0.0
     behind = [
         one.largest for name in node.writes for one in reached.get(name, ()) if one.origin == trace.origin

@@ -14,7 +14,7 @@ from itertools import chain
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, MOST_ROUNDED
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
-from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_terms
+from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
@@ -23,13 +23,13 @@ from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, MATRIX_PRODUCTS
 from overflow_fixer.graph.powers import is_root, is_square, sums_squares
 from overflow_fixer.records import RangeTable
 
 _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
 _TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})
 """Operators that give out the place of what they choose; by how much is measured inside them."""
-_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
 _KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
 """Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
 
@@ -116,7 +116,8 @@ def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iter
     distance, most = small.node.outputs[0], MOST_ROUNDED * math.sqrt(small.value)
     for writer in _find_terms(graph, distance):
         yield writer
-        for name in writer.inputs if writer.standard_op in _PRODUCTS or is_square(graph, writer) else ():
+        multiplies = writer.standard_op in MATRIX_PRODUCTS or is_square(graph, writer)
+        for name in writer.inputs if multiplies else ():
             seen = ranges.get(name)
             if seen is not None and seen.max_abs > most and name not in graph.constants:
                 yield from find_origins(graph, ranges, name, most)
@@ -170,7 +171,7 @@ def _find_distances(graph: Graph) -> frozenset[str]:
     for node in graph.nodes:
         added = [name for name in node.inputs if _adds_up(graph, node, name)]
         is_whole = bool(find_joined_squares(graph, node))
-        if node.standard_op in _PRODUCTS or not products.isdisjoint(added):
+        if node.standard_op in MATRIX_PRODUCTS or not products.isdisjoint(added):
             products.update(node.writes)
         if is_whole or sums_squares(graph, node) or not squares.isdisjoint(added):
             squares.update(node.writes)
@@ -179,7 +180,7 @@ def _find_distances(graph: Graph) -> frozenset[str]:
 
 def _adds_up(graph: Graph, node: Node, name: str) -> bool:
     is_scaled = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
-    is_sum = node.standard_op in DIFFERENCES or is_scaled or node.standard_op == "Neg"
+    is_sum = node.standard_op in ADDS or is_scaled or node.standard_op == "Neg"
     return name not in graph.constants and (is_sum or moves(node, 0))
 
 

@@ -19,10 +19,9 @@ from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import COMPARES
 from overflow_fixer.graph.powers import is_root
 from overflow_fixer.records import RangeTable
-
-_COMPARES = frozenset("Less LessOrEqual Greater GreaterOrEqual".split())
 
 
 class _Comparison(NamedTuple):
@@ -57,11 +56,11 @@ def find_compared_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDi
 
 def _find_comparisons(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[_Comparison]:
     def compares(reader: Node, slot: int) -> bool:
-        return reader.standard_op in _COMPARES and _read_bound(graph, ranges, reader) > 0
+        return reader.standard_op in COMPARES and _read_bound(graph, ranges, reader) > 0
 
     hands = partial(hands_on, graph)
     for end in find_ways(graph, node.outputs[0], hands, compares):
-        if end.standard_op in _COMPARES:
+        if end.standard_op in COMPARES:
             here = find_ways(graph, node.outputs[0], hands, partial(_is_same, end))
             way = tuple(one for one in here if one is not end)
             roots = sum(is_root(graph, one) for one in way)

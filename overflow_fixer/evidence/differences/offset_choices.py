@@ -10,7 +10,7 @@ from functools import partial
 
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDifference, tell_steps
-from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
@@ -18,6 +18,7 @@ from overflow_fixer.formats import step_at
 from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.records import RangeTable
 
 
@@ -59,7 +60,7 @@ def _find_sum(graph: Graph, choice: Node) -> Node | None:
 
     behind = walk_back(graph, choice.inputs[0], goes_on)
     first = next((node for node in behind if not any(goes_on(node, name) for name in node.inputs)), None)
-    return first if first is not None and first.standard_op in DIFFERENCES else None
+    return first if first is not None and first.standard_op in ADDS else None
 
 
 def _hands_on(graph: Graph, node: Node, slot: int) -> bool:

@@ -19,13 +19,14 @@ from overflow_fixer.evidence.differences.losses import (
     LostDifference,
     tell_steps,
 )
-from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms
+from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.records import RangeTable
 
 _DIVISOR_SLOTS = {"Div": 1, "Reciprocal": 0}
@@ -81,7 +82,7 @@ def _is_levelled(graph: Graph, node: Node) -> bool:
 
 def _is_difference(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether its terms may cancel: of a sum of what is of one sign, such as an epsilon and a variance, nothing is lost."""
-    if node.standard_op not in DIFFERENCES or not find_lost_terms(graph, ranges, node):
+    if node.standard_op not in ADDS or not find_lost_terms(graph, ranges, node):
         return False
     if not are_finite(graph, ranges, *node.inputs, *node.writes):
         return False

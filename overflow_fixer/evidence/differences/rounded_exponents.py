@@ -15,14 +15,14 @@ from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.inner.exponentials import find_exponent
 from overflow_fixer.patterns.softmax import find_softmax
 from overflow_fixer.records import RangeTable
 
 _LARGEST_LOSS = 1 / 32
 """30 dB of an exponential, as verification tolerates."""
-_HIDES = frozenset("Add Sub Sum".split())
-_ADDS = frozenset("Add Sum ReduceSum".split())
+_GROWS = frozenset("Add Sum ReduceSum".split())
 
 
 def find_rounded_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
@@ -52,7 +52,7 @@ def _shows(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int
         return reader.standard_op == "Log" or (is_first and _adds_larger(ranges, reader, slot, most, batch))
 
     def hands_on(reader: Node, slot: int) -> bool:
-        return not is_hidden(reader, slot) and (reader.standard_op in _ADDS or moves(reader, slot))
+        return not is_hidden(reader, slot) and (reader.standard_op in _GROWS or moves(reader, slot))
 
     def shows(reader: Node, slot: int) -> bool:
         return not is_hidden(reader, slot) and not hands_on(reader, slot)
@@ -62,7 +62,7 @@ def _shows(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int
 
 def _adds_larger(ranges: RangeTable, reader: Node, slot: int, most: float, batch: int) -> bool:
     """Whether it adds something that is as large as that in the batch."""
-    others = (*reader.inputs[:slot], *reader.inputs[slot + 1 :]) if reader.standard_op in _HIDES else ()
+    others = (*reader.inputs[:slot], *reader.inputs[slot + 1 :]) if reader.standard_op in ADDS else ()
     return any(read_maxima(ranges, name)[batch] >= most for name in others)
 
 

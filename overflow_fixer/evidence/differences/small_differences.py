@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
-from overflow_fixer.evidence.differences.terms import DIFFERENCES, find_lost_terms, find_terms
+from overflow_fixer.evidence.differences.terms import find_lost_terms, find_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, REARRANGES
 from overflow_fixer.records import Array, RangeTable
 
-_KEEPS_ELEMENTS = frozenset("Neg Reshape Transpose Squeeze Unsqueeze Flatten Expand Identity".split())
+_KEEPS_ELEMENTS = REARRANGES | {"Expand", "Neg"}
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _nest_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, npt.NDArray[np
     """
     found: dict[str, npt.NDArray[np.float64]] = {}
     for node in graph.nodes:
-        is_sum = node.standard_op in DIFFERENCES and bool(find_lost_terms(graph, ranges, node))
+        is_sum = node.standard_op in ADDS and bool(find_lost_terms(graph, ranges, node))
         behind = [found[name] for name in node.inputs if name in found]
         if is_sum:
             behind.append(_read_most(ranges, node.inputs))

@@ -6,14 +6,13 @@ from overflow_fixer.evidence.integers.multiples import find_multiples
 from overflow_fixer.graph.distances import find_joined_squares
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.records import RangeTable
-
-DIFFERENCES = frozenset("Sub Add Sum".split())
 
 
 def find_terms(graph: Graph, node: Node) -> tuple[str, ...]:
     """What a sum or a difference adds up; of distances as one product the squares in it; none of other nodes."""
-    return node.inputs if node.standard_op in DIFFERENCES else find_joined_squares(graph, node)
+    return node.inputs if node.standard_op in ADDS else find_joined_squares(graph, node)
 
 
 def find_lost_terms(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, ...]:

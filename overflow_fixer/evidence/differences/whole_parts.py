@@ -13,8 +13,8 @@ from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ROUNDS
 
-_ROUNDS = frozenset("Floor Ceil Round".split())
 _SCALES = frozenset("Mul Div Add Sub Neg Clip Min Max".split())
 
 _MOST_NODES = 16
@@ -26,7 +26,7 @@ def find_whole_parts(graph: Graph, node: Node) -> Iterator[Node]:
     for term in node.inputs if node.standard_op in ("Sub", "Add") else ():
         others = frozenset(node.inputs) - {term}
         makers = list(islice(_walk_up_to(graph, term, others), _MOST_NODES))
-        rounds = any(one.standard_op in _ROUNDS for one in makers)
+        rounds = any(one.standard_op in ROUNDS for one in makers)
         if rounds and any(not others.isdisjoint(one.inputs) and _is_plain(graph, one) for one in makers):
             yield from makers
 
@@ -42,4 +42,4 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     """Whether it rounds to whole numbers, moves what it reads, or takes in constants alone."""
     live = [name for name in node.inputs if name not in graph.constants]
     is_scaled = node.standard_op in _SCALES and len(live) == 1
-    return node.standard_op in _ROUNDS or is_scaled or moves(node, 0)
+    return node.standard_op in ROUNDS or is_scaled or moves(node, 0)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.semantics import moves, read_reduction
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import SCATTERS
 
 _TABLE_ELEMENTS = 1 << 16
 _ARITHMETIC = frozenset(
     """Add Sub Sum Mul Div Neg Abs MatMul Gemm Einsum Pow Reciprocal Sqrt Exp Log Mod Floor Ceil Round Max Min Clip
     Where Range CumSum ReduceSum ReduceMax ReduceMin ConstantOfShape OneHot Trilu Pad Sign""".split()
 )
-_SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 
 
 @lru_cache(maxsize=1)
@@ -36,4 +36,4 @@ def _computes_plainly(node: Node, graph: Graph) -> bool:
 
 def _puts(node: Node) -> bool:
     """Whether it puts elements in the place of others, as an assignment to a slice is exported."""
-    return node.standard_op in _SCATTERS and node.value_of("reduction", b"none") in (b"none", "none")
+    return node.standard_op in SCATTERS and read_reduction(node) == b"none"

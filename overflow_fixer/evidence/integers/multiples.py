@@ -15,11 +15,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.evidence.semantics import moves
+from overflow_fixer.evidence.semantics import moves, read_reduction
 from overflow_fixer.formats import FP16_OVERFLOW, round_to_fp16
 from overflow_fixer.graph.folding import find_folder
 from overflow_fixer.graph.model import FLOAT_TYPES, Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ROUNDS, SCATTERS
 from overflow_fixer.records import Array, Range, RangeTable
 
 EXACT_STEPS = 2048.0
@@ -256,7 +257,7 @@ def _with_attributes(step: float | None, node: Node, *names: str) -> float | Non
 
 def _step_of_scattered(node: Node, known: Multiples) -> float | None:
     """An element is multiplied never, once or more often, so that of fractions nothing is known."""
-    if node.value_of("reduction", b"none") != b"mul":
+    if read_reduction(node) != b"mul":
         return _combine(_at(node, (0, 2)), known, min)
     factor = known.step(node.inputs[2])
     return known.step(node.inputs[0]) if factor is not None and factor >= 1 else None
@@ -269,7 +270,7 @@ _OF_OPERATOR: dict[str, Callable[[Node, Multiples], float | None]] = {
     "Pad": _step_of_padded,
     "Sign": _step_of_sign,
     **dict.fromkeys("Resize Upsample".split(), _step_of_resized),
-    **dict.fromkeys("Floor Ceil Round".split(), _step_of_whole),
-    **dict.fromkeys("Scatter ScatterElements ScatterND".split(), _step_of_scattered),
+    **dict.fromkeys(ROUNDS, _step_of_whole),
+    **dict.fromkeys(SCATTERS, _step_of_scattered),
 }
 """Operators whose attributes, or values, tell more than what they read."""

@@ -15,6 +15,7 @@ from overflow_fixer.evidence.integers.multiples import find_multiples
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.records import RangeTable
 
 LARGEST_COORDINATE = 1024.0
@@ -29,8 +30,6 @@ _ADDED = {
 """Operators that keep an absolute error, and of what is at which slots (None: at any)."""
 _SCALED = {"Mul": frozenset({0, 1}), "Div": frozenset({0})}
 _PRODUCTS = frozenset("MatMul Gemm".split())
-_CANCELS = frozenset("Add Sub Sum".split())
-"""Operators that may write less than each of their terms."""
 _CONVERSION_ELEMENTS = 16
 """A constant matrix of as many turns centres and sides into corners; larger ones make features of features."""
 
@@ -87,7 +86,7 @@ def _find_hidden_terms(graph: Graph, ranges: RangeTable) -> Mapping[str, float]:
     multiples = find_multiples(graph, ranges)
     found: dict[str, float] = {}
     for node in graph.nodes:
-        is_sum = node.standard_op in _CANCELS
+        is_sum = node.standard_op in ADDS
         parts = node.inputs if is_sum else node.inputs[:1] if moves(node, 0) else ()
         rounded = [name for name in parts if name not in graph.constants and not multiples.is_held(name)]
         own = (_read_largest(graph, ranges, name) for name in (rounded if is_sum else ()))

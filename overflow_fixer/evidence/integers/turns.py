@@ -8,11 +8,11 @@ from typing import NamedTuple
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ROUNDS
 from overflow_fixer.patterns.tracing import read_number
 
 _LONGEST = 32
 """A chain of more steps is no angle that is made ready."""
-_ROUNDS = frozenset("Floor Ceil Round".split())
 
 
 class Angle(NamedTuple):
@@ -83,7 +83,7 @@ def _find_turns(graph: Graph, node: Node) -> tuple[Node, ...]:
         return ()
     behind, rounded = _walk_back(graph, node.inputs[1])
     rounding = graph.producers.get(rounded)
-    if rounding is None or rounding.standard_op not in _ROUNDS:
+    if rounding is None or rounding.standard_op not in ROUNDS:
         return ()
     before = _find_steps_from(graph, node.inputs[0], rounding.inputs[0])
     if before is None or not math.isclose(math.prod(s.factor for s in (*behind, *before)), 1, rel_tol=1e-3):

@@ -18,13 +18,13 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, MATRIX_PRODUCTS
 from overflow_fixer.records import Array, Range, RangeTable
 
 _CHOOSES = frozenset("Clip Max Min Where".split())
 _KEEPS_DIGITS = _CHOOSES | frozenset("Abs Neg Sqrt Mul Div Pow".split())
 """Operators whose output is as near to a number as their input is."""
-_ADDS_UP = frozenset("Add Sub Sum Mean ReduceSum ReduceMean".split())
-_PRODUCTS = frozenset("MatMul Gemm Einsum".split())
+_ADDS_UP = ADDS | frozenset("Mean ReduceSum ReduceMean".split())
 _LEAST_SHARE = 16
 """A term of a sum that is smaller than the number by more is rounded by less than matters."""
 
@@ -168,7 +168,7 @@ def trace_term(graph: Graph, ranges: RangeTable, tensor: str, number: float) -> 
         if node.standard_op in _ADDS_UP:
             rest = _read_rest(ranges, node, name, number) if is_near else math.nan
             return _is_large(ranges, name, number) and not abs(rest) * _LEAST_SHARE < abs(number)
-        if node.standard_op in _PRODUCTS:
+        if node.standard_op in MATRIX_PRODUCTS:
             is_data = graph.constants.keys().isdisjoint(node.inputs[:2])
             return is_data and _is_large(ranges, name, number)
         is_chosen = node.standard_op in _CHOOSES or moves(node, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, SCATTERS
 from overflow_fixer.graph.powers import read_exponent
 
 ELEMENTWISE = frozenset(
@@ -17,7 +18,7 @@ ELEMENTWISE = frozenset(
     ReduceMax ReduceMin ReduceProd MaxPool GlobalMaxPool Resize Upsample""".split()
 )
 """Operators whose output loses, element by element, the share that their input lost."""
-PLACES = frozenset("Where Pad Trilu TopK Scatter ScatterElements ScatterND CenterCropPad MaxUnpool".split())
+PLACES = SCATTERS | frozenset("Where Pad Trilu TopK CenterCropPad MaxUnpool".split())
 """Operators that put what comes in beside other values, as it is."""
 SUMS = frozenset(
     """MatMul Einsum Gemm Conv ConvTranspose ReduceSum ReduceMean ReduceL1 ReduceL2 ReduceSumSquare AveragePool
@@ -25,7 +26,7 @@ SUMS = frozenset(
     GroupNormalization RMSNormalization LpNormalization MeanVarianceNormalization""".split()
 )
 """The same of sums over elements, in which larger ones hide it."""
-TERMS = frozenset("Add Sub Sum Mean Max Min HardSigmoid".split())
+TERMS = ADDS | frozenset("Mean Max Min HardSigmoid".split())
 """Operators whose output hides the loss where another term is much larger."""
 NO_SMALLER = PLACES | frozenset(
     """Neg Abs Relu Clip Max Min ReduceMax ReduceMin MaxPool GlobalMaxPool ReduceL1 ReduceL2 LpPool GlobalLpPool""".split()

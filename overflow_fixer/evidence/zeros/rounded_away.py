@@ -18,12 +18,12 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.records import Range, RangeTable
 
 _HALF_STEP = 2.0**-11
 """By which share of itself FP16 may round a number."""
-_TERMS = frozenset("Add Sub Sum".split())
 _FACTORS = frozenset("Mul MatMul Einsum Gemm Conv".split())
 _SQUARES = frozenset({"ReduceL2", "ReduceSumSquare"})
 _SUMS = _SQUARES | {"ReduceSum", "ReduceL1"}
@@ -66,7 +66,7 @@ class _Found:
 
     def _find(self, node: Node, written: Range) -> float:
         op = node.standard_op
-        if op in _TERMS:
+        if op in ADDS:
             return self._of_terms(node)
         if op in _FACTORS:
             return max(self._of_factors(node, written), self._of_kernel(node) if op in PRODUCTS else 0.0)

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.evidence.paths import lead_back
-from overflow_fixer.evidence.semantics import SCATTERS, moves
+from overflow_fixer.evidence.semantics import moves, read_reduction
 from overflow_fixer.evidence.zeros.near_zero import PLACES
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
@@ -153,15 +153,10 @@ def carry_back(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -
         yield Part(node.inputs[0], math.sqrt(magnitude))
     elif node.standard_op in ("Mul", "Div"):
         yield from _of_a_scaling(graph, ranges, node, magnitude)
-    elif node.standard_op in _CHOICES and _read_reduction(node) not in _REDUCES:
+    elif node.standard_op in _CHOICES and read_reduction(node) not in _REDUCES:
         yield from _of_a_choice(graph, ranges, node, magnitude)
     else:
         yield from _of_elements(graph, ranges, node, magnitude)
-
-
-def _read_reduction(node: Node) -> bytes:
-    """What a scatter does with what is in its place; "none" of other operators."""
-    return bytes(node.value_of("reduction", b"none")) if node.standard_op in SCATTERS else b"none"
 
 
 def _of_a_choice(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
@@ -175,7 +170,7 @@ def _of_a_choice(graph: Graph, ranges: RangeTable, node: Node, magnitude: float)
 
 
 def _of_elements(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
-    op = _REDUCES.get(_read_reduction(node), node.standard_op)
+    op = _REDUCES.get(read_reduction(node), node.standard_op)
     is_moved = op != "Concat" and moves(node, 0)
     of_either_sign = _same if is_moved else _OF_EITHER_SIGN.get(op)
     for name in node.inputs if op in _OF_ALL_INPUTS else node.inputs[:1]:
