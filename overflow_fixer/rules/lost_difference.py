@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
-from overflow_fixer.evidence.differences.cancelled_biases import find_cancelled_biases
 from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
 from overflow_fixer.evidence.differences.chosen_differences import find_chosen
 from overflow_fixer.evidence.differences.compared_differences import find_compared_differences
@@ -32,8 +31,9 @@ from overflow_fixer.evidence.differences.rounded_exponents import find_rounded_e
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
 from overflow_fixer.evidence.differences.shown_differences import find_shown_differences
 from overflow_fixer.evidence.differences.small_differences import SmallLoss
-from overflow_fixer.evidence.differences.split_features import find_split_features
-from overflow_fixer.evidence.differences.standardised import find_standardised
+from overflow_fixer.evidence.features.cancelled_biases import find_cancelled_biases
+from overflow_fixer.evidence.features.split_features import find_split_features
+from overflow_fixer.evidence.features.standardised import find_standardised
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import chain, islice
 
-from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.losses import (
     FEWEST_STEPS,
     FP32_NOISE,
@@ -21,11 +20,12 @@ from overflow_fixer.evidence.differences.losses import (
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.differences.whole_parts import find_whole_parts
+from overflow_fixer.evidence.kernels.difference_kernels import find_kernels
+from overflow_fixer.evidence.kernels.weighted_means import find_weighted_means
 from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
-from overflow_fixer.evidence.weighted_means import find_weighted_means
 from overflow_fixer.evidence.zeros.divisors import divides
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.distances import find_joining

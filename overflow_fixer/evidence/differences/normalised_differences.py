@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.difference_kernels import has_bias
 from overflow_fixer.evidence.differences.losses import (
     FP32_NOISE,
     MOST_ROUNDED,
@@ -18,6 +17,7 @@ from overflow_fixer.evidence.differences.losses import (
     tell_steps,
 )
 from overflow_fixer.evidence.differences.terms import find_lost_terms
+from overflow_fixer.evidence.kernels.difference_kernels import has_bias
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.semantics import read_epsilon

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.evidence.differences.difference_kernels import find_kernels
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_lost_terms, find_terms
+from overflow_fixer.evidence.kernels.difference_kernels import find_kernels
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.difference_kernels import PRODUCTS, read_kernels
+from overflow_fixer.evidence.kernels.difference_kernels import PRODUCTS, read_kernels
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER
 from overflow_fixer.graph.model import Graph

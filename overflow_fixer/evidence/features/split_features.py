@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.fed_features import find_movers, is_fed
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_lost_terms
+from overflow_fixer.evidence.features.fed_features import find_movers, is_fed
 from overflow_fixer.evidence.integers.multiples import EXACT_STEPS
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.formats import FP16_OVERFLOW, step_at

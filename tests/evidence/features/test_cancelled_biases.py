@@ -12,7 +12,7 @@ import pytest
 from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scan
 
-from overflow_fixer.evidence.differences.cancelled_biases import find_cancelled_biases
+from overflow_fixer.evidence.features.cancelled_biases import find_cancelled_biases
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.lost_difference import find_lost_differences

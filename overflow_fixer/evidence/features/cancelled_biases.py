@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.evidence.differences.fed_features import find_movers
 from overflow_fixer.evidence.differences.losses import (
     FP32_NOISE,
     MOST_ROUNDED,
@@ -17,6 +16,7 @@ from overflow_fixer.evidence.differences.losses import (
     tell_steps,
 )
 from overflow_fixer.evidence.differences.terms import find_lost_terms
+from overflow_fixer.evidence.features.fed_features import find_movers
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import FP16_OVERFLOW, step_at

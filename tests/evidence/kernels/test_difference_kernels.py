@@ -12,7 +12,7 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, floats, make_model, node, pinned_by, scalar, scan
 
-from overflow_fixer.evidence.differences.difference_kernels import find_kernels, read_kernels
+from overflow_fixer.evidence.kernels.difference_kernels import find_kernels, read_kernels
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 CONSTANTS = {

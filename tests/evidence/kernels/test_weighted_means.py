@@ -12,8 +12,8 @@ import pytest
 from fp16_emulation import measure_snr_db
 from in_memory_calibration import floats, make_model, node, pinned_by, scalar, scan
 
-from overflow_fixer.evidence.differences.difference_kernels import MOST_WEIGHTS
-from overflow_fixer.evidence.weighted_means import find_weighted_means
+from overflow_fixer.evidence.kernels.difference_kernels import MOST_WEIGHTS
+from overflow_fixer.evidence.kernels.weighted_means import find_weighted_means
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 BLUR = floats(1, 4, 6, 4, 1) / 16

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.difference_kernels import MOST_WEIGHTS, has_bias
+from overflow_fixer.evidence.kernels.difference_kernels import MOST_WEIGHTS, has_bias
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 
