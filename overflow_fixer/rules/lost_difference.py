@@ -12,15 +12,10 @@ from itertools import chain
 from typing import Literal
 
 from overflow_fixer.evidence.differences.cancelled_squares import find_cancelled
-from overflow_fixer.evidence.differences.chosen_differences import find_chosen
 from overflow_fixer.evidence.differences.compared_differences import find_compared_differences
-from overflow_fixer.evidence.differences.compared_distances import find_compared_distances
 from overflow_fixer.evidence.differences.divided_differences import find_divided
-from overflow_fixer.evidence.differences.exponents import find_exponents
 from overflow_fixer.evidence.differences.far_differences import find_far
 from overflow_fixer.evidence.differences.given_differences import find_given_differences
-from overflow_fixer.evidence.differences.given_distances import find_given_distances
-from overflow_fixer.evidence.differences.log_sums import find_log_sums
 from overflow_fixer.evidence.differences.losses import LostDifference
 from overflow_fixer.evidence.differences.nearest_differences import find_nearest_differences
 from overflow_fixer.evidence.differences.normalised_differences import find_normalised
@@ -31,6 +26,11 @@ from overflow_fixer.evidence.differences.rounded_exponents import find_rounded_e
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
 from overflow_fixer.evidence.differences.shown_differences import find_shown_differences
 from overflow_fixer.evidence.differences.small_differences import SmallLoss
+from overflow_fixer.evidence.distances.chosen_distances import find_chosen
+from overflow_fixer.evidence.distances.compared_distances import find_compared_distances
+from overflow_fixer.evidence.distances.exponents import find_exponents
+from overflow_fixer.evidence.distances.given_distances import find_given_distances
+from overflow_fixer.evidence.distances.log_sums import find_log_sums
 from overflow_fixer.evidence.features.cancelled_biases import find_cancelled_biases
 from overflow_fixer.evidence.features.split_features import find_split_features
 from overflow_fixer.evidence.features.standardised import find_standardised

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.chosen_differences import is_distance
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_lost_terms, find_terms
+from overflow_fixer.evidence.distances.squared_distances import is_distance
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import step_at
@@ -29,7 +29,7 @@ _FEWEST_STEPS = 16
 def find_placed_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
     """Each sum that is chosen among by less than 16 of FP16's steps at what is chosen, on average; the value is that margin.
 
-    Neither of distances, which are chosen_differences', nor of roots. None of sums, terms or choices with NaN or infinities, nor by as
+    Neither of distances, which are chosen_distances', nor of roots. None of sums, terms or choices with NaN or infinities, nor by as
     little as FP32 itself rounds.
     """
     walked: Walked = {}

@@ -14,7 +14,7 @@ from overflow_fixer.inner.accumulators import summed_axis
 from overflow_fixer.records import Array
 
 PRODUCTS = frozenset("MatMul Gemm Conv".split())
-_HALF_STEP = 2.0**-11
+HALF_STEP = 2.0**-11
 """By which share of itself FP16 may round a number."""
 MOST_WEIGHTS = 1 << 16
 """A larger kernel is not read: 144 of so many took 25 ms."""
@@ -29,7 +29,7 @@ def read_kernels(graph: Graph, node: Node) -> Iterator[tuple[str, Array]]:
         rows = _read_rows(graph, node, slot) if name not in graph.constants else np.empty((0, 0))
         with np.errstate(invalid="ignore"):  # infinities of both signs
             magnitudes, sums = np.abs(rows).sum(1), np.abs(rows.sum(1))
-        cancels = (magnitudes > 0) & (sums <= _HALF_STEP * magnitudes) & np.isfinite(magnitudes)
+        cancels = (magnitudes > 0) & (sums <= HALF_STEP * magnitudes) & np.isfinite(magnitudes)
         if bool(cancels.any()):
             yield name, rows[cancels]
 

@@ -11,13 +11,11 @@ from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import find_least_term
 from overflow_fixer.evidence.zeros.divisors import Divisor, find_guards
-from overflow_fixer.evidence.zeros.small_sources import Part, trace_badly_held
+from overflow_fixer.evidence.zeros.small_sources import NEARLY, Part, trace_badly_held
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
-
-_NEARLY = 1 + 2.0**-10
 
 
 def find_dividends(
@@ -49,7 +47,7 @@ def _read_dividend(ranges: RangeTable, division: Node, guards: Iterable[float]) 
     """
     least = ranges.by_tensor[division.inputs[1]].min_nonzero_abs
     magnitude = ranges.by_tensor[division.outputs[0]].max_abs * least
-    is_guard = any(guard * _NEARLY >= least for guard in guards)
+    is_guard = any(guard * NEARLY >= least for guard in guards)
     return None if is_guard else Part(division.inputs[0], magnitude)
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from overflow_fixer.evidence.kernels.difference_kernels import PRODUCTS, read_kernels
+from overflow_fixer.evidence.kernels.difference_kernels import HALF_STEP, PRODUCTS, read_kernels
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER
 from overflow_fixer.graph.model import Graph
@@ -22,8 +22,6 @@ from overflow_fixer.graph.operators import ADDS
 from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.records import Range, RangeTable
 
-_HALF_STEP = 2.0**-11
-"""By which share of itself FP16 may round a number."""
 _FACTORS = frozenset("Mul MatMul Einsum Gemm Conv".split())
 _SQUARES = frozenset({"ReduceL2", "ReduceSumSquare"})
 _SUMS = _SQUARES | {"ReduceSum", "ReduceL1"}
@@ -87,7 +85,7 @@ class _Found:
         if len(known) < len(node.inputs) or self.graph.constants.keys() >= set(node.inputs):
             return 0.0
         largest = sorted(one.max_abs for one in known)
-        away = 2 * _HALF_STEP * sum(largest[:-1])
+        away = 2 * HALF_STEP * sum(largest[:-1])
         if self._can_cancel(node, known, away):
             return away
         all_away = [self.of.get(name, 0.0) for name in node.inputs]
@@ -114,7 +112,7 @@ class _Found:
         found = (
             read.max_abs * float(np.abs(rows).sum(1).max()) for read, rows in kernels if read is not None
         )
-        return _HALF_STEP * max(found, default=0.0)
+        return HALF_STEP * max(found, default=0.0)
 
     def _of_sum(self, node: Node, written: Range) -> float:
         """Of a sum over elements that are all zero."""

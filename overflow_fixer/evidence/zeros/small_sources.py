@@ -28,7 +28,8 @@ LEAST_MAGNITUDE = 2.0**-18
 """Below it FP16 has at most 64 steps of 2^-24, where rounding noise nears 30 dB."""
 FARTHEST = 8
 """So many nodes are told of a small tensor before others that are as small, and are told of by themselves, end the way."""
-_NEARLY = 1 + 2.0**-10
+NEARLY = 1 + 2.0**-10
+"""A magnitude that was carried back may be off by so much."""
 _MOST_ELEMENTS = 1 << 18
 """Of a constant that is read: what a bank of 128 filters over 2048 frequencies has."""
 
@@ -127,7 +128,7 @@ def trace_badly_held(
 
 def _may_be(seen: Range, magnitude: float) -> bool:
     """Whether an element but zero may be as small: none is where the smallest was taken, and is larger."""
-    return magnitude > 0 and not seen.min_nonzero_abs > magnitude * _NEARLY
+    return magnitude > 0 and not seen.min_nonzero_abs > magnitude * NEARLY
 
 
 def is_lost(graph: Graph, ranges: RangeTable, part: Part) -> bool:
@@ -162,7 +163,7 @@ def carry_back(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -
 def _of_a_choice(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
     """What is chosen among that has elements as small, or that FP16 makes zero of; where none is known to, each whose smallest was not taken."""
     seen = [ranges.by_tensor[name] for name in node.inputs if graph.is_float(name) and ranges.get(name)]
-    limit = max(magnitude * _NEARLY, FP16_UNDERFLOW)
+    limit = max(magnitude * NEARLY, FP16_UNDERFLOW)
     small = [one for one in seen if 0 < one.min_nonzero_abs <= limit]
     for one in small or [one for one in seen if one.min_nonzero_abs < 0]:
         if one.tensor not in graph.constants:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.chosen_differences import is_distance
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, MOST_ROUNDED, LostDifference, tell_steps
-from overflow_fixer.evidence.differences.slopes import find_slopes
 from overflow_fixer.evidence.differences.terms import find_terms
+from overflow_fixer.evidence.distances.slopes import STEEP, find_slopes
+from overflow_fixer.evidence.distances.squared_distances import find_distance
 from overflow_fixer.evidence.measured import are_finite
-from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import find_least
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -25,9 +24,6 @@ from overflow_fixer.records import RangeTable
 
 _LARGEST_STEP = 1 / 8
 """Of an exponent: rounding to larger ones (rms 0.036) leaves its exponential less than 29 dB."""
-_MOST_STEPS = 16
-_STEEP = frozenset("Sigmoid Div Reciprocal Pow".split())
-_KEEPS = frozenset("Neg Relu Clip TopK ReduceMin ReduceMax".split())
 
 
 class _Reader(NamedTuple):
@@ -60,7 +56,7 @@ def find_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
 def _tell(reader: Node, name: str, scale: float, term: float) -> str:
     step = float(step_at(term)) * scale
     whose = f"whose terms are {term:.6g} and more: {tell_steps(term)}, and {step:.3g}"
-    if reader.standard_op in _STEEP:
+    if reader.standard_op in STEEP:
         return f"{reader.op_type} {reader.label} changes by {scale:.6g} of itself with {name}, {whose} of it"
     return f"{reader.op_type} {reader.label} takes {scale:.6g} times {name} for an exponent, {whose} in the exponent"
 
@@ -81,41 +77,3 @@ def _find_readers(graph: Graph, ranges: RangeTable) -> Iterator[_Reader]:
         if node.standard_op in ("Exp", "Softmax"):
             yield _Reader(node, node.inputs[0])
         yield from (_Reader(node, *slope) for slope in find_slopes(graph, ranges, node))
-
-
-def find_distance(graph: Graph, ranges: RangeTable, tensor: str) -> tuple[Node | None, float]:
-    """The distance that a tensor is made of, and what that is multiplied by, without its sign; None where it is made otherwise."""
-    scale = 1.0
-    for _ in range(_MOST_STEPS):
-        node = graph.producers.get(tensor)
-        moved = _find_moved(graph, node) if node is not None else ""
-        if moved:
-            tensor = moved
-            continue
-        if node is None or (is_distance(graph, node) and find_terms(graph, node)):
-            return node, scale
-        factor = _read_factor(graph, ranges, node)
-        slot = 1 if factor and node.inputs[0] in graph.constants else 0
-        if not factor and node.standard_op not in _KEEPS and not moves(node, 0):
-            return None, scale
-        tensor, scale = node.inputs[slot], scale * (factor or 1.0)
-    return None, scale
-
-
-def _find_moved(graph: Graph, node: Node) -> str:
-    """What the node adds a constant number to; "" of other nodes."""
-    numbers = [
-        name for name in node.inputs if (value := graph.find_constant(name)) is not None and value.size == 1
-    ]
-    is_sum = node.standard_op in ("Add", "Sub") and len(numbers) == 1
-    return next(name for name in node.inputs if name not in numbers) if is_sum else ""
-
-
-def _read_factor(graph: Graph, ranges: RangeTable, node: Node) -> float:
-    """What a node multiplies by, if that is one constant number; 0 where it does not."""
-    constants = [name for name in node.inputs if name in graph.constants]
-    seen = ranges.get(constants[0]) if len(constants) == 1 else None
-    is_quotient = node.standard_op == "Div" and constants == [*node.inputs[1:]]
-    if seen is None or not (is_quotient or node.standard_op == "Mul") or seen.min != seen.max:
-        return 0.0
-    return 1 / seen.max_abs if is_quotient and seen.max_abs else seen.max_abs

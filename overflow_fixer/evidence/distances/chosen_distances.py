@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, MOST_ROUNDED
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
 from overflow_fixer.evidence.differences.terms import find_terms
+from overflow_fixer.evidence.distances.squared_distances import find_summands, hands_on, is_distance
 from overflow_fixer.evidence.origins import find_origins
-from overflow_fixer.evidence.paths import find_ways, walk_back
+from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.evidence.zeros.cancellation import trace_term
-from overflow_fixer.graph.distances import find_joined_squares
-from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS, MATRIX_PRODUCTS
-from overflow_fixer.graph.powers import is_root, is_square, sums_squares
+from overflow_fixer.graph.operators import MATRIX_PRODUCTS
+from overflow_fixer.graph.powers import is_root, is_square
 from overflow_fixer.records import RangeTable
 
 _CHOOSES = frozenset("ReduceMin ReduceMax TopK".split())
 _TELLS_WHERE = frozenset({"ArgMin", "ArgMax"})
 """Operators that give out the place of what they choose; by how much is measured inside them."""
-_KEEPS_SIZE = frozenset("Neg Abs Relu Clip Max".split())
-"""Operators that make nothing larger of a difference than it is, but for a bound, which shows."""
 
 
 def find_chosen(graph: Graph, ranges: RangeTable) -> Iterator[SmallLoss]:
@@ -114,7 +111,7 @@ def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iter
     Of points that are fed what moves them in any case: one term would be of other points than the rest.
     """
     distance, most = small.node.outputs[0], MOST_ROUNDED * math.sqrt(small.value)
-    for writer in _find_terms(graph, distance):
+    for writer in find_summands(graph, distance):
         yield writer
         multiplies = writer.standard_op in MATRIX_PRODUCTS or is_square(graph, writer)
         for name in writer.inputs if multiplies else ():
@@ -134,20 +131,6 @@ def _find_movers(graph: Graph, tensor: str) -> list[Node]:
     return movers if node is None and tensor not in graph.constants else []
 
 
-def _find_terms(graph: Graph, distance: str) -> Iterator[Node]:
-    """The nodes that add it up, and the squares in it."""
-    for writer in walk_back(graph, distance, partial(_adds_up, graph)):
-        yield writer
-        if sums_squares(graph, writer) and writer.standard_op != "ReduceSumSquare":
-            yield graph.producers[writer.inputs[0]]
-
-
-def hands_on(graph: Graph, reader: Node, slot: int) -> bool:
-    """Whether it moves, masks or bounds what comes in there, or takes the root."""
-    is_kept = moves(reader, slot) or is_filled(graph, reader, slot)
-    return is_kept or reader.standard_op in _KEEPS_SIZE or is_root(graph, reader)
-
-
 def is_only_subtracted(graph: Graph, choice: Node) -> bool:
     """Whether it is taken from what it was chosen of, and nothing else: a Softmax that is written out gives the same of any number."""
     behind = [reader for reader, _ in readers(graph, choice.outputs[0])]
@@ -157,31 +140,6 @@ def is_only_subtracted(graph: Graph, choice: Node) -> bool:
         and not is_told
         and all(reader.standard_op == "Sub" and choice.inputs[0] in reader.inputs for reader in behind)
     )
-
-
-def is_distance(graph: Graph, node: Node) -> bool:
-    """Whether it adds up products of vectors and sums of squares."""
-    return node.label in _find_distances(graph)
-
-
-@lru_cache(maxsize=1)
-def _find_distances(graph: Graph) -> frozenset[str]:
-    """The labels of all such nodes, in one pass: of a long chain of sums each is behind all before."""
-    products, squares = set[str](), set[str]()
-    for node in graph.nodes:
-        added = [name for name in node.inputs if _adds_up(graph, node, name)]
-        is_whole = bool(find_joined_squares(graph, node))
-        if node.standard_op in MATRIX_PRODUCTS or not products.isdisjoint(added):
-            products.update(node.writes)
-        if is_whole or sums_squares(graph, node) or not squares.isdisjoint(added):
-            squares.update(node.writes)
-    return frozenset(node.label for node in graph.nodes if {*node.writes} <= products & squares)
-
-
-def _adds_up(graph: Graph, node: Node, name: str) -> bool:
-    is_scaled = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
-    is_sum = node.standard_op in ADDS or is_scaled or node.standard_op == "Neg"
-    return name not in graph.constants and (is_sum or moves(node, 0))
 
 
 def _find_choices(graph: Graph, node: Node) -> Iterator[tuple[Node, bool]]:

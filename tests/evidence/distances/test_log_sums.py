@@ -11,7 +11,7 @@ from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 from written_distances import DISTANCES
 
-from overflow_fixer.evidence.differences.log_sums import find_log_sums
+from overflow_fixer.evidence.distances.log_sums import find_log_sums
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import RangeTable
 from overflow_fixer.rules.lost_difference import find_lost_differences

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.chosen_differences import hands_on, is_distance
 from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_terms
+from overflow_fixer.evidence.distances.squared_distances import hands_on, is_distance, read_sole_number
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.formats import step_at
@@ -56,7 +56,7 @@ def find_compared_distances(graph: Graph, ranges: RangeTable) -> Iterator[LostDi
 
 def _find_comparisons(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[_Comparison]:
     def compares(reader: Node, slot: int) -> bool:
-        return reader.standard_op in COMPARES and _read_bound(graph, ranges, reader) > 0
+        return reader.standard_op in COMPARES and read_sole_number(graph, ranges, reader) > 0
 
     hands = partial(hands_on, graph)
     for end in find_ways(graph, node.outputs[0], hands, compares):
@@ -64,15 +64,8 @@ def _find_comparisons(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[
             here = find_ways(graph, node.outputs[0], hands, partial(_is_same, end))
             way = tuple(one for one in here if one is not end)
             roots = sum(is_root(graph, one) for one in way)
-            yield _Comparison(end, way, _read_bound(graph, ranges, end) ** (2**roots))
+            yield _Comparison(end, way, read_sole_number(graph, ranges, end) ** (2**roots))
 
 
 def _is_same(end: Node, reader: Node, slot: int) -> bool:
     return reader is end
-
-
-def _read_bound(graph: Graph, ranges: RangeTable, node: Node) -> float:
-    """The constant number that it compares with, without its sign; 0 where there is none, or more than one."""
-    constants = [name for name in node.inputs if name in graph.constants]
-    seen = ranges.get(constants[0]) if len(constants) == 1 else None
-    return seen.max_abs if seen is not None and seen.min == seen.max else 0.0

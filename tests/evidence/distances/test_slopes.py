@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from in_memory_calibration import floats, make_model, node, scalar, scan
 
-from overflow_fixer.evidence.differences.slopes import find_slopes
+from overflow_fixer.evidence.distances.slopes import find_slopes
 
 HALF = 1 / (1 + math.exp(-2))
 

@@ -12,7 +12,7 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, save, scalar, scan
 
-from overflow_fixer.evidence.differences.given_distances import _find_sums_given, find_given_distances
+from overflow_fixer.evidence.distances.given_distances import _find_sums_given, find_given_distances
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 GENERATOR = np.random.default_rng(9)

@@ -13,8 +13,9 @@ from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, save, scalar, scan
 from onnx import TensorProto
 
-from overflow_fixer.evidence.differences.chosen_differences import _find_choices, find_chosen, is_distance
 from overflow_fixer.evidence.differences.small_differences import find_small
+from overflow_fixer.evidence.distances.chosen_distances import _find_choices, find_chosen
+from overflow_fixer.evidence.distances.squared_distances import is_distance
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 CLOUD = np.random.default_rng(3).uniform(-5, 5, (1, 64, 3)).astype(np.float32)

@@ -12,7 +12,7 @@ import pytest
 from fp16_emulation import run_fp16, run_fp32
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 
-from overflow_fixer.evidence.differences.compared_distances import find_compared_distances
+from overflow_fixer.evidence.distances.compared_distances import find_compared_distances
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 GENERATOR = np.random.default_rng(9)
