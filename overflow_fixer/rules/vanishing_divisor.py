@@ -21,14 +21,8 @@ from overflow_fixer.evidence.paths import find_leading, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.cancellation import trace_term
 from overflow_fixer.evidence.zeros.dividends import find_dividends
-from overflow_fixer.evidence.zeros.divisors import (
-    Divisor,
-    divides,
-    find_divisors,
-    find_guards,
-    guards_in_vain,
-)
-from overflow_fixer.evidence.zeros.near_zero import keeps_zero
+from overflow_fixer.evidence.zeros.divisors import Divisor, find_divisors, find_guards, guards_in_vain
+from overflow_fixer.evidence.zeros.near_zero import divides, keeps_zero
 from overflow_fixer.evidence.zeros.part_values import is_told_by_itself, may_hold
 from overflow_fixer.evidence.zeros.small_sources import FARTHEST, carry_back, trace_small
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW

@@ -15,7 +15,7 @@ from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
-from overflow_fixer.evidence.zeros.divisors import divides
+from overflow_fixer.evidence.zeros.near_zero import divides
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import read_exponent

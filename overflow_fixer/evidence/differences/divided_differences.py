@@ -6,43 +6,30 @@ its least) is such a difference itself, as a rule: what FP16 takes from it is ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import chain, islice
 
+from overflow_fixer.evidence.differences.kept_small import is_largest, keeps_small, may_keep
 from overflow_fixer.evidence.differences.losses import (
     FEWEST_STEPS,
     FP32_NOISE,
-    MOST_ROUNDED,
     STEPS_OF_A_DIVISOR,
 )
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
-from overflow_fixer.evidence.differences.terms import find_lost_terms
-from overflow_fixer.evidence.differences.whole_parts import find_whole_parts
-from overflow_fixer.evidence.kernels.difference_kernels import find_kernels
-from overflow_fixer.evidence.kernels.weighted_means import find_weighted_means
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.measured import read_maxima
-from overflow_fixer.evidence.origins import Walked, find_origins
+from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
-from overflow_fixer.evidence.zeros.divisors import divides
+from overflow_fixer.evidence.zeros.near_zero import divides
 from overflow_fixer.formats import FP16_MIN_NORMAL
-from overflow_fixer.graph.distances import find_joining
-from overflow_fixer.graph.filled import is_filled
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
 _MOST_BATCHES = 8
 """Of those in which a difference is small, the worst that are followed to what divides by it."""
-_ZERO_AT_ZERO = frozenset(
-    """Sqrt Mul Abs Neg Relu Sin Tan Asin Atan Sinh Asinh Atanh Tanh Erf ReduceSum ReduceMean ReduceL1 ReduceL2
-    ReduceSumSquare ReduceMax ReduceMin TopK MaxPool GlobalMaxPool AveragePool GlobalAveragePool""".split()
-)
-_BESIDE = frozenset("Add Sum Max Concat".split())
-"""Operators of which something larger that comes in, such as an epsilon, hides the loss."""
 
 
 def find_divided(graph: Graph, ranges: RangeTable, walked: Walked) -> Iterator[SmallLoss]:
@@ -93,26 +80,6 @@ def _grows_tiny(ranges: RangeTable, small: SmallDifference, way: tuple[Node, ...
     return any(0 < read_maxima(ranges, name)[small.batch] < FP16_MIN_NORMAL for name in made)
 
 
-def find_sources(
-    graph: Graph,
-    ranges: RangeTable,
-    node: Node,
-    left: float,
-    walked: Walked | None = None,
-) -> Iterator[Node]:
-    """The node that computes a difference, and those whose rounding moves its terms by more than a 64th of what is `left`.
-
-    Of distances as one product also what joins its operands, and of x − ⌊x⌋ what makes ⌊x⌋, which has to be of the same x. A
-    kernel that adds up to zero scales what it reads.
-    """
-    most = MOST_ROUNDED * left / find_kernels(graph).get(node.label, 1.0)
-    yield node
-    yield from find_joining(graph, node)
-    yield from find_whole_parts(graph, node)
-    for name in find_lost_terms(graph, ranges, node):
-        yield from find_origins(graph, ranges, name, most, walked)
-
-
 def _is_lost_behind(graph: Graph, ranges: RangeTable, small: SmallDifference, node: Node, slot: int) -> bool:
     """Whether what comes in there is zero where it goes out, or nearly so, or added to less than its limit.
 
@@ -125,42 +92,7 @@ def _is_lost_behind(graph: Graph, ranges: RangeTable, small: SmallDifference, no
     is_noise = small.value <= FP32_NOISE * small.largest and not is_of_squares
     is_itself = read_maxima(ranges, node.inputs[slot])[small.batch] == small.value
     is_sum = node.standard_op in ("Add", "Sum") and is_itself and not is_noise
-    return is_sum and _is_largest(ranges, small.batch, node, slot, small.limit)
-
-
-def keeps_small(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot: int) -> bool:
-    """Whether what comes in there is zero where it goes out, or nearly so, as the data of the batch are."""
-    if node.standard_op in _BESIDE and not _is_largest(ranges, batch, node, slot):
-        return False
-    if node.standard_op == "Clip" and not _is_over_bound(ranges, batch, node):
-        return False
-    return may_keep(graph, node, slot)
-
-
-def may_keep(graph: Graph, node: Node, slot: int) -> bool:
-    """The same, whatever the data are; of Where, where it may put a constant in its place."""
-    op = node.standard_op
-    if op in _BESIDE or (op == "Clip" and slot == 0) or is_filled(graph, node, slot):
-        return True
-    is_power = read_exponent(graph, node) > 0
-    is_quotient = op == "Div" and slot == 0
-    is_mean = slot == 0 and node.label in find_weighted_means(graph)
-    return is_power or is_quotient or is_mean or op in _ZERO_AT_ZERO or moves(node, slot)
-
-
-def _is_largest(ranges: RangeTable, batch: int, node: Node, slot: int, least: float = 0.0) -> bool:
-    """Whether nothing that it is added to, or put beside, is larger in the batch, and over `least`."""
-    largest = max(read_maxima(ranges, node.inputs[slot])[batch], least)
-    others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
-    return all(read_maxima(ranges, name)[batch] <= largest for name in others)
-
-
-def _is_over_bound(ranges: RangeTable, batch: int, node: Node) -> bool:
-    """Whether the largest that Clip reads in the batch is no less than its least bound, of whatever sign, if it has one."""
-    attribute = node.attribute("min")  # below opset 11
-    bound = ranges.get(node.inputs[1]) if len(node.inputs) > 1 else None
-    least = attribute.f if attribute is not None else -math.inf if bound is None else bound.max
-    return bool(least <= read_maxima(ranges, node.inputs[0])[batch])
+    return is_sum and is_largest(ranges, small.batch, node, slot, small.limit)
 
 
 def _find_dividends(

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources, keeps_small
+from overflow_fixer.evidence.differences.kept_small import keeps_small
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, STEPS_GIVEN_OUT
 from overflow_fixer.evidence.differences.rectified import name_what_is_left
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.measured import read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import list_values

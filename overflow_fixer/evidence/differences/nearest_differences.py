@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.differences.terms_alike import find_alike
 from overflow_fixer.evidence.measured import are_finite, read_maxima

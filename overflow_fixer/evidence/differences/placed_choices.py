@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms, find_terms
 from overflow_fixer.evidence.distances.squared_distances import is_distance
 from overflow_fixer.evidence.measured import are_finite, read_maxima

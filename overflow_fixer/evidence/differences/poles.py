@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import (
     FP32_NOISE,
     STEPS_OF_A_DIVISOR,
     LostDifference,
     tell_steps,
 )
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite, read_maxima
 from overflow_fixer.evidence.paths import walk_back

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources, may_keep
+from overflow_fixer.evidence.differences.kept_small import may_keep
 from overflow_fixer.evidence.differences.losses import LostDifference
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.paths import find_given, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
-from overflow_fixer.evidence.zeros.divisors import divides
+from overflow_fixer.evidence.zeros.near_zero import divides
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import InnerRange, RangeTable

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.given_differences import find_largest
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.evidence.zeros.shown_losses import find_shown

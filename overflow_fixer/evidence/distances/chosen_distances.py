@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, MOST_ROUNDED
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.squared_distances import find_summands, hands_on, is_distance
 from overflow_fixer.evidence.origins import find_origins

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.squared_distances import hands_on, is_distance, read_sole_number
 from overflow_fixer.evidence.measured import are_finite

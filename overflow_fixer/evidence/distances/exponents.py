@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, MOST_ROUNDED, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.slopes import STEEP, find_slopes
 from overflow_fixer.evidence.distances.squared_distances import find_distance

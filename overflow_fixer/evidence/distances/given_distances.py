@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, FP32_NOISE, LostDifference, tell_steps
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.squared_distances import hands_on, is_distance
 from overflow_fixer.evidence.measured import are_finite

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FP32_NOISE, STEPS_GIVEN_OUT
 from overflow_fixer.evidence.differences.small_differences import SmallLoss, find_small
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.distances.chosen_distances import is_only_subtracted
 from overflow_fixer.evidence.distances.squared_distances import find_distance
 from overflow_fixer.graph.model import Graph

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from overflow_fixer.evidence.differences.divided_differences import find_sources
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS
+from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.evidence.zeros.cancellation import Cancellation, find_cancellation
+from overflow_fixer.evidence.zeros.near_zero import divides
 from overflow_fixer.evidence.zeros.small_sources import (
     Part,
     carry_back,
@@ -24,11 +25,10 @@ from overflow_fixer.evidence.zeros.small_sources import (
 from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.powers import is_root, is_square, read_exponent
+from overflow_fixer.graph.powers import is_root, is_square
 from overflow_fixer.inner.quantities import DIVIDED_BY
 from overflow_fixer.records import RangeTable
 
-_DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
 _DIVIDES_INSIDE = frozenset("LpNormalization ReduceLogSum".split())
 _HAS_A_POLE_AT_1 = "Atanh"
 _HALF_STEP_BELOW_1 = 2.0**-12
@@ -203,11 +203,6 @@ def _before_a_pole(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[Div
         yield Divisor(
             name, left, text, False, _HALF_STEP_BELOW_1, cancelled=term, inside=node, makes="infinity of it"
         )
-
-
-def divides(graph: Graph, node: Node, slot: int) -> bool:
-    """Whether zero at the slot makes infinity or NaN: a quotient, a logarithm, a negative power."""
-    return (node.standard_op, slot) in _DIVIDES or (slot == 0 and read_exponent(graph, node) < 0)
 
 
 def guards_in_vain(

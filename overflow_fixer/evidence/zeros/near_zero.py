@@ -1,4 +1,4 @@
-"""What operators make of values near zero: the tables that the rules of small values share, and whether a node keeps zero.
+"""What operators make of values near zero: the tables that the rules of small values share, and whether a node keeps or divides by it.
 
 They hold for the standard operators alone. What only moves elements is told by semantics.moves; operators that no table
 names, such as Exp, Softmax and Sigmoid, are not zero at zero, or hide what was near it.
@@ -35,9 +35,15 @@ NO_SMALLER = PLACES | frozenset(
 _ZERO_AT_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf""".split()
 )
+_DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
 
 
 def keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
     """Whether the node makes zero of zero, and a value near zero of one near zero, element by element, of what it reads there."""
     is_plain = node.standard_op in _ZERO_AT_ZERO or moves(node, slot) or read_exponent(graph, node) > 0
     return is_plain or (node.standard_op == "Div" and slot == 0)
+
+
+def divides(graph: Graph, node: Node, slot: int) -> bool:
+    """Whether zero at the slot makes infinity or NaN: a quotient, a logarithm, a negative power."""
+    return (node.standard_op, slot) in _DIVIDES or (slot == 0 and read_exponent(graph, node) < 0)
