@@ -36,9 +36,9 @@ def _split(expression: Expression, tensor: str, heads: int) -> str:
 
     By way of [batch, groups, tokens, heads / groups, size]: all heads are one group, or each is one.
     """
-    tokens, width = _dim(expression, tensor, -2), _dim(expression, tensor, -1)
+    tokens, width = expression.sizes(tensor, -2), expression.sizes(tensor, -1)
     grouped = _reshape(expression, tensor, expression.integers(0, -1), tokens, width)
-    heads_each = expression.apply("Div", expression.integers(heads), _dim(expression, grouped, 1))
+    heads_each = expression.apply("Div", expression.integers(heads), expression.sizes(grouped, 1))
     apart = _reshape(expression, grouped, expression.integers(0, 0, 0), heads_each, expression.integers(-1))
     moved = expression.apply("Transpose", apart, perm=[0, 1, 3, 2, 4])
     return _reshape(expression, moved, expression.integers(0, heads), tokens, expression.integers(-1))
@@ -48,15 +48,11 @@ def _reshape(expression: Expression, tensor: str, *dims: str) -> str:
     return expression.apply("Reshape", tensor, expression.apply("Concat", *dims, axis=0))
 
 
-def _dim(expression: Expression, tensor: str, axis: int) -> str:
-    return expression.apply("Gather", expression.apply("Shape", tensor), expression.integers(axis))
-
-
 def _transpose(expression: Expression, keys: str) -> str:
     return expression.apply("Transpose", keys, perm=[0, 1, 3, 2])
 
 
 def _share(expression: Expression, queries: str, keys: str) -> str:
     """[batch, q heads, tokens, size] to [batch, kv heads, q heads / kv heads * tokens, size]."""
-    heads, size = _dim(expression, keys, 1), _dim(expression, keys, 3)
+    heads, size = expression.sizes(keys, 1), expression.sizes(keys, 3)
     return _reshape(expression, queries, expression.integers(0), heads, expression.integers(-1), size)

@@ -10,9 +10,9 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import COMPARES
 from overflow_fixer.inner.expression import Expression
-from overflow_fixer.inner.powers import divide, measure_power
 from overflow_fixer.inner.quantities import Found
 from overflow_fixer.inner.rounded_terms import Differences, compute_rounded, find_differences
+from overflow_fixer.inner.rounding import divide, measure_power
 
 
 def find_in_comparison(expression: Expression) -> Iterator[Found]:

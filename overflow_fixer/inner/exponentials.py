@@ -8,9 +8,9 @@ from typing import NamedTuple
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner.expression import Expression
-from overflow_fixer.inner.powers import divide, measure_power
 from overflow_fixer.inner.quantities import Found
 from overflow_fixer.inner.rounded_terms import Differences, compute_rounded, find_differences
+from overflow_fixer.inner.rounding import measure_loss
 
 
 class Exponent(NamedTuple):
@@ -28,12 +28,9 @@ def find_in_exponential(expression: Expression) -> Iterator[Found]:
     """
     exponent = find_exponent(expression.graph, expression.node)
     if exponent is not None:
-        output = expression.node.outputs[0]
         behind = [exponent.exponential, *([expression.node] if expression.node.op_type == "Mul" else [])]
         rounded = compute_rounded(expression, exponent.differences, behind)
-        lost = measure_power(expression, expression.apply("Sub", rounded, output))
-        share = divide(expression, lost, measure_power(expression, output))
-        yield "exponent loss", expression.apply("Sqrt", share)
+        yield "exponent loss", measure_loss(expression, rounded)
 
 
 def has_exponential(graph: Graph, node: Node) -> bool:

@@ -145,6 +145,12 @@ class Expression:
         self.nodes.append(onnx.helper.make_node(op_type, inputs, [output], **attributes))
         return output
 
+    def repeat(self, node: Node, *inputs: str) -> str:
+        """A node of the model once more, of other inputs."""
+        output = self.apply(node.op_type, *inputs)
+        self.nodes[-1].attribute.extend(node.proto.attribute)
+        return output
+
     def integers(self, *values: int) -> str:
         """A constant int64 vector; the same for the same values."""
         if values not in self._constants:
@@ -311,8 +317,12 @@ class Expression:
         dims = [dim for dim in self.lengths(rows) if isinstance(dim, int)]
         if len(dims) == len(rows.axes):
             return self.number(float(math.prod(dims)))
-        lengths = self.apply("Gather", self.apply("Shape", rows.tensor), self.integers(*rows.axes))
+        lengths = self.sizes(rows.tensor, *rows.axes)
         return self.apply("Cast", self.reduce("ReduceProd", lengths, [0]), to=TensorProto.FLOAT)
+
+    def sizes(self, tensor: str, *axes: int) -> str:
+        """The dimensions of a tensor along these axes, as a vector."""
+        return self.apply("Gather", self.apply("Shape", tensor), self.integers(*axes))
 
     def add_up(self, op_type: str, rows: Rows) -> str:
         """A sum or mean, of magnitudes or squares too, of each of the `rows`: right to 1e-5.
@@ -348,7 +358,7 @@ class Expression:
     def _reduce_by_length(self, op_type: str, source: str, axes: Sequence[int]) -> str:
         """The same as `reduce`, of one axis, in FP64 as well where a run shows it to be long; else FP64 gets one element."""
         axis = self.integers(*axes)
-        length = self.apply("Gather", self.apply("Shape", source), axis)
+        length = self.sizes(source, *axes)
         is_long = self.apply("Less", self.integers(FEW), length)
         end = self.apply("Where", is_long, length, self.integers(1))
         if_long = self.apply("Slice", source, self.integers(0), end, axis)

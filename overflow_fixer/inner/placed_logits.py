@@ -15,7 +15,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.inner.expression import Expression
-from overflow_fixer.inner.powers import divide, measure_power
+from overflow_fixer.inner.rounding import measure_loss, round_to_fp16
 
 _LEAST = 128.0
 """A constant bias under it is no matter: FP16's steps there are 1/16."""
@@ -50,13 +50,9 @@ def measure_softmax_loss(expression: Expression) -> str:
     Of a row that is masked as a whole, by numbers under -65504 or -inf, nothing is lost, unless FP32 has NaN of it. NaN where
     a logit is NaN, or so large that FP16 makes infinity of it.
     """
-    output = expression.node.outputs[0]
     bounded = expression.apply("Max", expression.source, expression.number(_LOWEST))
-    half = expression.apply("Cast", bounded, to=TensorProto.FLOAT16)
-    rounded = expression.apply("Softmax", expression.apply("Cast", half, to=TensorProto.FLOAT))
-    expression.nodes[-1].attribute.extend(expression.node.proto.attribute)
-    lost = measure_power(expression, expression.apply("Sub", rounded, output))
-    return expression.apply("Sqrt", divide(expression, lost, measure_power(expression, output)))
+    rounded = round_to_fp16(expression, bounded)
+    return measure_loss(expression, expression.repeat(expression.node, rounded))
 
 
 def _is_placed(graph: Graph, tensor: str) -> bool:

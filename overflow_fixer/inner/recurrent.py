@@ -128,10 +128,7 @@ def _states(expression: Expression) -> str:
     """The hidden states of all steps, [steps, directions, batch, hidden]: the node's output, or that of another like it."""
     if _gives_states(expression):
         return expression.node.outputs[0]
-    attributes = {
-        given.name: expression.attribute(given.name, None) for given in expression.node.proto.attribute
-    }
-    return expression.apply(expression.node.op_type, *expression.node.inputs, **attributes)
+    return expression.repeat(expression.node, *expression.node.inputs)
 
 
 def _can_hold_open(expression: Expression, gates: Sequence[_Activation]) -> bool:

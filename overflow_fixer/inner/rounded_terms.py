@@ -12,6 +12,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import REARRANGES
 from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quiet_rows import find_statistic
+from overflow_fixer.inner.rounding import round_to_fp16
 
 DIFFERENCES = frozenset("Add Sub".split())
 _HANDS_ON = REARRANGES | frozenset(
@@ -51,12 +52,12 @@ def find_differences(graph: Graph, tensor: str) -> Differences | None:
 
 def compute_rounded(expression: Expression, differences: Differences, behind: Iterable[Node]) -> str:
     """What the last node `behind` the differences writes, once more, of terms that FP16 rounds; what else reads them has them as they are."""
-    names = {name: _round(expression, name) for name in differences.terms}
+    names = {name: round_to_fp16(expression, name) for name in differences.terms}
     output = ""
     for node in (*differences.nodes, *behind):
         is_difference = node.standard_op in DIFFERENCES
         made = {name: to for name, to in names.items() if is_difference or name not in differences.terms}
-        output = _repeat(expression, node, [made.get(name, name) for name in node.inputs])
+        output = expression.repeat(node, *(made.get(name, name) for name in node.inputs))
         names[node.outputs[0]] = output
     return output
 
@@ -84,15 +85,3 @@ def _hands_on(graph: Graph, node: Node) -> bool:
 def _subtracts_largest(graph: Graph, node: Node) -> bool:
     statistic = find_statistic(graph, node.inputs[1]) if node.standard_op == "Sub" else None
     return statistic is not None and statistic.standard_op == "ReduceMax"
-
-
-def _round(expression: Expression, tensor: str) -> str:
-    half = expression.apply("Cast", tensor, to=TensorProto.FLOAT16)
-    return expression.apply("Cast", half, to=TensorProto.FLOAT)
-
-
-def _repeat(expression: Expression, node: Node, inputs: list[str]) -> str:
-    """The same node of other inputs."""
-    output = expression.apply(node.op_type, *inputs)
-    expression.nodes[-1].attribute.extend(node.proto.attribute)
-    return output

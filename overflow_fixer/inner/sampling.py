@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from onnx import TensorProto
 
 from overflow_fixer.inner.expression import Expression
-from overflow_fixer.inner.powers import divide, measure_power
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.rounding import divide, measure_power, round_to_fp16
 
 _ROWS_APART = 16
 """One row in so many is looked at: what is sampled is not copied whole."""
@@ -50,8 +50,7 @@ def _find_rank(expression: Expression) -> int | None:
 def _measure_errors(expression: Expression, rank: int) -> str:
     """The mean square of what rounding to FP16 changes each coordinate by, [1, ..., coordinate]; 0 of places outside."""
     grid, zero = expression.node.inputs[1], expression.number(0.0)
-    half = expression.apply("Cast", grid, to=TensorProto.FLOAT16)
-    error = expression.apply("Sub", grid, expression.apply("Cast", half, to=TensorProto.FLOAT))
+    error = expression.apply("Sub", grid, round_to_fp16(expression, grid))
     is_inside = expression.apply("Less", expression.apply("Abs", grid), expression.number(1.0))
     shown = expression.apply("Where", is_inside, error, zero)
     wide = expression.apply("Cast", expression.apply("Mul", shown, shown), to=TensorProto.DOUBLE)
@@ -73,10 +72,8 @@ def _measure_change(expression: Expression, axis: int, rank: int) -> str:
     change, power = (
         measure_power(expression, tensor) for tensor in (expression.apply("Sub", later, sooner), rows)
     )
-    size = expression.apply("Gather", expression.apply("Shape", expression.source), expression.integers(axis))
-    half = expression.apply(
-        "Mul", expression.apply("Cast", size, to=TensorProto.FLOAT), expression.number(0.5)
-    )
+    size = expression.apply("Cast", expression.sizes(expression.source, axis), to=TensorProto.FLOAT)
+    half = expression.apply("Mul", size, expression.number(0.5))
     return divide(expression, expression.apply("Mul", change, expression.apply("Mul", half, half)), power)
 
 

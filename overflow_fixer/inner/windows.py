@@ -77,8 +77,7 @@ def _pool(expression: Expression, source: str, windows: Mapping[str, Any]) -> st
 def _convolve(expression: Expression, source: str, windows: Mapping[str, Any]) -> str:
     """By a convolution with ones, for which each channel is an image of its own: windows may end behind the edge."""
     kernel = windows["kernel_shape"]
-    dims = expression.apply("Shape", source)
-    image = expression.apply("Gather", dims, expression.integers(*range(2, 2 + len(kernel))))
+    image = expression.sizes(source, *range(2, 2 + len(kernel)))
     shape = expression.apply("Concat", expression.integers(-1, 1), image, axis=0)
     images = expression.apply("Reshape", source, shape)
     ones = expression.apply("Constant", value=numpy_helper.from_array(np.ones([1, 1, *kernel], np.float32)))

@@ -1,8 +1,22 @@
-"""Mean squares of whole tensors, and shares of them."""
+"""Tensors rounded to FP16, and what that loses, as a share of mean squares."""
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from overflow_fixer.inner.expression import Expression, Rows
+
+
+def round_to_fp16(expression: Expression, tensor: str) -> str:
+    half = expression.apply("Cast", tensor, to=TensorProto.FLOAT16)
+    return expression.apply("Cast", half, to=TensorProto.FLOAT)
+
+
+def measure_loss(expression: Expression, rounded: str) -> str:
+    """The root mean square of what the node's output lost to be this, as a share of that of the output; 0 where that is zero."""
+    output = expression.node.outputs[0]
+    lost = measure_power(expression, expression.apply("Sub", rounded, output))
+    return expression.apply("Sqrt", divide(expression, lost, measure_power(expression, output)))
 
 
 def measure_power(expression: Expression, tensor: str) -> str:
