@@ -312,11 +312,15 @@ class Expression:
         self.nodes.append(node)
         return best
 
+    def tell_count(self, rows: Rows) -> float:
+        """The number of elements of one of the `rows`; inf, or NaN of none perhaps, where it shows in a run alone."""
+        return math.prod(float(dim) if isinstance(dim, int) else math.inf for dim in self.lengths(rows))
+
     def count(self, rows: Rows) -> str:
-        """The number of elements of one of the `rows`, as a float."""
-        dims = [dim for dim in self.lengths(rows) if isinstance(dim, int)]
-        if len(dims) == len(rows.axes):
-            return self.number(float(math.prod(dims)))
+        """The same as a tensor, whatever it is."""
+        count = self.tell_count(rows)
+        if math.isfinite(count):
+            return self.number(count)
         lengths = self.sizes(rows.tensor, *rows.axes)
         return self.apply("Cast", self.reduce("ReduceProd", lengths, [0]), to=TensorProto.FLOAT)
 

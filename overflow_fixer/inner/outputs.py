@@ -47,7 +47,7 @@ def find_in_global_lp_pool(expression: Expression) -> Iterator[Found]:
     rows, exponent = expression.rows_behind(2), expression.attribute("p", 2)
     if exponent == 2:
         yield "sum of squares", expression.add_up("ReduceSumSquare", rows)
-    elif _may_be_long(expression, rows):
+    elif expression.tell_count(rows) > FEW:
         powers = _raise(expression, rows.tensor, exponent)
         total = expression.add_up("ReduceSum", _put_in(expression, rows, powers))
         yield "output", _take_root(expression, total, exponent)
@@ -56,11 +56,7 @@ def find_in_global_lp_pool(expression: Expression) -> Iterator[Found]:
 def _find_long_rows(expression: Expression) -> Rows | None:
     """What the node reduces, where that may be more than FP32 adds up right; None of axes that the model computes."""
     rows = find_rows(expression)
-    return rows if isinstance(rows, Rows) and _may_be_long(expression, rows) else None
-
-
-def _may_be_long(expression: Expression, rows: Rows) -> bool:
-    return math.prod(dim if isinstance(dim, int) else math.inf for dim in expression.lengths(rows)) > FEW
+    return rows if isinstance(rows, Rows) and expression.tell_count(rows) > FEW else None
 
 
 def _put_in(expression: Expression, rows: Rows, tensor: str) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -39,17 +38,9 @@ def _add_exponentials(expression: Expression, rows: Rows) -> str:
     native = expression.exponentials(rows) if is_softmax else None
     if native is not None:
         return native.sum
-    length = _count(expression, rows)
-    if length is not None and length <= LONGEST_UNTOLD["sum of exponentials"]:
+    if expression.tell_count(rows) <= LONGEST_UNTOLD["sum of exponentials"]:
         return NOTHING
     largest = expression.reduce("ReduceMax", rows.tensor, rows.axes)
     if is_softmax:
         return expression.apply("Reciprocal", largest)
     return expression.apply("Exp", expression.apply("Neg", largest))
-
-
-def _count(expression: Expression, rows: Rows) -> int | None:
-    """The number of elements of a row; None where it shows in a run alone."""
-    lengths = expression.lengths(rows)
-    known = [dim for dim in lengths if isinstance(dim, int)]
-    return math.prod(known) if len(known) == len(lengths) else None
