@@ -17,7 +17,6 @@ from overflow_fixer.graph.free_names import free_prefix
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import COMPARES
-from overflow_fixer.inner.accumulators import Product, find_products
 from overflow_fixer.inner.attention import find_in_attention
 from overflow_fixer.inner.choices import find_in_choice
 from overflow_fixer.inner.decisions import find_in_comparison
@@ -38,6 +37,7 @@ from overflow_fixer.inner.outputs import (
     find_in_log_sum_exp,
     find_in_lp_pool,
 )
+from overflow_fixer.inner.products import Product, find_products
 from overflow_fixer.inner.quantities import (
     BOUNDS,
     DIVIDED_BY,

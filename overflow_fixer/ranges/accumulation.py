@@ -11,15 +11,9 @@ import numpy as np
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.tensor_types import infer_shapes
-from overflow_fixer.inner.accumulators import (
-    ChannelNorm,
-    Product,
-    Shapes,
-    bound_by_norm,
-    bound_by_ranges,
-    bound_by_sizes,
-    find_channel_norm,
-)
+from overflow_fixer.inner.accumulators import bound_by_norm, bound_by_ranges, bound_by_sizes
+from overflow_fixer.inner.channel_norms import ChannelNorm, find_channel_norm
+from overflow_fixer.inner.products import Product, Shapes
 from overflow_fixer.records import Array, Batch
 
 _ONE, _UNKNOWN = -2, -1

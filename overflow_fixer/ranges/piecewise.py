@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import Product, summed_axis, sums_first_axis
+from overflow_fixer.inner.products import Product, summed_axis, sums_first_axis
 from overflow_fixer.model_file.weights import PIECE_BYTES
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.product_sessions import ProductSessions

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.inner.accumulators import Product, count_groups, multiply_magnitudes
+from overflow_fixer.inner.products import Product, count_groups, multiply_magnitudes
 from overflow_fixer.native import probe_array
 from overflow_fixer.ranges.carried import Values
 from overflow_fixer.ranges.readings import read_detailed

@@ -9,7 +9,7 @@ import numpy as np
 
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import Product, express_products
+from overflow_fixer.inner.products import Product, express_products
 from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.openings import Opening
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor

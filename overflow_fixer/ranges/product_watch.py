@@ -14,15 +14,9 @@ from overflow_fixer.errors import ModelError
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.folding import Folder
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import (
-    ChannelNorm,
-    Product,
-    count_groups,
-    count_terms,
-    find_room,
-    is_matrix_product,
-    summed_axis,
-)
+from overflow_fixer.inner.accumulators import find_room
+from overflow_fixer.inner.channel_norms import ChannelNorm
+from overflow_fixer.inner.products import Product, count_groups, count_terms, is_matrix_product, summed_axis
 from overflow_fixer.ranges.carried import Carried
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.ranges.midst import Midst

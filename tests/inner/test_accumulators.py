@@ -17,14 +17,9 @@ from product_cases import CASES, COMPUTE, Case, draw_values, name_case
 from ways_to_observe import use_probes
 
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.inner.accumulators import (
-    Product,
-    bound_by_norm,
-    bound_by_ranges,
-    bound_by_sizes,
-    find_channel_norm,
-    find_products,
-)
+from overflow_fixer.inner.accumulators import bound_by_norm, bound_by_ranges, bound_by_sizes
+from overflow_fixer.inner.channel_norms import find_channel_norm
+from overflow_fixer.inner.products import Product, find_products
 from overflow_fixer.ranges import collect_ranges
 
 

@@ -13,7 +13,7 @@ from in_memory_calibration import InMemoryCalibration, floats, ints, make_model,
 from onnx import TensorProto
 from ways_to_observe import PROBES, Probes, use_probes
 
-from overflow_fixer.inner.accumulators import find_products
+from overflow_fixer.inner.products import find_products
 from overflow_fixer.ranges import accumulation, collect_ranges, walk
 from overflow_fixer.ranges.product_sums import ProductObserver
 from overflow_fixer.ranges.summaries import Summaries

@@ -11,7 +11,7 @@ from in_memory_calibration import InMemoryCalibration, floats, make_model, node,
 from product_cases import CASES, Case, name_case
 from ways_to_observe import PROBES, Probes, use_probes
 
-from overflow_fixer.inner.accumulators import find_products
+from overflow_fixer.inner.products import find_products
 from overflow_fixer.model_file import reading
 from overflow_fixer.ranges import collect_ranges, piecewise, product_sessions, product_sums, product_watch
 from overflow_fixer.ranges.piecewise import PiecewiseSum, find_large_factor

@@ -9,7 +9,7 @@ import pytest
 from in_memory_calibration import make_model, node, save
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import find_products
+from overflow_fixer.inner.products import find_products
 from overflow_fixer.ranges.product_sessions import ProductSessions
 from overflow_fixer.records import Array, Batch
 

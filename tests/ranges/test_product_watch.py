@@ -20,7 +20,8 @@ from ways_to_observe import PROBES, Probes, use_probes
 
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import find_channel_norm, find_products
+from overflow_fixer.inner.channel_norms import find_channel_norm
+from overflow_fixer.inner.products import find_products
 from overflow_fixer.ranges import collect_ranges, observers, product_sessions, product_watch
 from overflow_fixer.ranges.accumulation import Accumulation
 from overflow_fixer.ranges.midst import Midst

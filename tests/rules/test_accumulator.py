@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from in_memory_calibration import InMemoryCalibration, ask, floats, make_model, node, save, scan
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.inner.accumulators import (
-    bound_by_norm,
-    bound_by_ranges,
-    find_channel_norm,
-    find_products,
-)
+from overflow_fixer.inner.accumulators import bound_by_norm, bound_by_ranges
+from overflow_fixer.inner.channel_norms import find_channel_norm
+from overflow_fixer.inner.products import find_products
 from overflow_fixer.planning.plan import plan_precision
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Array, PlanPolicy, RangeTable

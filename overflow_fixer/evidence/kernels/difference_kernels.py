@@ -10,7 +10,7 @@ import numpy as np
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.inner.accumulators import summed_axis
+from overflow_fixer.inner.products import summed_axis
 from overflow_fixer.records import Array
 
 PRODUCTS = frozenset("MatMul Gemm Conv".split())

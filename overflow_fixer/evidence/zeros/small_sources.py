@@ -21,7 +21,7 @@ from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import is_square
-from overflow_fixer.inner.accumulators import summed_axis
+from overflow_fixer.inner.products import summed_axis
 from overflow_fixer.records import Array, Range, RangeTable
 
 LEAST_MAGNITUDE = 2.0**-18
