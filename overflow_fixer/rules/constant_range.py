@@ -18,6 +18,7 @@ from overflow_fixer.evidence.constants.carriers import (
     may_be_float,
     may_replace,
 )
+from overflow_fixer.evidence.constants.huge_values import is_bound
 from overflow_fixer.evidence.constants.traces import (
     STEPS,
     Origin,
@@ -26,7 +27,6 @@ from overflow_fixer.evidence.constants.traces import (
     is_like_others,
     reach_of_steps,
 )
-from overflow_fixer.evidence.semantics import is_bound
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

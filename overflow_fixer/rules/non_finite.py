@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from overflow_fixer.evidence.constants.divided_by_zero import find_infinities_of_zeros
+from overflow_fixer.evidence.constants.huge_values import only_bounds
 from overflow_fixer.evidence.constants.infinite_constants import (
     find_infinities_handed_on,
     find_masked_rows,
@@ -15,7 +16,7 @@ from overflow_fixer.evidence.constants.infinite_constants import (
     is_same_in_fp16,
 )
 from overflow_fixer.evidence.own_fp16 import find_lost_in_own_fp16
-from overflow_fixer.evidence.semantics import only_bounds, touched
+from overflow_fixer.evidence.semantics import touched
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

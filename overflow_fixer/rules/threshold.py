@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from overflow_fixer.evidence.semantics import only_bounds, touched
+from overflow_fixer.evidence.constants.huge_values import only_bounds
+from overflow_fixer.evidence.semantics import touched
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable

@@ -15,6 +15,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from overflow_fixer.evidence.constants.huge_values import (
+    NEGATIVE,
+    POSITIVE,
+    Signs,
+    replaced_infinity,
+    shown_signs,
+)
 from overflow_fixer.evidence.constants.repeated import find_repeated
 from overflow_fixer.evidence.constants.traces import (
     LARGEST_OF_MANY,
@@ -28,7 +35,7 @@ from overflow_fixer.evidence.constants.traces import (
     resize,
 )
 from overflow_fixer.evidence.inlined_bodies import can_inline, inline_bodies, leaves_body, list_carried
-from overflow_fixer.evidence.semantics import NEGATIVE, POSITIVE, Signs, moves, replaced_infinity, shown_signs
+from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph

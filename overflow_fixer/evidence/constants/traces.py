@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.evidence.semantics import Signs, moves, read_reduction
+from overflow_fixer.evidence.constants.huge_values import Signs
+from overflow_fixer.evidence.semantics import moves, read_reduction
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

@@ -33,10 +33,10 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.evidence.constants.carriers import find_huge_constants
+from overflow_fixer.evidence.constants.huge_values import NEGATIVE
 from overflow_fixer.evidence.constants.traces import Origin
 from overflow_fixer.evidence.masks.mask_ends import BOTH_ENDS, End
 from overflow_fixer.evidence.masks.mask_walk import MaskWalk, NotProvedError, Scores, Use
-from overflow_fixer.evidence.semantics import NEGATIVE
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
