@@ -19,6 +19,7 @@ from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Finding, PlanPolicy, RangeTable
+from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.by_node import list_by_node
 
 LARGEST_ERROR = 2.0**-6
@@ -90,8 +91,7 @@ def _find_power(graph: Graph, ranges: RangeTable, node: Node) -> _Power | None:
     errors = find_errors(exact, rounded, seen.min, seen.max, powers.max_abs)
     worst = int(errors.argmax())
     told = float(exact[worst]), float(rounded[worst]), seen.max_abs, float(errors[worst])
-    batch = None if seen.tensor in graph.constants else ranges.worst_batch_of(seen)
-    return _Power((node, *movers), tensor, *told, batch)
+    return _Power((node, *movers), tensor, *told, find_worst_batch(graph, ranges, seen.tensor))
 
 
 def _trace(graph: Graph, tensor: str) -> tuple[str, list[Node]]:

@@ -78,12 +78,7 @@ def _tell_logarithm(node: Node, small: SmallLogarithm) -> Finding:
 
 @lru_cache(maxsize=1)
 def _evidence_of_logarithms(graph: Graph, ranges: RangeTable) -> dict[str, list[SmallLogarithm]]:
-    """For each node concerned, the logarithms of rows that are as small."""
-    found: dict[str, list[SmallLogarithm]] = {}
-    for small in find_small_logarithms(graph, ranges):
-        for node in dict.fromkeys((*small.nodes, *small.rounded)):
-            found.setdefault(node.label, []).append(small)
-    return found
+    return list_by_node(find_small_logarithms(graph, ranges))
 
 
 @lru_cache(maxsize=1)

@@ -44,15 +44,19 @@ class QuietRow(NamedTuple):
 
 
 class SmallLogarithm(NamedTuple):
-    """A row of `tensor` that the first of `nodes` takes the logarithm of; the others write what is as small.
+    """A row of `tensor` that the first of the nodes takes the logarithm of; the other `small` ones write what is as small.
 
     `rounded` are those of which FP16 would round what they write or read by as much as the row is.
     """
 
     tensor: str
     row: QuietRow
-    nodes: tuple[Node, ...]
+    small: tuple[Node, ...]
     rounded: tuple[Node, ...]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*self.small, *self.rounded)
 
 
 def find_small_logarithms(graph: Graph, ranges: RangeTable) -> Iterator[SmallLogarithm]:

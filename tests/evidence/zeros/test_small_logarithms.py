@@ -69,7 +69,7 @@ def _scan(
 def test_the_row_and_the_signal_are_pinned_and_right_with_both(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, SPECTRUM + STANDARDISED, _frames(3e-4))
     (found,) = find_small_logarithms(graph, ranges)
-    assert {one.label for one in found.nodes} == OF_THE_ROW
+    assert {one.label for one in found.small} == OF_THE_ROW
     assert {one.label for one in found.rounded} == OF_THE_SIGNAL
     assert set(pinned_by(find_small_values, graph, ranges)) >= OF_THE_ROW | OF_THE_SIGNAL
     row, signal = {"energy", "mel", "guarded", "logs"}, {"signal", "spectrum"}
