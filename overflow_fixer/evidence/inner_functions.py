@@ -20,7 +20,7 @@ from overflow_fixer.records import Range, RangeTable
 
 @dataclass(frozen=True)
 class InnerFunction:
-    """A value inside a node, and the range that it follows from.
+    """A value inside a node, and the range that it follows from, or that the scan measured of it.
 
     The largest; of one that `is_least` the smallest, which a logarithm is taken of.
     """

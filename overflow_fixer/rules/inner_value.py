@@ -71,12 +71,9 @@ def _judge_magnitude(
     value = inner.seen.max_abs
     if inner.quantity in SQUARED:
         value *= value
-    limit = FP16_MAX if inner.is_bound else policy.threshold
-    if value <= limit or not math.isfinite(value):
-        return
-    named = "FP16's limit" if inner.is_bound else "the threshold"
-    reason = f"inside, {_TEXT[inner.quantity]} reaches {tell_over(value, limit)}, over {named} of {limit:g}"
-    yield _find(node, ranges, inner, value, limit, reason)
+    if math.isfinite(value):
+        large = InnerFunction(inner.seen, value, _TEXT[inner.quantity], inner.is_bound)
+        yield from _judge_large(node, node.inputs[0], large, ranges, policy)
 
 
 def _judge_rows(node: Node, ranges: RangeTable, inner: InnerRange) -> Iterator[Finding]:
@@ -91,16 +88,8 @@ def _judge_rows(node: Node, ranges: RangeTable, inner: InnerRange) -> Iterator[F
         f"a row is masked as a whole: its largest element is {value:.6g}, beyond the limit of {_MASKED_ROW:g} from which "
         "FP16 stores -inf, and the softmax of nothing but -inf is NaN"
     )
-    yield _find(node, ranges, inner, value, _MASKED_ROW, reason)
-
-
-def _find(
-    node: Node, ranges: RangeTable, inner: InnerRange, value: float, limit: float, reason: str
-) -> Finding:
-    is_furthest = inner.quantity != "row maximum" or -value == inner.seen.max_abs
-    batch = ranges.worst_batch_of(inner.seen) if is_furthest else None
-    severity: Severity = "low" if inner.is_bound else "high"
-    return Finding("inner_value", node.label, node.inputs[0], value, limit, reason, batch, severity=severity)
+    batch = ranges.worst_batch_of(inner.seen) if -value == inner.seen.max_abs else None
+    yield Finding("inner_value", node.label, node.inputs[0], value, _MASKED_ROW, reason, batch)
 
 
 def _find_large_functions(
@@ -113,20 +102,20 @@ def _find_large_functions(
     """
     seen = find_source(node, graph, ranges)
     for inner in find_functions(node, graph, seen) if seen is not None else ():
-        yield from _judge_function(node, inner, ranges, policy)
+        if inner.is_least:
+            yield from _judge_least(node, inner, ranges)
+        else:
+            yield from _judge_large(node, inner.seen.tensor, inner, ranges, policy)
 
 
-def _judge_function(
-    node: Node, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy
+def _judge_large(
+    node: Node, tensor: str, inner: InnerFunction, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
-    batch, tensor = ranges.worst_batch_of(inner.seen), inner.seen.tensor
-    if inner.is_least:
-        yield from _judge_least(node, inner, ranges)
-        return
     limit, name = (FP16_MAX, "FP16's limit") if inner.is_bound else (policy.threshold, "the threshold")
     if inner.value > limit:
         reason = f"inside, {inner.text} reaches {tell_over(inner.value, limit)}, over {name} of {limit:g}"
         severity: Severity = "low" if inner.is_bound else "high"
+        batch = ranges.worst_batch_of(inner.seen)
         yield Finding("inner_value", node.label, tensor, inner.value, limit, reason, batch, severity=severity)
 
 
