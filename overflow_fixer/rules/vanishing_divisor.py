@@ -87,7 +87,7 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[Divisor, Node]
 
 def _grows_tiny(ranges: RangeTable, divisor: Divisor, reached: tuple[Node, ...]) -> bool:
     """Whether the way to the division would lose it again: a difference of two terms, once it is right, is well in FP16's normal numbers."""
-    if divisor.cancelled is None or not divisor.cancelled.other:
+    if not divisor.terms:
         return True
     made = (ranges.get(name) for node in reached for name in node.writes)
     least = (divisor.least, *(seen.min_nonzero_abs for seen in made if seen is not None))
@@ -185,12 +185,11 @@ def _sources(
     if writer is None:
         return
     yield writer
-    cancelled = divisor.cancelled
-    if cancelled is not None and cancelled.other:
-        for term in (cancelled.term, cancelled.other):
+    if divisor.terms:
+        for term in divisor.terms:
             yield from find_origins(graph, ranges, term, MOST_ROUNDED * divisor.least, walked)
-    elif cancelled is not None:
-        yield from trace_term(graph, ranges, cancelled.term, cancelled.number)
+    elif divisor.cancelled is not None:
+        yield from trace_term(graph, ranges, divisor.cancelled.term, divisor.cancelled.number)
     else:
         parts = divisor.parts or carry_back(graph, ranges, writer, divisor.least)
         yield from trace_small(graph, ranges, parts, told)

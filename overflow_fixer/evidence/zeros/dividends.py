@@ -36,7 +36,7 @@ def find_dividends(
         if dividend is not None:
             makes = f"less of what it divides, which is {dividend.magnitude:.3g} at most there"
             yield from ((node, end, makes) for node in trace_badly_held(graph, ranges, dividend))
-            if divisor.cancelled is not None and divisor.cancelled.other:
+            if divisor.terms:
                 yield from ((node, end, makes) for node in _find_difference(graph, ranges, dividend, walked))
 
 

@@ -56,10 +56,15 @@ class Divisor:
     makes: str = "infinity or NaN of it"
 
     @property
+    def terms(self) -> tuple[str, ...]:
+        """Of a difference of two tensors, these."""
+        cancelled = self.cancelled
+        return () if cancelled is None or not cancelled.other else (cancelled.term, cancelled.other)
+
+    @property
     def becomes(self) -> str:
         """What FP16 makes of it."""
-        is_of_two = self.cancelled is not None and bool(self.cancelled.other)
-        return "zero or a step in FP16" if is_of_two else "zero in FP16"
+        return "zero or a step in FP16" if self.terms else "zero in FP16"
 
 
 def find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[Divisor]:
