@@ -1,4 +1,4 @@
-"""What a scan saw of tensors: whether all of it was finite, and the largest of each batch."""
+"""What a scan saw of tensors: whether all of it was finite, of one sign, how large in each batch, and how many elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.records import RangeTable
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.records import InnerRange, Range, RangeTable
 
 
 def are_finite(graph: Graph, ranges: RangeTable, *tensors: str) -> bool:
@@ -24,6 +25,28 @@ def _is_finite(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
     if seen is None or graph.dtypes.get(tensor) != TensorProto.FLOAT:
         return False
     return not seen.nan_count and math.isfinite(seen.max_abs)
+
+
+def is_never_negative(ranges: RangeTable, tensor: str) -> bool:
+    """Whether no element below zero was seen: what is small there is not a difference of larger values."""
+    seen = ranges.get(tensor)
+    return seen is not None and seen.min >= 0
+
+
+def find_least(ranges: RangeTable, tensor: str) -> float:
+    """The least magnitude of a tensor, with its sign; 0 where it was seen with both, or with NaN."""
+    seen = ranges.get(tensor)
+    if seen is None or seen.nan_count:
+        return 0.0
+    return seen.min if seen.min > 0 else min(seen.max, 0.0)
+
+
+def count_terms(ranges: RangeTable, node: Node, written: Range | None) -> float:
+    """How many elements go into one that was `written`, or is inside the node; 1 where it is not known."""
+    read = ranges.get(node.inputs[0])
+    if read is None or written is None or not written.element_count:
+        return 1.0
+    return max(1.0, read.element_count / written.element_count)
 
 
 def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
@@ -42,3 +65,10 @@ def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
 def _rows(ranges: RangeTable) -> Mapping[str, npt.NDArray[np.float32]]:
     inner = {one.seen.tensor: one.batch_max_abs for one in ranges.inner}
     return inner | {seen.tensor: row for seen, row in zip(ranges.ranges, ranges.batch_max_abs, strict=True)}
+
+
+def read_worst(inner: InnerRange) -> tuple[float, int]:
+    """The largest of a value inside a node over the batches, and the index of its batch; what is not finite counts as 0."""
+    values = np.nan_to_num(inner.batch_max_abs.astype(np.float64), posinf=0.0)
+    batch = int(values.argmax()) if values.size else 0
+    return float(values[batch]) if values.size else 0.0, batch

@@ -15,8 +15,8 @@ from onnx import TensorProto
 from overflow_fixer.evidence.integers.coordinates import find_coordinates
 from overflow_fixer.evidence.integers.multiples import find_multiples
 from overflow_fixer.evidence.kernels.weighted_means import find_weighted_means
+from overflow_fixer.evidence.measured import count_terms
 from overflow_fixer.evidence.semantics import moves
-from overflow_fixer.evidence.zeros.small_sources import count_terms
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import ADDS, MATRIX_PRODUCTS

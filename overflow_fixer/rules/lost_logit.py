@@ -16,7 +16,7 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.evidence.integers.multiples import find_multiples
-from overflow_fixer.evidence.measured import are_finite, read_maxima
+from overflow_fixer.evidence.measured import are_finite, read_maxima, read_worst
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.softmaxes import Softmax, find_softmaxes
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -110,11 +110,9 @@ def _judge_placed(ranges: RangeTable, softmax: Softmax) -> _Lost | None:
     inner = (
         None if softmax.is_written_out else ranges.inner_of.get(softmax.node.label, {}).get("softmax loss")
     )
-    if inner is None or not inner.batch_max_abs.size:
+    if inner is None:
         return None
-    losses = np.nan_to_num(inner.batch_max_abs.astype(np.float64), posinf=0.0)  # of what is not finite
-    batch = int(losses.argmax())
-    loss = float(losses[batch])
+    loss, batch = read_worst(inner)
     reason = (
         f"{softmax.node.label} loses {loss:.3g} of what it gives where {softmax.logits} is rounded to FP16: a bias that grows with "
         "the place is added there, and rounding that loses as much again"

@@ -17,7 +17,7 @@ from overflow_fixer.evidence.constants.infinite_constants import (
     has_only_infinities,
     is_same_in_fp16,
 )
-from overflow_fixer.evidence.zeros.small_sources import is_never_negative
+from overflow_fixer.evidence.measured import is_never_negative
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-import numpy as np
-
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
-from overflow_fixer.evidence.measured import read_maxima
+from overflow_fixer.evidence.measured import read_maxima, read_worst
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
@@ -35,9 +33,7 @@ def find_rounded_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDif
         inner = ranges.inner_of.get(node.label, {}).get("exponent loss")
         if inner is None:
             continue
-        losses = np.nan_to_num(inner.batch_max_abs.astype(np.float64), posinf=0.0)  # of what is not finite
-        batch = int(losses.argmax()) if losses.size else 0
-        loss = float(losses[batch]) if losses.size else 0.0
+        loss, batch = read_worst(inner)
         if loss > _LARGEST_LOSS and _shows(graph, ranges, node, loss, batch):
             yield from _tell(graph, ranges, node, loss, batch)
 

@@ -14,8 +14,7 @@ from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.slopes import STEEP, find_slopes
 from overflow_fixer.evidence.distances.squared_distances import find_distance
-from overflow_fixer.evidence.measured import are_finite
-from overflow_fixer.evidence.zeros.cancellation import find_least
+from overflow_fixer.evidence.measured import are_finite, find_least
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

@@ -13,6 +13,7 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.losses import FP32_NOISE
 from overflow_fixer.evidence.differences.terms import find_lost_terms
+from overflow_fixer.evidence.measured import find_least
 from overflow_fixer.evidence.paths import walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_OVERFLOW, FP16_UNDERFLOW, round_to_fp16, step_at
@@ -125,14 +126,6 @@ def find_least_term(ranges: RangeTable, node: Node) -> float:
     first, second = (find_least(ranges, name) for name in node.inputs)
     is_difference = (first * second > 0) == (node.standard_op == "Sub")
     return max(abs(first), abs(second)) if is_difference and first and second else 0.0
-
-
-def find_least(ranges: RangeTable, tensor: str) -> float:
-    """The least magnitude of a tensor, with its sign; 0 where it was seen with both, or with NaN."""
-    seen = ranges.get(tensor)
-    if seen is None or seen.nan_count:
-        return 0.0
-    return seen.min if seen.min > 0 else min(seen.max, 0.0)
 
 
 def _find_sides(number: float, term: Range) -> Array:

@@ -12,16 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.measured import count_terms, is_never_negative
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.evidence.zeros.cancellation import Cancellation, find_cancellation
 from overflow_fixer.evidence.zeros.near_zero import divides
-from overflow_fixer.evidence.zeros.small_sources import (
-    Part,
-    carry_back,
-    count_terms,
-    is_lost,
-    is_never_negative,
-)
+from overflow_fixer.evidence.zeros.small_sources import Part, carry_back, is_lost
 from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node

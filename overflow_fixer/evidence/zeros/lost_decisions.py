@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from overflow_fixer.evidence.measured import is_never_negative
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import SUMS, TERMS
 from overflow_fixer.evidence.zeros.shown_decisions import is_shown
-from overflow_fixer.evidence.zeros.small_sources import is_never_negative
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_MIN_SUBNORMAL
 from overflow_fixer.graph.comparisons import Comparison, find_tiny_comparisons
 from overflow_fixer.graph.model import Graph

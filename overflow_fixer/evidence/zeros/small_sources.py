@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.measured import count_terms, is_never_negative
 from overflow_fixer.evidence.paths import lead_back
 from overflow_fixer.evidence.semantics import moves, read_reduction
 from overflow_fixer.evidence.zeros.near_zero import PLACES
@@ -240,17 +241,3 @@ def _sum_up(graph: Graph, node: Node, slot: int) -> Array:
     axis = -1 if len(proto.dims) == 1 else summed_axis(node, is_right=bool(slot))
     value = graph.find_constant(node.inputs[slot])
     return np.empty(0) if value is None else value.astype(np.float64).sum(axis) * node.value_of("alpha", 1.0)
-
-
-def count_terms(ranges: RangeTable, node: Node, written: Range | None) -> float:
-    """How many elements go into one that was `written`, or is inside the node; 1 where it is not known."""
-    read = ranges.get(node.inputs[0])
-    if read is None or written is None or not written.element_count:
-        return 1.0
-    return max(1.0, read.element_count / written.element_count)
-
-
-def is_never_negative(ranges: RangeTable, tensor: str) -> bool:
-    """Whether no element below zero was seen: what is small there is not a difference of larger values."""
-    seen = ranges.get(tensor)
-    return seen is not None and seen.min >= 0
