@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.quantities import Quantity
 from overflow_fixer.records import InnerRange, Range, RangeTable
 
 
@@ -65,6 +66,18 @@ def read_maxima(ranges: RangeTable, tensor: str) -> npt.NDArray[np.float64]:
 def _rows(ranges: RangeTable) -> Mapping[str, npt.NDArray[np.float32]]:
     inner = {one.seen.tensor: one.batch_max_abs for one in ranges.inner}
     return inner | {seen.tensor: row for seen, row in zip(ranges.ranges, ranges.batch_max_abs, strict=True)}
+
+
+def list_inner(graph: Graph, ranges: RangeTable, quantity: Quantity) -> Iterator[tuple[Node, InnerRange]]:
+    """The nodes inside which that was measured, in the order of the graph, and what was seen of it."""
+    for node in graph.nodes:
+        inner = find_inner(ranges, node, quantity)
+        if inner is not None:
+            yield node, inner
+
+
+def find_inner(ranges: RangeTable, node: Node, quantity: Quantity) -> InnerRange | None:
+    return ranges.inner_of.get(node.label, {}).get(quantity)
 
 
 def read_worst(inner: InnerRange) -> tuple[float, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from overflow_fixer.evidence.measured import find_inner
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns.region import Region
@@ -43,7 +44,7 @@ def find_softmaxes(graph: Graph, ranges: RangeTable) -> Iterator[Softmax]:
 def _find_operators(graph: Graph, ranges: RangeTable) -> Iterator[Softmax]:
     for node in graph.nodes:
         if node.standard_op in ("Softmax", "LogSoftmax"):
-            inner = ranges.inner_of.get(node.label, {}).get("row maximum")
+            inner = find_inner(ranges, node, "row maximum")
             rows = None if inner is None else inner.seen
             yield Softmax(node.standard_op, node, node.inputs[0], node.outputs[0], rows)
 

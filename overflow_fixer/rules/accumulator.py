@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
+from overflow_fixer.evidence.measured import find_inner
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -22,7 +23,7 @@ def find_large_accumulators(
     node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy
 ) -> Iterator[Finding]:
     """A finding where sum |a| |b| is over 65504, as policy.accumulators wants it. None where NaN or infinities come in."""
-    inner = ranges.inner_of.get(node.label, {}).get("products")
+    inner = find_inner(ranges, node, "products")
     if (
         inner is None
         or policy.accumulators == "off"

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import TensorProto
 
 from overflow_fixer.evidence.integers.multiples import find_multiples
-from overflow_fixer.evidence.measured import are_finite, read_maxima, read_worst
+from overflow_fixer.evidence.measured import are_finite, find_inner, read_maxima, read_worst
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.softmaxes import Softmax, find_softmaxes
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -107,9 +107,7 @@ def _judge(graph: Graph, ranges: RangeTable, softmax: Softmax) -> _Lost | None:
 
 def _judge_placed(ranges: RangeTable, softmax: Softmax) -> _Lost | None:
     """By what the scan measured of logits with a bias that grows with the place, in the batch in which most is lost."""
-    inner = (
-        None if softmax.is_written_out else ranges.inner_of.get(softmax.node.label, {}).get("softmax loss")
-    )
+    inner = None if softmax.is_written_out else find_inner(ranges, softmax.node, "softmax loss")
     if inner is None:
         return None
     loss, batch = read_worst(inner)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overflow_fixer.evidence.measured import are_finite, read_maxima
+from overflow_fixer.evidence.measured import are_finite, list_inner, read_maxima
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Finding, PlanPolicy, RangeTable
+from overflow_fixer.records import Finding, InnerRange, PlanPolicy, RangeTable
 from overflow_fixer.rules.by_node import list_by_node
 
 LARGEST_LOSS = 2.0**-5
@@ -56,15 +56,14 @@ def find_lost_places(node: Node, graph: Graph, ranges: RangeTable, policy: PlanP
 
 @lru_cache(maxsize=1)
 def _evidence(graph: Graph, ranges: RangeTable) -> Mapping[str, list[_Places]]:
-    found = (_find_places(graph, ranges, node) for node in graph.nodes if node.standard_op == "GridSample")
+    found = (_find_places(graph, ranges, *sampled) for sampled in list_inner(graph, ranges, "sampling loss"))
     return list_by_node(places for places in found if places is not None and places.loss > places.limit)
 
 
-def _find_places(graph: Graph, ranges: RangeTable, node: Node) -> _Places | None:
+def _find_places(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange) -> _Places | None:
     """Those of the batch that loses most; None where that is no half of what is too much."""
     image, grid = node.inputs[:2]
-    inner = ranges.inner_of.get(node.label, {}).get("sampling loss")
-    if inner is None or not are_finite(graph, ranges, image, grid):
+    if not are_finite(graph, ranges, image, grid):
         return None
     losses = np.fmax(inner.batch_max_abs.astype(np.float64), 0.0)  # NaN: nothing was sampled in the batch
     worst = int(losses.argmax())

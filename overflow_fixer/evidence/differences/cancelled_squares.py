@@ -11,7 +11,7 @@ from functools import partial
 
 from overflow_fixer.evidence.differences.losses import MOST_ROUNDED, LostDifference
 from overflow_fixer.evidence.differences.terms import find_lost_terms
-from overflow_fixer.evidence.measured import are_finite
+from overflow_fixer.evidence.measured import are_finite, list_inner
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
@@ -34,9 +34,8 @@ def find_cancelled(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]
     The value is how many times an element of it the first term is at most, and the limit 32, or 128 where it is divided by.
     None of terms or results with NaN or infinities, and of terms that FP16 is known to hold.
     """
-    for node in graph.nodes:
-        inner = ranges.inner_of.get(node.label, {}).get("cancellation")
-        if inner is None or not _is_variance(graph, ranges, node):
+    for node, inner in list_inner(graph, ranges, "cancellation"):
+        if not _is_variance(graph, ranges, node):
             continue
         limit, made = _find_use(graph, ranges, node, inner)
         name, value = node.outputs[0], inner.seen.max_abs

@@ -11,6 +11,7 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
+from overflow_fixer.evidence.measured import list_inner
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
@@ -31,10 +32,9 @@ def find_compared_differences(graph: Graph, ranges: RangeTable) -> Iterator[Lost
     The value is that share.
     """
     walked: Walked = {}
-    for node in graph.nodes:
-        inner = ranges.inner_of.get(node.label, {}).get("decided otherwise")
-        differences = None if inner is None else find_compared(graph, node)
-        if inner is None or differences is None or not np.isfinite(inner.batch_max_abs).any():
+    for node, inner in list_inner(graph, ranges, "decided otherwise"):
+        differences = find_compared(graph, node)
+        if differences is None or not np.isfinite(inner.batch_max_abs).any():
             continue
         share, batch = float(np.nanmean(inner.batch_max_abs)), int(np.nanargmax(inner.batch_max_abs))
         if share > _LARGEST_SHARE and _shows(graph, node):

@@ -18,7 +18,7 @@ from overflow_fixer.evidence.differences.losses import (
 )
 from overflow_fixer.evidence.differences.small_differences import SmallDifference, SmallLoss, find_small
 from overflow_fixer.evidence.differences.sources import find_sources
-from overflow_fixer.evidence.measured import read_maxima
+from overflow_fixer.evidence.measured import find_inner, read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.evidence.paths import find_leading, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves, readers
@@ -88,7 +88,7 @@ def _is_lost_behind(graph: Graph, ranges: RangeTable, small: SmallDifference, no
     """
     if keeps_small(graph, ranges, small.batch, node, slot):
         return True
-    is_of_squares = "cancellation" in ranges.inner_of.get(small.node.label, {})
+    is_of_squares = find_inner(ranges, small.node, "cancellation") is not None
     is_noise = small.value <= FP32_NOISE * small.largest and not is_of_squares
     is_itself = read_maxima(ranges, node.inputs[slot])[small.batch] == small.value
     is_sum = node.standard_op in ("Add", "Sum") and is_itself and not is_noise

@@ -18,7 +18,7 @@ from overflow_fixer.evidence.differences.losses import (
 )
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.kernels.difference_kernels import has_bias
-from overflow_fixer.evidence.measured import are_finite, read_maxima
+from overflow_fixer.evidence.measured import are_finite, list_inner, read_maxima
 from overflow_fixer.evidence.origins import Walked, find_origins
 from overflow_fixer.evidence.semantics import read_epsilon
 from overflow_fixer.formats import step_at
@@ -35,9 +35,8 @@ def find_normalised(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference
     is.
     """
     walked: Walked = {}
-    for node in graph.nodes:
-        inner = ranges.inner_of.get(node.label, {}).get("deviation")
-        worst = _find_worst(graph, ranges, node, inner) if inner is not None else None
+    for node, inner in list_inner(graph, ranges, "deviation"):
+        worst = _find_worst(graph, ranges, node, inner)
         if worst is not None:
             left, largest, batch = worst
             source, limit = node.inputs[0], float(STEPS_GIVEN_OUT * step_at(largest))

@@ -13,7 +13,7 @@ from overflow_fixer.evidence.differences.losses import FP32_NOISE, LostDifferenc
 from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms, find_terms
 from overflow_fixer.evidence.distances.squared_distances import is_distance
-from overflow_fixer.evidence.measured import are_finite, read_maxima
+from overflow_fixer.evidence.measured import are_finite, list_inner, read_maxima
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
@@ -33,10 +33,9 @@ def find_placed_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffer
     little as FP32 itself rounds.
     """
     walked: Walked = {}
-    for choice in graph.nodes:
-        inner = ranges.inner_of.get(choice.label, {}).get("mean margin")
-        way = None if inner is None else trace_sum(graph, choice)
-        if inner is None or way is None or not _counts(graph, ranges, choice, way):
+    for choice, inner in list_inner(graph, ranges, "mean margin"):
+        way = trace_sum(graph, choice)
+        if way is None or not _counts(graph, ranges, choice, way):
             continue
         node, *between = way
         chosen = _find_chosen(ranges, choice)

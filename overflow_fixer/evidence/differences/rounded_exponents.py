@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms_alike import find_rounded_terms
-from overflow_fixer.evidence.measured import read_maxima, read_worst
+from overflow_fixer.evidence.measured import list_inner, read_maxima, read_worst
 from overflow_fixer.evidence.paths import find_given, find_ways
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
@@ -29,10 +29,7 @@ def find_rounded_exponents(graph: Graph, ranges: RangeTable) -> Iterator[LostDif
     The value is that loss. None inside a Softmax or LogSoftmax that is written out, of which a row may bear it: see the rule
     lost_logit. None where something that is added to it hides the loss, or a logarithm is taken of it, or of a sum.
     """
-    for node in graph.nodes:
-        inner = ranges.inner_of.get(node.label, {}).get("exponent loss")
-        if inner is None:
-            continue
+    for node, inner in list_inner(graph, ranges, "exponent loss"):
         loss, batch = read_worst(inner)
         if loss > _LARGEST_LOSS and _shows(graph, ranges, node, loss, batch):
             yield from _tell(graph, ranges, node, loss, batch)

@@ -13,7 +13,7 @@ from overflow_fixer.evidence.differences.kept_small import may_keep
 from overflow_fixer.evidence.differences.losses import LostDifference
 from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms
-from overflow_fixer.evidence.measured import are_finite
+from overflow_fixer.evidence.measured import are_finite, list_inner
 from overflow_fixer.evidence.paths import find_given, find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import divides
@@ -30,11 +30,9 @@ def find_row_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffe
 
     None of terms or results with NaN or infinities, and of terms that FP16 is known to hold.
     """
-    for node in graph.nodes:
-        inner = ranges.inner_of.get(node.label, {}).get("row cancellation")
-        if inner is None or not inner.seen.max_abs > _MOST or not _is_rounded(graph, ranges, node):
-            continue
-        end = _find_end(graph, ranges, node)
+    for node, inner in list_inner(graph, ranges, "row cancellation"):
+        is_lost = inner.seen.max_abs > _MOST and _is_rounded(graph, ranges, node)
+        end = _find_end(graph, ranges, node) if is_lost else None
         if end is not None:
             yield _tell(graph, ranges, node, inner, end)
 

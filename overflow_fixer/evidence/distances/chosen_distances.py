@@ -16,6 +16,7 @@ from overflow_fixer.evidence.differences.small_differences import SmallDifferenc
 from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.squared_distances import find_summands, hands_on, is_distance
+from overflow_fixer.evidence.measured import find_inner
 from overflow_fixer.evidence.origins import find_origins
 from overflow_fixer.evidence.paths import find_ways
 from overflow_fixer.evidence.semantics import moves, readers
@@ -101,7 +102,7 @@ def _find_between(graph: Graph, node: Node, choice: Node) -> Sequence[Node]:
 
 def _name_chosen(ranges: RangeTable, choice: Node) -> str:
     """The tensor that was chosen; of a place the margin inside the node, as a scan names it."""
-    inner = ranges.inner_of.get(choice.label, {}).get("mean margin")
+    inner = find_inner(ranges, choice, "mean margin")
     return choice.outputs[0] if inner is None else inner.seen.tensor
 
 

@@ -37,6 +37,7 @@ from overflow_fixer.evidence.constants.huge_values import NEGATIVE
 from overflow_fixer.evidence.constants.traces import Origin
 from overflow_fixer.evidence.masks.mask_ends import BOTH_ENDS, End
 from overflow_fixer.evidence.masks.mask_walk import MaskWalk, NotProvedError, Scores, Use
+from overflow_fixer.evidence.measured import find_inner
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.constant_shapes import read_fill
 from overflow_fixer.graph.model import Graph
@@ -199,7 +200,7 @@ def _leaves_an_end(walk: MaskWalk, softmax: Node, scores: Scores) -> bool:
 
 def _check_measured_rows(walk: MaskWalk, softmax: Node, scores: Scores) -> None:
     """Raise unless the largest element of every row was measured, and was plain."""
-    rows = walk.ranges.inner_of.get(softmax.label, {}).get("row maximum")
+    rows = find_inner(walk.ranges, softmax, "row maximum")
     if rows is None or not rows.seen.min >= -scores.bound:
         raise NotProvedError("the calibration data mask a row as a whole, whose softmax would change")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from overflow_fixer.evidence.measured import count_terms, is_never_negative
+from overflow_fixer.evidence.measured import count_terms, find_inner, is_never_negative
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.evidence.zeros.cancellation import Cancellation, find_cancellation
 from overflow_fixer.evidence.zeros.near_zero import divides
@@ -119,7 +119,7 @@ def _before_scaling(graph: Graph, ranges: RangeTable, node: Node, least: float) 
 def _of_a_norm(node: Node, ranges: RangeTable) -> Iterator[Divisor]:
     """What a node takes the root of, or divides by itself, as the scan measured it inside."""
     for quantity in DIVIDED_BY.get(node.standard_op, ()):
-        inner = ranges.inner_of.get(node.label, {}).get(quantity)
+        inner = find_inner(ranges, node, quantity)
         least = math.nan if inner is None else inner.seen.min_nonzero_abs
         if inner is None or not 0 < least < math.inf:
             continue
