@@ -27,8 +27,10 @@ from overflow_fixer.records import Array, RangeTable
 
 _FARTHEST = 8
 """So many nodes may stand between a difference and the choice."""
-_SIZES = frozenset("Abs ReduceSum ReduceL1 Relu".split())
-"""Operators that keep the measure of what they read: a sum of magnitudes is one as well."""
+_POWERS = {"ReduceSumSquare": 2.0, **dict.fromkeys("Abs Relu ReduceSum ReduceL1 ReduceL2".split(), 1.0)}
+"""Operators that measure a size, or keep what measures one, and to which power: a sum of magnitudes is one as well."""
+_SIZES = frozenset("Abs ReduceL1 ReduceL2 ReduceSumSquare".split())
+"""Those that make sizes of differences, which are never negative."""
 
 
 class _Nearest(NamedTuple):
@@ -100,31 +102,26 @@ def _trace(graph: Graph, choice: Node) -> _Nearest | None:
         node = graph.producers.get(tensor)
         if node is None or node.standard_op == "Sub":
             return _Nearest(node, power) if node is not None and is_size else None
-        factor = _find_power(graph, node)
-        slot = next(
-            (
-                at
-                for at, name in enumerate(node.inputs)
-                if is_filled(graph, node, at) and name not in graph.constants
-            ),
-            0,
-        )
-        if not factor and not moves(node, slot) and not is_filled(graph, node, slot):
+        factor, masked = _find_power(graph, node), _find_masked(graph, node)
+        if not factor and not masked and not moves(node, 0):
             return None
         power, is_size = power * (factor or 1.0), is_size or _is_size(graph, node)
-        tensor = node.inputs[slot]
+        tensor = masked or node.inputs[0]
     return None
+
+
+def _find_masked(graph: Graph, node: Node) -> str:
+    """What the node puts a constant in the place of some of; "" of any other."""
+    filled = (name for slot, name in enumerate(node.inputs) if is_filled(graph, node, slot))
+    return next((name for name in filled if name not in graph.constants), "")
 
 
 def _find_power(graph: Graph, node: Node) -> float:
     """To which power it takes what it reads, as a measure of a size; 0 of any other."""
-    if is_square(graph, node) or node.standard_op == "ReduceSumSquare":
+    if is_square(graph, node):
         return 2.0
-    if is_root(graph, node):
-        return 0.5
-    return 1.0 if node.standard_op in _SIZES or node.standard_op == "ReduceL2" else 0.0
+    return 0.5 if is_root(graph, node) else _POWERS.get(node.standard_op, 0.0)
 
 
 def _is_size(graph: Graph, node: Node) -> bool:
-    is_norm = node.standard_op in ("Abs", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-    return is_norm or is_square(graph, node)
+    return node.standard_op in _SIZES or is_square(graph, node)
