@@ -272,16 +272,14 @@ def _leave_partners(walk: MaskWalk, grounds: dict[str, Ground]) -> None:
             if all(walk.amounts(name) == {-np.inf} for name in there):
                 left |= there
                 continue
-            with walk.refusing(there):
-                raise NotProvedError("it meets a mask of -inf that is left as it is, and one that is clamped")
+            walk.refuse(there, "it meets a mask of -inf that is left as it is, and one that is clamped")
     grounds.update(dict.fromkeys(left, "infinity"))
 
 
 def _refuse_outputs(walk: MaskWalk) -> None:
     for origin, tensors in walk.tensors_with.items():
         for output in sorted(tensors.intersection(walk.graph.outputs)):
-            with walk.refusing((origin,)):
-                raise NotProvedError(f"it reaches the output {output}")
+            walk.refuse((origin,), f"it reaches the output {output}")
 
 
 def _refuse_partners(walk: MaskWalk) -> None:
@@ -292,8 +290,7 @@ def _refuse_partners(walk: MaskWalk) -> None:
         before = len(walk.refused)
         for node, origins_there in groups:
             for culprit in sorted(origins_there & walk.refused.keys())[:1]:
-                with walk.refusing(origins_there):
-                    raise NotProvedError(f"{culprit} meets it at {node.label} and is not clamped")
+                walk.refuse(origins_there, f"{culprit} meets it at {node.label} and is not clamped")
 
 
 def _verdict(walk: MaskWalk, origin: Origin, uses: list[Use], ground: Ground) -> MaskVerdict:

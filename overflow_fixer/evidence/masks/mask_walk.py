@@ -120,12 +120,16 @@ class MaskWalk:
 
     @contextmanager
     def refusing(self, origins: Iterable[str]) -> Iterator[None]:
-        """Note what the block raises as the reason against `origins`, where there is none yet."""
+        """Refuse `origins` for what the block raises."""
         try:
             yield
         except NotProvedError as why:
-            for name in origins:
-                self.refused.setdefault(name, str(why))
+            self.refuse(origins, str(why))
+
+    def refuse(self, origins: Iterable[str], why: str) -> None:
+        """Note the reason against `origins`, where there is none yet."""
+        for name in origins:
+            self.refused.setdefault(name, why)
 
     @cached_property
     def tensors_with(self) -> dict[str, set[str]]:
