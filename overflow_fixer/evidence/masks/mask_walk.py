@@ -1,4 +1,4 @@
-"""Where mask constants go: through what, onto which scores, and under which Softmax. See masks for the proof."""
+"""Where mask constants go: through what, onto which scores, and under which Softmax. See mask_verdicts for the proof."""
 
 from __future__ import annotations
 
@@ -150,6 +150,10 @@ class MaskWalk:
         if value is None:
             return {self._made[origin]} if origin in self._made else set()
         return set(np.unique(value[self.is_masked(value)]).tolist())
+
+    def amounts_in(self, scores: Scores) -> set[float]:
+        """The different values by which constants mask the scores."""
+        return {amount for name in scores.origins for amount in self.amounts(name)}
 
     def _is_held(self, name: str) -> bool:
         return name in self.masks or name in self.scores
@@ -325,7 +329,7 @@ class MaskWalk:
         return seen.min >= 0 and seen.max <= 1 and not seen.min_nonzero_abs < 1
 
     def _pattern(self, mask: str) -> Array | None:
-        """Where the mask masks. Half of `floor` tells both apart, where masks.py finds the plain ones small enough."""
+        """Where the mask masks. Half of `floor` tells both apart, where mask_verdicts finds the plain ones small enough."""
         value = self._folder.value(mask)
         return None if value is None else np.asarray(value <= -self.floor / 2)
 
