@@ -153,23 +153,20 @@ class Expression:
 
     def integers(self, *values: int) -> str:
         """A constant int64 vector; the same for the same values."""
-        if values not in self._constants:
-            value = onnx.helper.make_tensor("", TensorProto.INT64, [len(values)], values)
-            self._constants[values] = self.apply("Constant", value=value)
-        return self._constants[values]
+        return self._hold(TensorProto.INT64, values, (len(values),))
 
     def number(self, value: float) -> str:
         """A constant float scalar; the same for the same value."""
-        if value not in self._constants:
-            tensor = onnx.helper.make_tensor("", TensorProto.FLOAT, [], [value])
-            self._constants[value] = self.apply("Constant", value=tensor)
-        return self._constants[value]
+        return self.floats((value,), ())
 
     def floats(self, values: Sequence[float], shape: tuple[int, ...]) -> str:
         """A constant float tensor; the same for the same values and shape."""
-        key = (*values, shape)
+        return self._hold(TensorProto.FLOAT, values, shape)
+
+    def _hold(self, dtype: int, values: Sequence[float], shape: tuple[int, ...]) -> str:
+        key = dtype, *values, shape
         if key not in self._constants:
-            tensor = onnx.helper.make_tensor("", TensorProto.FLOAT, shape, values)
+            tensor = onnx.helper.make_tensor("", dtype, shape, values)
             self._constants[key] = self.apply("Constant", value=tensor)
         return self._constants[key]
 
