@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from overflow_fixer.evidence.semantics import readers
+from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 
@@ -56,6 +57,12 @@ def list_values(node: Node) -> list[str]:
     return [name for name in (node.outputs[:1] if node.standard_op == "TopK" else node.outputs) if name]
 
 
+def tells_places(graph: Graph, node: Node) -> bool:
+    """Whether it is a TopK, and the places of what it chooses are read, or given out."""
+    places = node.outputs[1:] if node.standard_op == "TopK" else ()
+    return any(name in graph.outputs or graph.consumers.get(name) for name in places)
+
+
 def lead_back(behind: Mapping[str, Sequence[Node]], ends: Iterable[Node]) -> tuple[Node, ...]:
     """Every node from which `behind` leads to one of `ends`, these included, in topological order."""
     pending = list(ends)
@@ -79,6 +86,15 @@ def walk_back(graph: Graph, tensor: str, goes_on: Callable[[Node, str], bool]) -
         fresh = [name for name in dict.fromkeys(node.inputs) if name not in seen and goes_on(node, name)]
         seen.update(fresh)
         pending += fresh
+
+
+def trace_moves(graph: Graph, tensor: str, most: float = math.inf) -> tuple[str, list[Node]]:
+    """The tensor that this one has the elements of, and the nodes, so many at most, that move them, the last first."""
+    movers: list[Node] = []
+    while (node := graph.producers.get(tensor)) is not None and moves(node, 0) and len(movers) < most:
+        movers.append(node)
+        tensor = node.inputs[0]
+    return tensor, movers
 
 
 def find_given(graph: Graph, tensor: str, goes_on: Step) -> str | None:

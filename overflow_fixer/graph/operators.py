@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 REARRANGES = frozenset("Identity Reshape Transpose Squeeze Unsqueeze Flatten".split())
 """Operators that write each element that they read once, as it is."""
 ADDS = frozenset("Add Sub Sum".split())
@@ -12,3 +14,5 @@ ROUNDS = frozenset("Floor Ceil Round".split())
 CASTS = frozenset({"Cast", "CastLike"})
 COMPARES = frozenset("Less LessOrEqual Greater GreaterOrEqual".split())
 SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
+DIVISOR_SLOTS: Mapping[str, int] = {"Div": 1, "Reciprocal": 0}
+"""Operators that divide, and at which slot they read what they divide by."""

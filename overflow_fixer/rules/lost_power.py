@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from overflow_fixer.evidence.paths import trace_moves
 from overflow_fixer.evidence.raised_bases import RaisedBase, find_raised_bases
-from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -78,7 +78,7 @@ def _list_raised(graph: Graph, ranges: RangeTable) -> Mapping[str, list[RaisedBa
 
 
 def _find_power(graph: Graph, ranges: RangeTable, node: Node) -> _Power | None:
-    tensor, movers = _trace(graph, node.inputs[0])
+    tensor, movers = trace_moves(graph, node.inputs[0], _MOST_MOVERS)
     seen, powers = (ranges.get(name) for name in (node.inputs[1], node.outputs[0]))
     if graph.dtypes.get(tensor) != TensorProto.FLOAT or seen is None or powers is None:
         return None
@@ -92,15 +92,6 @@ def _find_power(graph: Graph, ranges: RangeTable, node: Node) -> _Power | None:
     worst = int(errors.argmax())
     told = float(exact[worst]), float(rounded[worst]), seen.max_abs, float(errors[worst])
     return _Power((node, *movers), tensor, *told, find_worst_batch(graph, ranges, seen.tensor))
-
-
-def _trace(graph: Graph, tensor: str) -> tuple[str, list[Node]]:
-    """The tensor that this one has the elements of, and the nodes that move them."""
-    movers: list[Node] = []
-    while (node := graph.producers.get(tensor)) is not None and moves(node, 0) and len(movers) < _MOST_MOVERS:
-        movers.append(node)
-        tensor = node.inputs[0]
-    return tensor, movers
 
 
 def find_errors(exact: Array, rounded: Array, low: float, high: float, largest: float) -> Array:

@@ -22,6 +22,7 @@ from overflow_fixer.evidence.zeros.rounded_away import find_rounded_away
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import DIVISOR_SLOTS
 from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.settling import protection_of
@@ -33,7 +34,7 @@ _GUARD_SLOTS = {
 }
 """Operators that keep a value from zero by a constant at one of these slots (None: at any)."""
 
-_SENSITIVE = {"Sqrt": 0, "Div": 1, "Log": 0, "Reciprocal": 0, "Pow": 0}
+_SENSITIVE = {**DIVISOR_SLOTS, "Sqrt": 0, "Log": 0, "Pow": 0}
 """Operators for which zero at this slot is not just a small number."""
 
 _LARGEST_EPSILON = 2.0**-10

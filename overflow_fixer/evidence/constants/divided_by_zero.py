@@ -21,6 +21,7 @@ from overflow_fixer.evidence.measured import is_never_negative
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import DIVISOR_SLOTS
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import Range, RangeTable
 
@@ -44,8 +45,8 @@ def find_infinities_of_zeros(graph: Graph, ranges: RangeTable) -> frozenset[str]
 
 def _divides_by_zero(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     """Whether the node makes infinities of zeros alone, in FP16 as well."""
-    slot = 1 if node.standard_op == "Div" else 0
-    is_quotient = node.standard_op in ("Div", "Reciprocal") or read_exponent(graph, node) < 0
+    slot = DIVISOR_SLOTS.get(node.standard_op, 0)
+    is_quotient = node.standard_op in DIVISOR_SLOTS or read_exponent(graph, node) < 0
     if not is_quotient or not has_only_infinities(ranges.get(node.outputs[0])):
         return False
     is_dividend_held = not slot or _is_held(ranges.get(node.inputs[0]))

@@ -12,7 +12,7 @@ from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, LostDiffere
 from overflow_fixer.evidence.differences.sources import find_sources
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.measured import are_finite
-from overflow_fixer.evidence.paths import find_ways, walk_back
+from overflow_fixer.evidence.paths import find_ways, tells_places, walk_back
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.filled import is_filled
@@ -29,7 +29,7 @@ def find_offset_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffer
     scores with NaN or infinities.
     """
     for choice in graph.nodes:
-        node = _find_sum(graph, choice) if _tells_places(graph, choice) else None
+        node = _find_sum(graph, choice) if tells_places(graph, choice) else None
         if node is None or not are_finite(graph, ranges, *node.inputs, choice.outputs[0]):
             continue
         chosen = ranges.by_tensor[choice.outputs[0]]
@@ -45,11 +45,6 @@ def find_offset_choices(graph: Graph, ranges: RangeTable) -> Iterator[LostDiffer
             )
             nodes = (*find_sources(graph, ranges, node, most), *_find_way(graph, node, choice))
             yield LostDifference(nodes, node.outputs[0], most, limit, reason)
-
-
-def _tells_places(graph: Graph, node: Node) -> bool:
-    places = node.outputs[1:] if node.standard_op == "TopK" else ()
-    return any(name in graph.outputs or graph.consumers.get(name) for name in places)
 
 
 def _find_sum(graph: Graph, choice: Node) -> Node | None:

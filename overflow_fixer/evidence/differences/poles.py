@@ -26,10 +26,9 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS
+from overflow_fixer.graph.operators import ADDS, DIVISOR_SLOTS
 from overflow_fixer.records import RangeTable
 
-_DIVISOR_SLOTS = {"Div": 1, "Reciprocal": 0}
 _LEVELS = frozenset("Log Sigmoid HardSigmoid Tanh Softsign Erf Atan Asinh".split())
 """Functions of which the largest elements are no larger than others, so that most of what is made is not theirs."""
 
@@ -54,14 +53,14 @@ def find_poles(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
         quotient = _read_quotient(graph, ranges, node)
         if quotient is None or _is_levelled(graph, node):
             continue
-        divisor = node.inputs[_DIVISOR_SLOTS[node.standard_op]]
+        divisor = node.inputs[DIVISOR_SLOTS[node.standard_op]]
         for source in walk_back(graph, divisor, lambda one, name: moves(one, one.inputs.index(name))):
             if _is_difference(graph, ranges, source):
                 yield from _judge(graph, ranges, source, quotient)
 
 
 def _read_quotient(graph: Graph, ranges: RangeTable, node: Node) -> _Quotient | None:
-    if node.standard_op not in _DIVISOR_SLOTS or not are_finite(graph, ranges, node.outputs[0]):
+    if node.standard_op not in DIVISOR_SLOTS or not are_finite(graph, ranges, node.outputs[0]):
         return None
     dividends = np.ones(len(ranges.batch_names))
     if node.standard_op == "Div":

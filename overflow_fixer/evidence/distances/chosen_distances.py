@@ -18,8 +18,8 @@ from overflow_fixer.evidence.differences.terms import find_terms
 from overflow_fixer.evidence.distances.squared_distances import find_summands, hands_on, is_distance
 from overflow_fixer.evidence.measured import find_inner
 from overflow_fixer.evidence.origins import find_origins
-from overflow_fixer.evidence.paths import find_ways
-from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.paths import find_ways, tells_places, trace_moves
+from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.evidence.zeros.cancellation import trace_term
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -86,9 +86,7 @@ def _find_nodes(graph: Graph, ranges: RangeTable, small: SmallDifference, choice
         if is_place_alone
         else find_sources(graph, ranges, small.node, small.left)
     )
-    if is_place_alone or any(
-        name in graph.outputs or graph.consumers.get(name) for name in choice.outputs[1:]
-    ):
+    if is_place_alone or tells_places(graph, choice):
         yield from _find_between(graph, small.node, choice)
 
 
@@ -125,11 +123,8 @@ def _find_sums(graph: Graph, ranges: RangeTable, small: SmallDifference) -> Iter
 
 def _find_movers(graph: Graph, tensor: str) -> list[Node]:
     """What moves an input of the model to the tensor; none where it is computed."""
-    movers: list[Node] = []
-    while (node := graph.producers.get(tensor)) is not None and moves(node, 0):
-        movers.append(node)
-        tensor = node.inputs[0]
-    return movers if node is None and tensor not in graph.constants else []
+    source, movers = trace_moves(graph, tensor)
+    return movers if source not in graph.producers and source not in graph.constants else []
 
 
 def is_only_subtracted(graph: Graph, choice: Node) -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from overflow_fixer.evidence.measured import find_least
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import DIVISOR_SLOTS
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
-_DIVISOR_SLOTS = {"Div": 1, "Reciprocal": 0, "Pow": 0}
-STEEP = _DIVISOR_SLOTS.keys() | {"Sigmoid"}
+_SLOTS = {**DIVISOR_SLOTS, "Pow": 0}
+STEEP = _SLOTS.keys() | {"Sigmoid"}
 """Operators that may be so steep."""
 
 
@@ -26,7 +27,7 @@ def find_slopes(graph: Graph, ranges: RangeTable, node: Node) -> Iterator[tuple[
         yield from [(node.inputs[0], slope)] if slope else ()
         return
     power = -read_exponent(graph, node) if node.standard_op == "Pow" else 1.0
-    divisor = _DIVISOR_SLOTS.get(node.standard_op)
+    divisor = _SLOTS.get(node.standard_op)
     if divisor is not None and power > 0 and node.inputs[divisor] not in graph.constants:
         least = abs(find_least(ranges, node.inputs[divisor]))
         yield from [(node.inputs[divisor], power / least)] if least else ()

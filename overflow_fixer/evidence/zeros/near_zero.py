@@ -9,7 +9,7 @@ from __future__ import annotations
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS, SCATTERS
+from overflow_fixer.graph.operators import ADDS, DIVISOR_SLOTS, SCATTERS
 from overflow_fixer.graph.powers import read_exponent
 
 ELEMENTWISE = frozenset(
@@ -35,7 +35,7 @@ NO_SMALLER = PLACES | frozenset(
 _ZERO_AT_ZERO = frozenset(
     """Sqrt Mul Abs Neg Relu LeakyRelu PRelu Softsign Tanh Sin Tan Sinh Asin Atan Asinh Atanh Erf""".split()
 )
-_DIVIDES = frozenset({("Div", 1), ("Reciprocal", 0), ("Log", 0)})
+_DIVIDES = {**DIVISOR_SLOTS, "Log": 0}
 
 
 def keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
@@ -46,4 +46,4 @@ def keeps_zero(graph: Graph, node: Node, slot: int) -> bool:
 
 def divides(graph: Graph, node: Node, slot: int) -> bool:
     """Whether zero at the slot makes infinity or NaN: a quotient, a logarithm, a negative power."""
-    return (node.standard_op, slot) in _DIVIDES or (slot == 0 and read_exponent(graph, node) < 0)
+    return _DIVIDES.get(node.standard_op) == slot or (slot == 0 and read_exponent(graph, node) < 0)
