@@ -31,9 +31,7 @@ def find_in_grid_sample(expression: Expression) -> Iterator[Found]:
         return
     errors = _measure_errors(expression, rank)
     lost = [
-        expression.apply(
-            "Mul", _measure_change(expression, axis, rank), _pick(expression, errors, axis, rank)
-        )
+        expression.apply("Mul", _measure_change(expression, axis), _pick(expression, errors, axis, rank))
         for axis in range(2, rank)
     ]
     yield "sampling loss", expression.apply("Sqrt", expression.apply("Sum", *lost))
@@ -64,7 +62,7 @@ def _pick(expression: Expression, errors: str, axis: int, rank: int) -> str:
     return _cut(expression, errors, [place, place + 1, rank - 1, 1])
 
 
-def _measure_change(expression: Expression, axis: int, rank: int) -> str:
+def _measure_change(expression: Expression, axis: int) -> str:
     """The mean square of the change along the axis, over half of its size, as a share of that of the elements."""
     other = 3 if axis == 2 else axis - 1
     rows = _cut(expression, expression.source, [0, _END, other, _ROWS_APART])

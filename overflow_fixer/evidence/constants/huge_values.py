@@ -73,7 +73,7 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
     op = node.standard_op
     if not op or slot >= len(node.inputs):
         return EITHER
-    if is_absorbed(node, slot, output):
+    if _is_absorbed(node, slot, output):
         return NEITHER
     if op in ("Clip", "Where") and is_bound(node, slot, signs, graph):
         return NEITHER
@@ -91,7 +91,7 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
     return signs if keeps_sign else EITHER
 
 
-def is_absorbed(node: Node, slot: int, output: int = 0) -> bool:
+def _is_absorbed(node: Node, slot: int, output: int) -> bool:
     """Whether the output's magnitude is free of the magnitude of the input."""
     op = node.standard_op
     if op == "Attention" and output < len(_ATTENTION_INPUTS):

@@ -36,7 +36,7 @@ def is_shown(graph: Graph, ranges: RangeTable, comparison: Comparison) -> bool:
         for node, slot in readers(graph, name):
             if _is_hidden(graph, ranges, node, slot, root):
                 continue
-            if not _hands_on(graph, node, slot, comparison.number):
+            if not _hands_on(node, slot, comparison.number):
                 return True
             fresh = {ends.get(one, one) for one in node.writes} - seen
             seen |= fresh
@@ -72,7 +72,7 @@ def _is_small(graph: Graph, ranges: RangeTable, name: str, root: str) -> bool:
     return is_tiny or _is_zero_with(graph, name, root)
 
 
-def _hands_on(graph: Graph, node: Node, slot: int, number: float) -> bool:
+def _hands_on(node: Node, slot: int, number: float) -> bool:
     """Whether something behind may hide what the node makes of the decision: of a choice, where zero is told from the rest.
 
     Beside another number FP16 may choose a quotient by zero, which no product hides.

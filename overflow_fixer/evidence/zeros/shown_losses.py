@@ -122,12 +122,14 @@ def _find_gain(graph: Graph, ranges: RangeTable, node: Node, tensor: str, ratio:
 def _through_weights(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
     """In a product, beside a bias that may be all that the output shows: what the other factor makes of it."""
     read, written = ranges.by_tensor[tensor], ranges.by_tensor[node.outputs[0]]
-    is_normalized = node.standard_op == "BatchNormalization"
-    gain = (_gain_of_normalization if is_normalized else _gain)(graph, ranges, node, tensor)
+    if node.standard_op == "BatchNormalization":
+        gain = _gain_of_normalization(ranges, node, tensor)
+    else:
+        gain = _gain(graph, ranges, node, tensor)
     return min(written.max_abs / read.max_abs, gain)
 
 
-def _gain_of_normalization(graph: Graph, ranges: RangeTable, node: Node, tensor: str) -> float:
+def _gain_of_normalization(ranges: RangeTable, node: Node, tensor: str) -> float:
     """What BatchNormalization multiplies data and means with; inf for its scale, and where that is not known."""
     scale, variance = ranges.get(node.inputs[1]), ranges.get(node.inputs[4])
     added = node.value_of("epsilon", 1e-5)
