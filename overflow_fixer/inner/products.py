@@ -13,10 +13,11 @@ from overflow_fixer.graph.copies import insert_nodes
 from overflow_fixer.graph.free_names import free_prefix
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import MATRIX_PRODUCTS
 from overflow_fixer.records import Dim
 
 Shapes = Mapping[str, Sequence[Dim]]
-_OPERATORS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"})
+_OPERATORS = MATRIX_PRODUCTS | {"Conv", "ConvTranspose"}
 
 
 @dataclass(frozen=True)

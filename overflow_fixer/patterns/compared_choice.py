@@ -12,9 +12,10 @@ from onnx import TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import COMPARES
 from overflow_fixer.patterns.region import Region
 
-_COMPARES = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
+_COMPARES = COMPARES | {"Equal"}
 _OF_THE_FIRST = frozenset(
     """ReduceMax ReduceMin MaxPool GlobalMaxPool TopK Gather GatherElements GatherND Slice Split Identity Reshape Transpose
     Squeeze Unsqueeze Flatten Expand Tile""".split()

@@ -30,12 +30,12 @@ from overflow_fixer.evidence.constants.traces import (
 from overflow_fixer.formats import FP16_MAX, FP16_OVERFLOW, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import CASTS
+from overflow_fixer.graph.operators import CASTS, MATRIX_PRODUCTS
 from overflow_fixer.records import Action, Finding, PlanPolicy, RangeTable
 
 RULE = "constant_range"
 
-_MULTIPLY = frozenset("Mul MatMul Gemm Einsum Conv ConvTranspose BatchNormalization PRelu".split())
+_MULTIPLY = MATRIX_PRODUCTS | frozenset("Mul Conv ConvTranspose BatchNormalization PRelu".split())
 """Operators that make NaN of an infinity where another factor is zero."""
 
 

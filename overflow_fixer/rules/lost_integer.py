@@ -24,13 +24,12 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS, CASTS, ROUNDS
+from overflow_fixer.graph.operators import ADDS, CASTS, MATRIX_PRODUCTS, ROUNDS, SCATTERS
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
 
-_ADDED = frozenset(
-    """Add Sub Sum Mean Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Floor Ceil Round Trilu
-    Scatter ScatterElements ScatterND""".split()
+_ADDED = (ADDS | ROUNDS | SCATTERS).union(
+    "Mean Max Min Where Clip Neg Abs Pad Relu CumSum ReduceSum ReduceMax ReduceMin Trilu".split()
 )
 """Operators that keep an absolute error."""
 _CHOSEN = frozenset(
@@ -40,15 +39,13 @@ _CHOSEN = frozenset(
 _SCALED = {
     "Mul": frozenset({0, 1}),
     "Div": frozenset({0}),
-    **dict.fromkeys(("MatMul", "Einsum", "Gemm"), frozenset({0, 1})),
+    **dict.fromkeys(MATRIX_PRODUCTS, frozenset({0, 1})),
 }
 """Operators that scale it; followed where the other factor is no data."""
 _NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
 """Types into which a Cast does not take integers for exact ones."""
 _INDEXES = {
-    **dict.fromkeys(
-        "Gather GatherElements GatherND Scatter ScatterElements ScatterND TopK".split(), frozenset({1})
-    ),
+    **dict.fromkeys([*SCATTERS, *"Gather GatherElements GatherND TopK".split()], frozenset({1})),
     **dict.fromkeys("Slice Expand Reshape Tile Pad".split(), frozenset({1, 2, 3, 4})),
     **dict.fromkeys("OneHot Range ConstantOfShape EyeLike".split(), None),
     **dict.fromkeys("Split CenterCropPad ReverseSequence".split(), frozenset({1})),

@@ -41,17 +41,16 @@ from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operator_types import QUANTIZING
-from overflow_fixer.graph.operators import CASTS
+from overflow_fixer.graph.operators import CASTS, MATRIX_PRODUCTS, SCATTERS
 from overflow_fixer.records import Array, Range, RangeTable
 
 _INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64})
 _INTEGER_ARITHMETIC = frozenset("Add Sub Mul Neg Max Min Where".split())
-_PRODUCTS = frozenset("Mul MatMul Gemm Einsum".split())
+_PRODUCTS = MATRIX_PRODUCTS | {"Mul"}
 """Operators that show a value or not where the other factor is a mask."""
 
-_SELECTORS = frozenset(
-    """Where Gather GatherND GatherElements Scatter ScatterElements ScatterND OneHot Compress Slice Pad
-    SequenceAt""".split()
+_SELECTORS = SCATTERS | frozenset(
+    "Where Gather GatherND GatherElements OneHot Compress Slice Pad SequenceAt".split()
 )
 """Operators that show a value or not, as their inputs that are no floats say."""
 

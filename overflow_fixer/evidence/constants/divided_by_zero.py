@@ -21,11 +21,11 @@ from overflow_fixer.evidence.measured import is_never_negative
 from overflow_fixer.formats import FP16_MIN_NORMAL
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import DIVISOR_SLOTS
+from overflow_fixer.graph.operators import COMPARES, DIVISOR_SLOTS
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import Range, RangeTable
 
-_ASKS = frozenset("IsInf IsNaN Equal Less LessOrEqual Greater GreaterOrEqual".split())
+_ASKS = COMPARES | frozenset("IsInf IsNaN Equal".split())
 
 
 @lru_cache(maxsize=1)

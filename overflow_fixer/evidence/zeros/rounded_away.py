@@ -18,11 +18,11 @@ from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS
+from overflow_fixer.graph.operators import ADDS, MATRIX_PRODUCTS
 from overflow_fixer.graph.powers import least_exponent
 from overflow_fixer.records import Range, RangeTable
 
-_FACTORS = frozenset("Mul MatMul Einsum Gemm Conv".split())
+_FACTORS = MATRIX_PRODUCTS | {"Mul", "Conv"}
 _SQUARES = frozenset({"ReduceL2", "ReduceSumSquare"})
 _SUMS = _SQUARES | {"ReduceSum", "ReduceL1"}
 _AS_LARGE = (NO_SMALLER - {"LpPool", "GlobalLpPool", *_SUMS}) | frozenset(
