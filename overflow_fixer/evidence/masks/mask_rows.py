@@ -8,7 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from overflow_fixer.evidence.masks.mask_ends import BOTH_ENDS, End
-from overflow_fixer.evidence.masks.mask_walk import MaskWalk, NotProvedError, Scores, Use
+from overflow_fixer.evidence.masks.mask_walk import MaskWalk, NotProvedError
+from overflow_fixer.evidence.masks.masked_scores import Scores, Use
 from overflow_fixer.evidence.measured import find_inner
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.constant_shapes import read_fill

@@ -34,7 +34,8 @@ from overflow_fixer.evidence.constants.carriers import find_huge_constants
 from overflow_fixer.evidence.constants.huge_values import NEGATIVE
 from overflow_fixer.evidence.constants.traces import Origin
 from overflow_fixer.evidence.masks.mask_rows import GROUNDS, Ground, can_clamp, judge_rows
-from overflow_fixer.evidence.masks.mask_walk import MaskWalk, NotProvedError, Scores, Use
+from overflow_fixer.evidence.masks.mask_walk import MaskWalk, NotProvedError
+from overflow_fixer.evidence.masks.masked_scores import Scores, Use
 from overflow_fixer.formats import FP16_OVERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Clamp, PlanPolicy, Range, RangeTable

@@ -16,12 +16,20 @@ from overflow_fixer.evidence.masks.mask_ends import (
     BOTH_ENDS,
     FIRST,
     NO_END,
-    Ends,
     find_ends,
     find_kept,
     find_opened,
     is_always_switch,
     keeps_rows_in_order,
+)
+from overflow_fixer.evidence.masks.masked_scores import (
+    Mask,
+    Scores,
+    Use,
+    add_masks,
+    choose_mask,
+    computed_with,
+    lay_mask,
 )
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.constant_shapes import read_fill
@@ -41,50 +49,6 @@ _KEEPS_LAYOUT = frozenset({"Identity", "Cast", "Dropout"})
 
 class NotProvedError(Exception):
     """Why a clamp is not proved to change nothing."""
-
-
-@dataclass(frozen=True)
-class Mask:
-    """A tensor whose elements are masked, or at most `bound` in magnitude.
-
-    A masked element is one of the constants `origins`, or the sum of up to `stacked` of them, and of what is at most
-    `bound`. `exact`: it is a constant as it stands, not computed with. `ends` are those that it leaves unmasked in every row.
-    """
-
-    origins: tuple[str, ...]
-    bound: float
-    stacked: int = 1
-    exact: bool = True
-    ends: Ends = NO_END
-
-
-@dataclass(frozen=True, eq=False)
-class Use:
-    """A mask laid on scores. `replaces`: it stands in place of them, nothing added to it.
-
-    `pattern` is True where it masks, its last axes being those of the scores; None where the data say.
-    Not `is_aligned`: behind a Reshape, its rows are those of the scores, but not in their places. `ends` are those that it
-    leaves unmasked in every row of the last axis, whatever the data say.
-    """
-
-    origins: tuple[str, ...]
-    replaces: bool
-    pattern: Array | None
-    is_aligned: bool = True
-    ends: Ends = NO_END
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A tensor of scores under masks: what no mask hides is at most `bound` in magnitude."""
-
-    bound: float
-    uses: tuple[Use, ...] = ()
-    stacked: int = 0
-
-    @property
-    def origins(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for use in self.uses for name in use.origins))
 
 
 @dataclass(eq=False)
@@ -195,14 +159,14 @@ class MaskWalk:
         if one is not None and other is not None:
             is_one = find_decided(self.graph).get(node.inputs[0])
             ends = NO_END if is_one is None else (one if is_one else other).ends
-            self.masks[node.outputs[0]] = _alternative(one, other, ends & FIRST)
+            self.masks[node.outputs[0]] = choose_mask(one, other, ends & FIRST)
             return
         slot, mask = (1, one) if one is not None else (2, other)
         if mask is None or not mask.origins:
             raise NotProvedError(f"Where {node.label} replaces masked scores by what is no mask")
         base = self._scores_of(node.inputs[3 - slot])
         is_left = find_decided(self.graph).get(node.inputs[0]) is (slot == 2)
-        use = _lay(mask, mask.exact, self._chosen(node, slot), FIRST if is_left else NO_END)
+        use = lay_mask(mask, mask.exact, self._chosen(node, slot), FIRST if is_left else NO_END)
         stacked = max(base.stacked, mask.stacked)
         self._put(node, Scores(max(base.bound, mask.bound), (*base.uses, use), stacked))
 
@@ -211,17 +175,17 @@ class MaskWalk:
         first, second = sorted(node.inputs[:2], key=lambda name: name not in self.masks)
         mask, other = self._as_mask(first), self._as_mask(second)
         if mask is not None and other is not None:
-            self.masks[node.outputs[0]] = _sum(mask, other)
+            self.masks[node.outputs[0]] = add_masks(mask, other)
         elif mask is not None and mask.origins:
             base = self._scores_of(second)
-            use = _lay(mask, False, self._pattern(first))
-            uses = (*_computed_with(base.uses), use)
+            use = lay_mask(mask, False, self._pattern(first))
+            uses = (*computed_with(base.uses), use)
             self._put(node, Scores(base.bound + mask.bound, uses, base.stacked + mask.stacked))
         else:
             name, bias = sorted((first, second), key=lambda name: name not in self.scores)
             scores = self.scores[name]
             bound = scores.bound + self._bound_of_plain(bias)
-            self._put(node, Scores(bound, _computed_with(scores.uses), scores.stacked))
+            self._put(node, Scores(bound, computed_with(scores.uses), scores.stacked))
 
     def _attend(self, node: Node) -> None:
         """Attention: a mask added to the products of queries and keys, under the Softmax inside."""
@@ -234,7 +198,7 @@ class MaskWalk:
         seen = next((inner[name].seen for name in ("scores", "scaled scores") if name in inner), None)
         if seen is None or seen.nan_count or not seen.max_abs + mask.bound <= SCORE_LIMIT:
             raise NotProvedError(f"the scores in Attention {node.label} may reach more than {SCORE_LIMIT:g}")
-        use = _lay(mask, False, self._pattern(node.inputs[_MASK_SLOT]))
+        use = lay_mask(mask, False, self._pattern(node.inputs[_MASK_SLOT]))
         self.groups.append((node, Scores(seen.max_abs + mask.bound, (use,), mask.stacked)))
 
     def _scale(self, node: Node) -> None:
@@ -260,7 +224,7 @@ class MaskWalk:
         if any(name in self.masks for name in node.inputs):
             if None in masks:
                 raise NotProvedError(f"Concat {node.label} joins it with what is no mask")
-            self.masks[node.outputs[0]] = reduce(_alternative, filter(None, masks))
+            self.masks[node.outputs[0]] = reduce(choose_mask, filter(None, masks))
             return
         parts = [self._scores_of(name) for name in node.inputs]
         uses = tuple(replace(use, pattern=None) for part in parts for use in part.uses)
@@ -349,26 +313,3 @@ _STEPS = {
     "Trilu": MaskWalk._cut_triangle,
     "Attention": MaskWalk._attend,
 }
-
-
-def _lay(mask: Mask, replaces: bool, pattern: Array | None, left: Ends = NO_END) -> Use:
-    """The mask on scores, of which it may have `left` ends of every row."""
-    ends = mask.ends if pattern is None else mask.ends | find_ends(pattern)
-    return Use(mask.origins, replaces, pattern, ends=ends | left)
-
-
-def _alternative(one: Mask, other: Mask, left: Ends = NO_END) -> Mask:
-    """Either; of those that leave it `left`, what is known not to mask is chosen there."""
-    origins = tuple(dict.fromkeys((*one.origins, *other.origins)))
-    bound, stacked = max(one.bound, other.bound), max(one.stacked, other.stacked)
-    return Mask(origins, bound, stacked, one.exact and other.exact, one.ends & other.ends | left)
-
-
-def _sum(one: Mask, other: Mask) -> Mask:
-    origins = tuple(dict.fromkeys((*one.origins, *other.origins)))
-    bound, stacked = one.bound + other.bound, one.stacked + other.stacked
-    return Mask(origins, bound, stacked, False, one.ends & other.ends)
-
-
-def _computed_with(uses: tuple[Use, ...]) -> tuple[Use, ...]:
-    return tuple(replace(use, replaces=False) for use in uses)
