@@ -64,6 +64,10 @@ class Node:
         """Its operator, or "" for one of another domain, of which tables of ONNX's operators know nothing."""
         return self.op_type if self.is_standard else ""
 
+    def beside(self, slot: int) -> tuple[str, ...]:
+        """The inputs but for that at the slot."""
+        return (*self.inputs[:slot], *self.inputs[slot + 1 :])
+
     def attribute(self, name: str) -> onnx.AttributeProto | None:
         return next((found for found in self.proto.attribute if found.name == name), None)
 

@@ -115,3 +115,11 @@ def test_a_long_chain_of_constants_is_no_deep_recursion() -> None:
     names = ["c", *(f"t{i}" for i in range(5000))]
     nodes = [Node.of(i, str(i), helper.make_node("Neg", [names[i]], [names[i + 1]])) for i in range(5000)]
     assert list(delay_fixed(nodes, CONSTANTS)) == nodes
+
+
+@pytest.mark.parametrize(
+    ("slot", "others"), [(0, ("", "a")), (1, ("a", "a")), (2, ("a", "")), (3, ("a", "", "a"))]
+)
+def test_what_is_beside_a_slot(slot: int, others: tuple[str, ...]) -> None:
+    node = Node.of(0, "n", helper.make_node("Clip", ["a", "", "a"], ["y"]))
+    assert node.beside(slot) == others

@@ -158,8 +158,7 @@ def makes_a_number(node: Node, slot: int, graph: Graph, reached: Traces) -> bool
 
 def _meets_bound(node: Node, slot: int, reached: Traces) -> bool:
     """Whether a finite constant that FP16 cannot hold may take the place of the infinity that comes in at `slot`."""
-    others = [name for other, name in enumerate(node.inputs) if other != slot]
-    rivals = (trace for name in others for trace in reached.get(name, ()))
+    rivals = (trace for name in node.beside(slot) for trace in reached.get(name, ()))
     return node.standard_op in ("Max", "Min", "Clip") and any(
         not rival.origin.is_infinite for rival in rivals
     )
@@ -194,11 +193,7 @@ def _is_decided_by_data(node: Node, slot: int, graph: Graph, ranges: RangeTable)
     if not op or slot >= len(node.inputs) or op in ("If", "Loop", "Scan") or leaves_body(node):
         return True
     fixed = find_repeated(graph)
-    live = [
-        n
-        for i, n in enumerate(node.inputs)
-        if n and i != slot and n not in fixed and n not in graph.constants
-    ]
+    live = [name for name in node.beside(slot) if name and name not in fixed and name not in graph.constants]
     if op in _PRODUCTS:
         return any(_is_switch(ranges.get(name)) for name in live)
     return op in _SELECTORS and any(op == "OneHot" or not graph.is_float(name) for name in live)
@@ -212,7 +207,7 @@ def _is_switch(seen: Range | None) -> bool:
 def _outdone(node: Node, slot: int, reached: Traces) -> Signs:
     """The signs that do not come through Max or Min, because another input carries no such value."""
     stopped = {"Max": NEGATIVE, "Min": POSITIVE}.get(node.standard_op, frozenset[int]())
-    others = [name for i, name in enumerate(node.inputs) if i != slot]
+    others = node.beside(slot)
     rivals = all(any(stopped <= trace.signs for trace in reached.get(name, ())) for name in others)
     return frozenset() if rivals else stopped
 

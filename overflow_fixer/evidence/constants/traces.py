@@ -99,7 +99,7 @@ def resize(
     """How small and how large the trace that comes in at `slot` is behind the node; from 0 to infinity where nobody can tell."""
     if moves(node, slot) or chooses(node):
         return trace.least, trace.largest
-    others = [name for other, name in enumerate(node.inputs) if other != slot]
+    others = node.beside(slot)
     if node.standard_op in ADDS:
         added = sum(_bound(name, reached, ranges) for name in others)
         return max(trace.least - added, 0.0), trace.largest + added

@@ -99,7 +99,7 @@ def _read_beside(graph: Graph, ranges: RangeTable, batch: int, node: Node, slot:
     if node.standard_op not in _BESIDE:
         return math.inf
     read = _read_norm if node.standard_op == "Concat" else _read_largest
-    most = max(read(ranges, batch, name) for at, name in enumerate(node.inputs) if at != slot)
+    most = max(read(ranges, batch, name) for name in node.beside(slot))
     least = read(ranges, batch, node.inputs[slot])
     return most / least if least > 0 and most < math.inf else math.inf
 

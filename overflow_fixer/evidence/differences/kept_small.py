@@ -44,8 +44,7 @@ def may_keep(graph: Graph, node: Node, slot: int) -> bool:
 def is_largest(ranges: RangeTable, batch: int, node: Node, slot: int, least: float = 0.0) -> bool:
     """Whether nothing that it is added to, or put beside, is larger in the batch, and over `least`."""
     largest = max(read_maxima(ranges, node.inputs[slot])[batch], least)
-    others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
-    return all(read_maxima(ranges, name)[batch] <= largest for name in others)
+    return all(read_maxima(ranges, name)[batch] <= largest for name in node.beside(slot))
 
 
 def _is_over_bound(ranges: RangeTable, batch: int, node: Node) -> bool:

@@ -55,7 +55,7 @@ def _shows(graph: Graph, ranges: RangeTable, node: Node, loss: float, batch: int
 
 def _adds_larger(ranges: RangeTable, reader: Node, slot: int, most: float, batch: int) -> bool:
     """Whether it adds something that is as large as that in the batch."""
-    others = (*reader.inputs[:slot], *reader.inputs[slot + 1 :]) if reader.standard_op in ADDS else ()
+    others = reader.beside(slot) if reader.standard_op in ADDS else ()
     return any(read_maxima(ranges, name)[batch] >= most for name in others)
 
 

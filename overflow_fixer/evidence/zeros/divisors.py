@@ -225,8 +225,7 @@ def read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tupl
         return (max(0.0, least, *(math.inf if one is None or one.nan_count else one.max for one in bounds)),)
     if node.standard_op not in ("Add", "Sum", "Max"):
         return None
-    others = (*node.inputs[:slot], *node.inputs[slot + 1 :])
-    return tuple(_read_largest(graph, ranges, name) for name in others)
+    return tuple(_read_largest(graph, ranges, name) for name in node.beside(slot))
 
 
 def find_guards(graph: Graph, ranges: RangeTable, nodes: Iterable[Node]) -> list[float]:
