@@ -98,20 +98,19 @@ def _is_lost_behind(graph: Graph, ranges: RangeTable, small: SmallDifference, no
 def _find_dividends(
     graph: Graph, ranges: RangeTable, divisor: SmallDifference, way: tuple[Node, ...]
 ) -> Iterator[tuple[Node, SmallDifference]]:
-    """The differences that the ends of the way divide, as they are or moved, in the batch of the divisor, and by which end."""
+    """The differences that the ends of the way divide, as they are, moved or as factors, in the batch of the divisor, and by which end."""
     small = {divisor.node.outputs[0], *chain.from_iterable(node.writes for node in way)}
     for end in way:
         is_end = any(name in small and divides(graph, end, slot) for slot, name in enumerate(end.inputs))
         for tensor in _find_divided_by(graph, end) if is_end else ():
-            for node in walk_back(graph, tensor, partial(_scales, graph)):
+            for node in walk_back(graph, tensor, partial(_hands_on_share, graph)):
                 found = find_small(graph, ranges, node, FEWEST_STEPS)
                 yield from ((end, one) for one in found if one.batch == divisor.batch)
 
 
-def _scales(graph: Graph, node: Node, name: str) -> bool:
-    """Whether the node moves what it reads there, or multiplies it by a constant."""
-    is_product = node.standard_op in ("Mul", "Div") and any(one in graph.constants for one in node.inputs)
-    return name not in graph.constants and (is_product or moves(node, 0))
+def _hands_on_share(graph: Graph, node: Node, name: str) -> bool:
+    """Whether as large a share of what the node writes is lost as of what it reads there."""
+    return name not in graph.constants and (node.standard_op in ("Mul", "Div") or moves(node, 0))
 
 
 def _find_divided_by(graph: Graph, end: Node) -> Iterator[str]:

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from fp16_emulation import measure_snr_db
 from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.evidence.differences.divided_differences import find_divided
 from overflow_fixer.evidence.differences.small_differences import SmallLoss
@@ -400,6 +401,40 @@ def test_what_is_divided_may_be_scaled_before(tmp_path: Path) -> None:
     constants = {**EPSILON, "gamma": np.linspace(0.5, 2, 64, dtype=np.float32)}
     model = make_model([*nodes, node("Div", "g sd", "y")], {"x": [4, 64]}, "y", constants)
     assert set(_find(model, tmp_path, X * 0.05 + 8)) == {"v", "xm"}
+
+
+POSTERIOR = [
+    node("Gather", "steps t", "a"),
+    node("Gather", "before t", "b"),
+    node("Div", "a b", "r"),
+    node("Sub", "one r", "beta"),
+    node("Sub", "one a", "d"),
+    node("Sub", "one b", "g"),
+    node("Sqrt", "b", "sb"),
+    node("Sqrt", "r", "sr"),
+    node("Mul", "sb beta", "u"),
+    node("Div", "u d", "cu"),
+    node("Mul", "cu x0", "y0"),
+    node("Mul", "sr g", "v"),
+    node("Div", "v d", "cv"),
+    node("Mul", "cv x", "y1"),
+    node("Add", "y0 y1", "y"),
+]
+
+
+def test_what_is_divided_may_be_a_factor(tmp_path: Path) -> None:
+    """The mean of a diffusion's posterior, √ᾱ β / (1 − ᾱ) x0 + √α (1 − ᾱ') / (1 − ᾱ) x, in one of its last steps."""
+    steps = np.cumprod(1 - np.linspace(0.0003, 0.02, 100)).astype(np.float32)
+    constants = {"steps": steps, "before": np.append(np.float32(1), steps[:-1]), "one": scalar(1)}
+    inputs = {"x0": [16], "x": [16], "t": (TensorProto.INT64, [1])}
+    model = make_model(POSTERIOR, inputs, "y", constants)
+    feeds = {"x0": X[0, :16], "x": X[1, :16], "t": ints(2)}
+    graph, ranges = scan(model, tmp_path, feeds)
+    found = {one.difference.node.outputs[0]: one for one in find_divided(graph, ranges, {})}
+    assert found.keys() == {"d", "beta", "g"}
+    kept = {name for one in found.values() for at in one.nodes for name in at.outputs}
+    for fp32_nodes, least, most in ((kept - {"beta", "g"}, 0, 30), (kept, 60, 90)):
+        assert least < measure_snr_db(tmp_path / "model.onnx", feeds, fp32_nodes) < most
 
 
 def test_integers_on_the_way_are_not_small(tmp_path: Path) -> None:
