@@ -2,7 +2,8 @@
 
 FP32 divides by 1e-9; FP16 stores it as 0, and gives infinity or NaN. The root of 1e-12 is 1e-6, which FP16 holds,
 but not where the 1e-12 was rounded to zero before. What writes the value stays in FP32, and all up to the division.
-So does what it is made of that is as small, such as the terms of a sum that FP16 holds.
+So does what it is made of that is as small, such as the terms of a sum that FP16 holds. And so does what FP16 has a few
+steps of, which it makes another number of, and zero where the next data are a little smaller.
 Of 1 - p, 1e-4 is zero as well, since FP16 rounds such a p to 1; then what writes p stays, too. A guard of 1e-5 beside it, which
 FP16 holds, makes a number of that zero, but not FP32's. Atanh has that 1 - |x| inside. The same is true of log p, of an angle arccos p, and of
 arcosh p.
@@ -46,11 +47,11 @@ def find_vanishing_divisors(
 ) -> Iterator[Finding]:
     """A finding for each such tensor that the node writes, passes on, or divides by.
 
-    `value` is the smallest magnitude but zero that was seen, which may have been in any batch; `limit` is 2^-25, of a
-    difference half a step of FP16 at the number that it is from (of 1 - |x| under Atanh, below 1), and what Log, Acos and
-    Acosh make of a number half a step from 1. Zeros themselves, which
-    FP32 divides by as well, are the rule non_finite's matter. The severity is low where a sum would be held and only its
-    terms, on average, would not.
+    `value` is the smallest magnitude but zero that was seen, which may have been in any batch; `limit` is 2^-25 where FP16
+    makes zero of it, and 2^-21, eight of its steps, where it makes a few of them; of a difference half a step of FP16 at
+    the number that it is from (of 1 - |x| under Atanh, below 1), and what Log, Acos and Acosh make of a number half a step
+    from 1. Zeros themselves, which FP32 divides by as well, are the rule non_finite's matter. The severity is low where a
+    sum would be held and only its terms, on average, would not.
     """
     for divisor, end in _evidence(graph, ranges).get(node.label, {}).items():
         verb = "are" if divisor.is_mean else "is"
@@ -192,4 +193,5 @@ def _sources(
         yield from trace_term(graph, ranges, divisor.cancelled.term, divisor.cancelled.number)
     else:
         parts = divisor.parts or carry_back(graph, ranges, writer, divisor.least)
-        yield from trace_small(graph, ranges, parts, told)
+        limit = divisor.limit if divisor.is_held else FP16_UNDERFLOW
+        yield from trace_small(graph, ranges, parts, told, limit)

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from tensor_parts import PART_CONSTANTS, take_part
 from ways_to_observe import PROBES, Probes, use_probes
 
+from overflow_fixer.evidence.zeros.divisors import FEW_STEPS
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.rules.vanishing_divisor import find_vanishing_divisors
@@ -48,7 +50,9 @@ def _pins(folder: Path, nodes: list[Any], values: Any) -> list[str]:
     [
         ([1, FP16_UNDERFLOW], True),
         ([1, -FP16_UNDERFLOW], True),
-        ([1, NEXT], False),
+        ([1, NEXT], True),
+        ([1, FEW_STEPS / 1.001], True),
+        ([1, FEW_STEPS], False),
         ([1, 1e-45], True),
         ([1, 0], False),
         ([1e-9, math.nan], True),
@@ -58,9 +62,46 @@ def _pins(folder: Path, nodes: list[Any], values: Any) -> list[str]:
     ],
 )
 def test_boundary(values: Any, is_found: bool, tmp_path: Path) -> None:
-    assert bool((np.asarray(values, np.float32).astype(np.float16) == 0).any()) >= is_found
     nodes = [node("Mul", "x one", "a"), node("Div", "one a", "y")]
     assert _pins(tmp_path, nodes, values) == (["Mul_a", "Div_y"] if is_found else [])
+
+
+def test_what_is_a_few_steps_is_divided_by_as_well(tmp_path: Path) -> None:
+    """Shares of squares of 3e-4 and less, as of a diffusion tensor's anisotropy: of their sum FP16 has seven steps at least."""
+    nodes = [
+        node("Mul", "x x", "q"),
+        node("ReduceSum", "q last", "s", keepdims=1),
+        node("Max", "s tiny", "m"),
+        node("Div", "q m", "y"),
+    ]
+    constants = {"last": ints(-1), "tiny": scalar(1e-12)}
+    x = np.float32([[2e-4, 3e-4, 5e-4], [3e-4, 5e-4, 1e-4], [6e-4, 2e-4, 3e-4], [3e-4, 3e-4, 3e-4]])
+    graph, ranges = scan(make_model(nodes, {"x": [4, 3]}, "y", constants), tmp_path, {"x": x})
+    assert FP16_UNDERFLOW < ranges.by_tensor["s"].min_nonzero_abs < FEW_STEPS
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert {one.node for one in found} == {"Mul_q", "ReduceSum_s", "Max_m", "Div_y"}
+    told = "s is as small as 2.7e-07, which is 4.5 of FP16's steps, and Div Div_y makes another number of it"
+    assert any(one.reason.startswith(told) for one in found)
+    assert measure_snr_db(tmp_path / "model.onnx", {"x": x}, set()) < 25
+    assert measure_snr_db(tmp_path / "model.onnx", {"x": x}, {"q", "s", "m", "y"}) > 60
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "is_found"),
+    [
+        ([node("Add", "a guard", "s")], 0, False),
+        ([node("Max", "a guard", "b"), node("Neg", "b", "s")], 0, False),
+        ([node("Add", "a guard", "s")], 2e-7, True),
+    ],
+)
+def test_a_guard_of_a_few_steps_is_all_beside_zeros(
+    nodes: list[Any], least: float, is_found: bool, tmp_path: Path
+) -> None:
+    """As of rows that are masked as a whole: FP16 holds it."""
+    constants = {"guard": scalar(1e-7), "one": scalar(1)}
+    nodes = [node("Mul", "x one", "a"), *nodes, node("Div", "one s", "y")]
+    graph, ranges = scan(make_model(nodes, {"x": [2]}, "y", constants), tmp_path, {"x": floats(least, 1)})
+    assert bool(pinned_by(find_vanishing_divisors, graph, ranges)) is is_found
 
 
 @pytest.mark.parametrize(
@@ -300,7 +341,7 @@ def test_a_clip_guards_where_fp16_holds_its_bound(
 def test_a_sum_of_powers_is_of_terms_as_small_where_they_are_squares(
     exponent: float, values: list[float], tmp_path: Path
 ) -> None:
-    """Cubes cancel: their sum is as small, of terms that FP16 holds."""
+    """Cubes cancel: their sum is as small, and a few steps of FP16, of terms that FP16 holds."""
     terms = np.asarray(values) ** exponent
     are_lost = not terms.astype(np.float16).any()
     assert FP16_UNDERFLOW < terms.sum() < 4 * FP16_UNDERFLOW
@@ -308,7 +349,7 @@ def test_a_sum_of_powers_is_of_terms_as_small_where_they_are_squares(
     model = make_model(nodes, {"x": [4]}, "y", {**CONSTANTS, "e": scalar(exponent)})
     graph, ranges = scan(model, tmp_path, {"x": floats(*values)})
     pins = pinned_by(find_vanishing_divisors, graph, ranges)
-    assert pins == (["Pow_p", "ReduceSum_s", "Div_y"] if are_lost else [])
+    assert pins == [*(["Pow_p"] if are_lost else []), "ReduceSum_s", "Div_y"]
 
 
 def test_a_small_dot_product_is_of_terms_that_count_whatever_their_sign(tmp_path: Path) -> None:
@@ -330,7 +371,7 @@ def test_an_empty_batch_beside_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "is_found"), [(FP16_UNDERFLOW, True), (NEXT, False), (0, False), (math.nan, False)]
+    ("value", "is_found"), [(FP16_UNDERFLOW, True), (FEW_STEPS, False), (0, False), (math.nan, False)]
 )
 def test_one_number(value: float, is_found: bool, tmp_path: Path) -> None:
     nodes = [node("Mul", "x one", "a"), node("Reciprocal", "a", "y")]
@@ -625,11 +666,11 @@ def test_a_part_that_holds_the_smallest_is_divided_by(
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("kept", [1, NEXT, 0, math.nan])
+@pytest.mark.parametrize("kept", [1, FEW_STEPS, 0, math.nan])
 def test_a_part_that_does_not_is_no_divisor_as_small(
     part: list[onnx.NodeProto], kept: float, tmp_path: Path
 ) -> None:
-    if kept == NEXT and part[0].op_type == "Sqrt":
+    if kept == FEW_STEPS and part[0].op_type == "Sqrt":
         pytest.skip("FP32 rounds the root, so that nobody knows")
     assert _part_pins(tmp_path, part, [1e-11, 1, kept, 1]) == []
 

@@ -16,8 +16,8 @@ from overflow_fixer.evidence.measured import count_terms, find_inner, is_never_n
 from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.evidence.zeros.cancellation import Cancellation, find_cancellation
 from overflow_fixer.evidence.zeros.near_zero import divides
-from overflow_fixer.evidence.zeros.small_sources import Part, carry_back, is_lost
-from overflow_fixer.formats import FP16_UNDERFLOW, round_to_fp16
+from overflow_fixer.evidence.zeros.small_sources import FARTHEST, Part, carry_back, is_lost
+from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.powers import is_root, is_square
@@ -27,13 +27,16 @@ from overflow_fixer.records import RangeTable
 _DIVIDES_INSIDE = frozenset("LpNormalization ReduceLogSum".split())
 _HAS_A_POLE_AT_1 = "Atanh"
 _HALF_STEP_BELOW_1 = 2.0**-12
+FEW_STEPS = 2.0**-21
+"""Eight of FP16's steps: a number as small is off by up to a 16th, and zero where others like it are a few times smaller."""
+_NEARLY = 1 + 2.0**-10
 _SUMS = frozenset("ReduceSum ReduceL1 ReduceSumSquare MatMul Gemm".split())
 """Operators that FP16 may hold the output of where it holds none of the terms."""
 
 
 @dataclass(frozen=True)
 class Divisor:
-    """A tensor with a value that FP16 makes zero of, and what is to be said of it.
+    """A tensor with a value that FP16 makes zero of, or holds a few steps of, and what is to be said of it.
 
     `is_mean`: the terms of a sum, on average. `cancelled`: of a difference, and of what is zero at 1, what FP16 rounds away. `parts`: what the
     value is of, where that does not follow from it and from the node that writes it. `inside`: the node that divides by it
@@ -59,7 +62,14 @@ class Divisor:
     @property
     def becomes(self) -> str:
         """What FP16 makes of it."""
+        if self.is_held:
+            return f"{self.least / FP16_MIN_SUBNORMAL:.2g} of FP16's steps"
         return "zero or a step in FP16" if self.terms else "zero in FP16"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether FP16 makes something else than zero of it: a few steps."""
+        return self.cancelled is None and self.limit > FP16_UNDERFLOW
 
 
 def find_divisors(graph: Graph, ranges: RangeTable) -> Iterator[Divisor]:
@@ -91,7 +101,25 @@ def _of_an_output(graph: Graph, ranges: RangeTable, node: Node, name: str) -> It
         yield Divisor(name, least, text, limit=cancellation.limit, cancelled=cancellation, makes=makes)
     elif 0 < least <= FP16_UNDERFLOW:
         yield Divisor(name, least, text)
+    elif FP16_UNDERFLOW < least < FEW_STEPS and not _is_guard(graph, ranges, node, least):
+        makes = "another number of it, and infinity or NaN of one that is a little smaller"
+        yield Divisor(name, least, text, limit=FEW_STEPS, makes=makes)
     yield from _before_scaling(graph, ranges, node, least)
+
+
+def _is_guard(graph: Graph, ranges: RangeTable, node: Node, least: float) -> bool:
+    """Whether a constant is all of it: added to zero, or in the place of something smaller, and moved or a root perhaps."""
+    for _ in range(FARTHEST):
+        slots = range(len(node.inputs))
+        guards = [value for slot in slots for value in read_guards(graph, ranges, node, slot) or ()]
+        if any(guard * _NEARLY >= least for guard in guards if guard < math.inf):
+            return True
+        parts = [*carry_back(graph, ranges, node, least)]
+        writer = graph.producers.get(parts[0].tensor) if len(parts) == 1 else None
+        if writer is None:
+            return False
+        node, least = writer, parts[0].magnitude
+    return False
 
 
 def _of_inputs(graph: Graph, ranges: RangeTable) -> Iterator[Divisor]:

@@ -79,16 +79,20 @@ class Part(NamedTuple):
 
 
 def trace_small(
-    graph: Graph, ranges: RangeTable, parts: Iterable[Part], told: Container[str] = ()
+    graph: Graph,
+    ranges: RangeTable,
+    parts: Iterable[Part],
+    told: Container[str] = (),
+    limit: float = FP16_UNDERFLOW,
 ) -> Iterator[Node]:
-    """The nodes that write the parts, and what they are made of, as long as FP16 makes zero of it; each node once.
+    """The nodes that write the parts, and what they are made of, as long as it is no more than `limit`; each node once.
 
     No more than a few behind tensors that are `told` of by themselves.
     """
     pending, seen = list(parts), set[str]()
     while pending:
         part = pending.pop()
-        if part.tensor in seen or not is_lost(graph, ranges, part):
+        if part.tensor in seen or not is_lost(graph, ranges, part, limit):
             continue
         seen.add(part.tensor)
         node = graph.producers[part.tensor]
@@ -132,8 +136,8 @@ def _may_be(seen: Range, magnitude: float) -> bool:
     return magnitude > 0 and not seen.min_nonzero_abs > magnitude * NEARLY
 
 
-def is_lost(graph: Graph, ranges: RangeTable, part: Part) -> bool:
-    """Whether it is computed in FP32, and as small as 2^-25; so is the smallest but zero of it, where that was taken.
+def is_lost(graph: Graph, ranges: RangeTable, part: Part, limit: float = FP16_UNDERFLOW) -> bool:
+    """Whether it is computed in FP32, and as small as `limit`; so is the smallest but zero of it, where that was taken.
 
     It is not where it is zero or NaN, and where nothing but zeros was seen, of which FP32 makes what FP16 does.
     """
@@ -141,7 +145,7 @@ def is_lost(graph: Graph, ranges: RangeTable, part: Part) -> bool:
     is_computed = part.tensor in graph.producers and part.tensor not in graph.constants
     if seen is None or not is_computed or graph.dtypes.get(part.tensor) != TensorProto.FLOAT:
         return False
-    return 0 < part.magnitude <= FP16_UNDERFLOW and seen.min_nonzero_abs <= FP16_UNDERFLOW
+    return 0 < part.magnitude <= limit and seen.min_nonzero_abs <= limit
 
 
 def carry_back(graph: Graph, ranges: RangeTable, node: Node, magnitude: float) -> Iterator[Part]:
