@@ -4,7 +4,8 @@ Position 2049 becomes 2048. That is one in two thousand, no more than any other 
 mean or a product. It is harm where a difference, a comparison or an index is made of them, or where they leave
 the model: the nodes from where they come from up to there stay in FP32. So do those before a Floor, Ceil or Round
 that they come from, and before a Cast that makes integers, by which something is looked up, of data over 2048, or of
-data over 1024 that were rounded: there FP16 rounds a number to an integer by itself.
+data over 1024 that were rounded: there FP16 rounds a number to an integer by itself. Of a place over the size of a cell,
+by which one is looked up, these are places over 32.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from onnx import TensorProto
 
 from overflow_fixer.evidence.integers.coordinates import find_coordinates
 from overflow_fixer.evidence.integers.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples
-from overflow_fixer.evidence.integers.places import LARGEST_COORDINATE, is_far
+from overflow_fixer.evidence.integers.places import FARTHEST_CELL, LARGEST_COORDINATE, is_far
 from overflow_fixer.evidence.origins import find_origins
-from overflow_fixer.evidence.paths import find_ways
+from overflow_fixer.evidence.paths import find_ways, walk_back
 from overflow_fixer.evidence.semantics import moves
-from overflow_fixer.formats import FP16_MAX
+from overflow_fixer.formats import FP16_MAX, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import ADDS, CASTS, MATRIX_PRODUCTS, ROUNDS, SCATTERS
@@ -44,8 +45,9 @@ _SCALED = {
 """Operators that scale it; followed where the other factor is no data."""
 _NOT_EXACT = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.BOOL})
 """Types into which a Cast does not take integers for exact ones."""
+_LOOKS_UP = SCATTERS.union("Gather GatherElements GatherND".split())
 _INDEXES = {
-    **dict.fromkeys([*SCATTERS, *"Gather GatherElements GatherND TopK".split()], frozenset({1})),
+    **dict.fromkeys((*_LOOKS_UP, "TopK"), frozenset({1})),
     **dict.fromkeys("Slice Expand Reshape Tile Pad".split(), frozenset({1, 2, 3, 4})),
     **dict.fromkeys("OneHot Range ConstantOfShape EyeLike".split(), None),
     **dict.fromkeys("Split CenterCropPad ReverseSequence".split(), frozenset({1})),
@@ -66,6 +68,10 @@ _DECIDES = {
     **dict.fromkeys("SequenceConstruct SequenceInsert SplitToSequence Optional".split(), None),
 }
 """Operators to which another integer is another answer, and at which slots (None: at any); and those behind which nobody looks."""
+
+
+_FINEST_CELL = 2.0
+"""Up to it FP16's steps are 1/1024, and one number in 4,000 comes to another cell: twice as many leave 30 dB."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +100,15 @@ def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
     """A finding for each tensor of lost integers that the node brings to where they are told apart, or tells apart.
 
     `value` is its max |x|, `limit` up to where FP16 holds all: 2048, or more for multiples of a power of two; of data
-    that are rounded, and no larger, 1024, where its steps become 1.
+    that are rounded, and no larger, 1024, where its steps become 1, and of places in cells, of no more than that, 32.
     """
     multiples = find_multiples(graph, ranges)
     for source, use in _evidence(graph, ranges).get(node.label, {}).items():
         seen = ranges.by_tensor[source]
         step = multiples.step(source) if multiples.is_lost(source) else None
         is_rounded = step is None and seen.max_abs <= EXACT_STEPS
-        limit = LARGEST_COORDINATE if is_rounded else min(EXACT_STEPS * (step or 1), FP16_MAX)
+        smallest = FARTHEST_CELL if seen.max_abs <= LARGEST_COORDINATE else LARGEST_COORDINATE
+        limit = smallest if is_rounded else min(EXACT_STEPS * (step or 1), FP16_MAX)
         reason = f"{_tell(source, seen.max_abs, step, limit)}, and {use.text}"
         batch = find_worst_batch(graph, ranges, source)
         yield Finding("lost_integer", node.label, source, seen.max_abs, limit, reason, batch)
@@ -109,6 +116,9 @@ def find_lost_integers(node: Node, graph: Graph, ranges: RangeTable, policy: Pla
 
 def _tell(source: str, largest: float, step: float | None, limit: float) -> str:
     """What is lost; `step` is None of data."""
+    if step is None and largest <= LARGEST_COORDINATE:
+        size = step_at(largest)
+        return f"{source} reaches {largest:.9g}, where FP16's steps of {size:g} round one number in {4 / size:.0f} past an integer"
     if step is None and largest <= EXACT_STEPS:
         return f"{source} reaches {largest:.9g}, which FP16 rounds to integers by itself from {limit:g} on"
     if step is None:
@@ -127,26 +137,48 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
         source = walk.traces[use.tensor].source
         for node in walk.lead_back(use):
             found.setdefault(node.label, {}).setdefault(source, use)
-    for cast in (node for node in graph.nodes if _cuts_data(graph, ranges, node)):
-        data = _find_data(graph, cast)
-        for node in (cast, *find_origins(graph, ranges, cast.inputs[0], LARGEST_COORDINATE)):
+    for cast, limit in ((node, _find_cut(graph, ranges, node)) for node in graph.nodes):
+        data = _find_data(graph, cast) if limit is not None else ""
+        for node in _trace_cut(graph, ranges, cast, limit) if limit is not None else ():
             found.setdefault(node.label, {}).setdefault(data, _Use(data, cast))
     return found
 
 
-def _cuts_data(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    """Whether it is a Cast that makes integers, by which something is looked up, of data that FP16 rounds otherwise.
+def _find_cut(graph: Graph, ranges: RangeTable, node: Node) -> float | None:
+    """From where on data matter of which a Cast makes integers by which something is looked up; None of another node.
 
     That is of data over 2048, or over 1024 of what was rounded, whose fractions matter; integers up to 2048 may be among others.
-    What was rounded to more is one of the lost integers itself.
+    What was rounded to more is one of the lost integers itself. Of what was scaled, as places over the size of a cell, it is
+    from 32 on, where it is no size and is not given out.
     """
     is_cut = node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) in INTEGERS
     data = _find_data(graph, node) if is_cut else ""
-    if not is_cut or not is_far(graph, ranges, data):
-        return False
+    if not is_cut or not is_far(graph, ranges, data, FARTHEST_CELL):
+        return None
     is_large = ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
     is_rounded = data != node.inputs[0]
-    return is_large != is_rounded and _is_looked_up(graph, node.outputs[0])
+    if is_large != is_rounded and is_far(graph, ranges, data) and _is_looked_up(graph, node.outputs[0]):
+        return LARGEST_COORDINATE
+    is_cell = not is_large and _is_scaled(graph, data) and _tells_a_place(graph, node.outputs[0])
+    return FARTHEST_CELL if is_cell else None
+
+
+def _trace_cut(graph: Graph, ranges: RangeTable, cast: Node, limit: float) -> Iterator[Node]:
+    """The Cast, and what computes its data, of cells as far as its rounding leaves fewer than 30 dB."""
+    yield cast
+    rounded = _FINEST_CELL if limit == FARTHEST_CELL else limit
+    yield from find_origins(graph, ranges, cast.inputs[0], rounded)
+
+
+def _is_scaled(graph: Graph, data: str) -> bool:
+    """Whether it is a quotient or a product, bounded or added to perhaps."""
+    return any(
+        node.standard_op in ("Mul", "Div") for node in walk_back(graph, data, lambda node, name: _adds(node))
+    )
+
+
+def _adds(node: Node) -> bool:
+    return node.standard_op in _ADDED or moves(node, 0)
 
 
 def _find_data(graph: Graph, cast: Node) -> str:
@@ -167,6 +199,18 @@ def _is_looked_up(graph: Graph, tensor: str) -> bool:
         return slots is None or slot in slots or gives_out
 
     return tensor in graph.outputs or bool(find_ways(graph, tensor, stays_integer, is_end))
+
+
+def _tells_a_place(graph: Graph, tensor: str) -> bool:
+    """Whether integers, or what is computed of them as integers, are places in something else, as indices are."""
+
+    def stays_integer(node: Node, slot: int) -> bool:
+        return any(graph.dtypes.get(name) in INTEGERS for name in node.writes)
+
+    def is_end(node: Node, slot: int) -> bool:
+        return node.standard_op in _LOOKS_UP and slot == 1
+
+    return bool(find_ways(graph, tensor, stays_integer, is_end))
 
 
 def _tells_exactly(graph: Graph, node: Node) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fp16_emulation import measure_snr_db
 from in_memory_calibration import ask, floats, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto, helper
 
@@ -500,6 +501,58 @@ def test_it_matters_where_the_integers_look_something_up(
     graph, ranges = scan(model, tmp_path, {"x": floats(100, 0.1)})
     found = pinned_by(find_lost_integers, graph, ranges)
     assert found == (["Sigmoid_s0", "Mul_q", "Cast_i"] if is_found else [])
+
+
+CELLS = np.float32(np.random.default_rng(5).uniform(0, 1, 400))
+
+
+@pytest.mark.parametrize("op", ["Floor", "Round", ""])
+@pytest.mark.parametrize(
+    ("scaling", "farthest", "tail", "is_found"),
+    [
+        ("Div", 34.5, "Gather", True),
+        ("Mul", 500, "Gather", True),
+        ("Div", 500, "Scatter", True),
+        ("Mul", 32, "Gather", False),
+        ("Add", 34.5, "Gather", False),
+        ("Mul", 34.5, "Size", False),
+    ],
+)
+def test_places_over_the_size_of_a_cell(
+    op: str, scaling: str, farthest: float, tail: str, is_found: bool, tmp_path: Path
+) -> None:
+    """Of 400 points in 500 cells FP16 puts a dozen into others; what is looked up by these is no neighbour."""
+    factor = {"Div": 1 / farthest, "Mul": farthest, "Add": farthest - 1}[scaling]
+    tails = {
+        "Gather": [node("Gather", "table i", "y")],
+        "Scatter": [node("ScatterElements", "table i b", "y", reduction="add")],
+        "Size": [node("ReduceMax", "i", "m", keepdims=1), node("Expand", "one m", "y")],
+    }
+    nodes = [
+        node("Abs", "x", "a"),
+        node(scaling, "a size", "b"),
+        node("Clip", "b none", "q"),
+        node(op or "Identity", "q", "r"),
+        node("Cast", "r", "i", to=INT64),
+        *tails[tail],
+    ]
+    table = np.random.default_rng(6).normal(size=512).astype(np.float32)
+    constants = {"size": scalar(factor), "table": table, "one": scalar(1), "none": scalar(0)}
+    model = make_model(nodes, {"x": [400]}, "y", constants, opset=16)
+    x = CELLS.copy()
+    x[0] = 1
+    graph, ranges = scan(model, tmp_path, {"x": x})
+    found = pinned_by(find_lost_integers, graph, ranges)
+    kept = ["Abs_a", f"{scaling}_b", "Clip_q", f"{op or 'Identity'}_r", "Cast_i"]
+    assert found == (kept if is_found else [])
+    if is_found and farthest == 500:
+        (finding,) = ask(find_lost_integers, graph, ranges)[-1:]
+        assert (
+            ", where FP16's steps of 0.25 round one number in 16 past an integer, and Cast" in finding.reason
+        )
+        assert finding.limit == 32
+        assert measure_snr_db(tmp_path / "model.onnx", {"x": x}, set()) < 20
+        assert measure_snr_db(tmp_path / "model.onnx", {"x": x}, {"a", "b", "q", "r", "i"}) > 60
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from overflow_fixer.records import RangeTable
 
 LARGEST_COORDINATE = 1024.0
 """Beyond it FP16's steps are 1 and more: NMS keeps 10 % more of boxes of 4 to 8 pixels, below it 3 % at most."""
+FARTHEST_CELL = 32.0
+"""Beyond it FP16's steps are 1/32 and more: of numbers spread evenly it rounds one in 128 to beyond the next integer, or more."""
 
 _ADDED = {
     **dict.fromkeys("Add Sub Sum Max Min".split(), None),
@@ -34,9 +36,9 @@ _CONVERSION_ELEMENTS = 16
 """A constant matrix of as many turns centres and sides into corners; larger ones make features of features."""
 
 
-def is_far(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
-    """Whether the tensor, not one of integers, has coordinates that FP16 may round by up to 1/2 and more."""
-    if not _is_coarse(graph, ranges, tensor, 1.0):
+def is_far(graph: Graph, ranges: RangeTable, tensor: str, limit: float = LARGEST_COORDINATE) -> bool:
+    """Whether the tensor, not one of integers, has numbers over `limit`: from 1024 on FP16 may round them by 1/2 and more."""
+    if not limit < _read_largest(graph, ranges, tensor) < math.inf:
         return False
     multiples = find_multiples(graph, ranges)
     return not multiples.is_lost(tensor) and not multiples.is_held(tensor)
