@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from overflow_fixer.evidence.paths import lead_back
 from overflow_fixer.evidence.semantics import moves, read_epsilon, readers
+from overflow_fixer.evidence.zeros.guarded_roots import is_harmless
 from overflow_fixer.evidence.zeros.rounded_away import find_rounded_away
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW, round_to_fp16
 from overflow_fixer.graph.model import Graph
@@ -219,7 +220,7 @@ def _consequences(graph: Graph, ranges: RangeTable, use: _Use) -> Iterator[_Cons
     elif (
         op in _GUARD_SLOTS and slot in (_GUARD_SLOTS[op] or {slot}) and use.constant.most <= _LARGEST_EPSILON
     ):
-        behind = _path_to_sensitive(graph, node, use.constant.least)
+        behind = _path_to_sensitive(graph, ranges, node, use.constant.least)
         if behind:
             yield _of_a_guard(graph, ranges, use, behind)
     elif slot in _FACTOR_SLOTS.get(op, ()) and use.constant.most <= FP16_UNDERFLOW:
@@ -265,8 +266,11 @@ def _is_sensitive(graph: Graph, node: Node, slot: int) -> bool:
     return _SENSITIVE.get(op) == slot and not (op == "Pow" and least_exponent(graph, node) >= 1)
 
 
-def _path_to_sensitive(graph: Graph, guard: Node, least: float) -> tuple[Node, ...]:
-    """The nodes from a guard on, itself left out, to every operator that it keeps zero from, in order."""
+def _path_to_sensitive(graph: Graph, ranges: RangeTable, guard: Node, least: float) -> tuple[Node, ...]:
+    """The nodes from a guard on, itself left out, to every operator that it keeps zero from, in order.
+
+    None to a root that may as well be zero.
+    """
     behind: dict[str, list[Node]] = {}
     ends: list[Node] = []
     pending = [(guard, least)]
@@ -275,7 +279,7 @@ def _path_to_sensitive(graph: Graph, guard: Node, least: float) -> tuple[Node, .
         for reader, slot in ((r, s) for output in node.writes for r, s in readers(graph, output)):
             is_new = reader.label not in behind
             behind.setdefault(reader.label, []).append(node)
-            if _is_sensitive(graph, reader, slot):
+            if _is_sensitive(graph, reader, slot) and not is_harmless(graph, ranges, reader):
                 ends.append(reader)
             image = _image(graph, reader, slot, bound)
             if is_new and image is not None and image <= FP16_UNDERFLOW:

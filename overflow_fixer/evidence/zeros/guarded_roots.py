@@ -1,0 +1,56 @@
+"""Roots of what a constant keeps from zero, √(x² + 1e-12), and whether it matters that one is zero and not 1e-6.
+
+It does where something divides by it, takes its logarithm, or gives it out: as it is, in sums, or scaled. Beside other data,
+or a bias, 1e-6 is nothing: a training needs such a guard for its gradient, and the network none.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from overflow_fixer.evidence.paths import find_leading
+from overflow_fixer.evidence.zeros.divisors import read_guards
+from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER, SUMS, divides, keeps_zero
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import read_exponent
+from overflow_fixer.records import RangeTable
+
+_UNSEEN = frozenset({"", "If", "Loop", "Scan"})
+"""Operators behind which nobody looks, those of other domains among them."""
+_TAKES_BIAS = frozenset("Conv ConvTranspose Gemm".split())
+_LARGEST_GUARD = 2.0**-10
+"""A larger constant that is added is a bias, beside which the root of one that FP16 makes zero of is nothing."""
+
+
+def is_harmless(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    """Whether it is a root, Sqrt or Pow, and it does not matter that it is zero where FP32 has the root of 2^-25 or less."""
+    is_root = node.standard_op == "Sqrt" or 0 < read_exponent(graph, node) < 1
+    return is_root and node.outputs[0] not in _list_shown(graph, ranges)
+
+
+@lru_cache(maxsize=1)
+def _list_shown(graph: Graph, ranges: RangeTable) -> frozenset[str]:
+    """The tensors of which a value as small is divided by, given out, or read where nobody looks."""
+    shown = {*graph.outputs, *(name for node in graph.nodes for name in node.captured)}
+
+    def goes_on(reader: Node, slot: int) -> bool:
+        return _stays_small(graph, ranges, reader, slot)
+
+    def is_end(reader: Node, slot: int) -> bool:
+        gives_out = not shown.isdisjoint(reader.writes) and goes_on(reader, slot)
+        return reader.standard_op in _UNSEEN or divides(graph, reader, slot) or gives_out
+
+    return find_leading(graph, goes_on, is_end) | shown
+
+
+def _stays_small(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
+    """Whether what the node makes of values as small may be as small: nothing larger is added to them."""
+    op = node.standard_op
+    if op in SUMS:
+        return not (op in _TAKES_BIAS and any(node.inputs[2:]))
+    if op in ("Add", "Sum"):
+        others = read_guards(graph, ranges, node, slot) or (math.inf,)
+        return all(other <= _LARGEST_GUARD for other in others)
+    return op in NO_SMALLER or keeps_zero(graph, node, slot)
