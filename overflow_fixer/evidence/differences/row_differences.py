@@ -23,6 +23,8 @@ from overflow_fixer.records import InnerRange, RangeTable
 
 _MOST = 64.0
 """Where a row is more times what is left of it, that is less than 32 of FP16's steps: under 30 dB, see docs/numerics.md."""
+_AS_LARGE = frozenset("ReduceMax ReduceMin ReduceMean Abs Max Clip".split())
+"""Operators that make numbers as large as the row of a row: to divide what is left by such a one scales nothing up."""
 
 
 def find_row_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
@@ -82,7 +84,16 @@ def _scales(graph: Graph, node: Node, reader: Node, slot: int) -> bool:
     other, sources = reader.inputs[1 - slot], {*node.inputs, *node.outputs}
     makers = list(walk_back(graph, other, lambda writer, name: name not in sources))
     is_made_of_it = any(not sources.isdisjoint(one.inputs) for one in makers)
-    return is_made_of_it and (reader.standard_op == "Div" or _is_reciprocal(graph, makers))
+    is_scaled = reader.standard_op == "Div" or _is_reciprocal(graph, makers)
+    return is_made_of_it and is_scaled and not all(_is_as_large(graph, node, one) for one in makers)
+
+
+def _is_as_large(graph: Graph, node: Node, maker: Node) -> bool:
+    """Whether what is made of the row is as large as that: it is chosen, or a guard is added, and it is not of what is left."""
+    if not set(maker.inputs).isdisjoint(node.outputs):
+        return False
+    adds = maker.standard_op == "Add" and not graph.constants.keys().isdisjoint(maker.inputs)
+    return adds or maker.standard_op in _AS_LARGE or maker.op_type == "Constant" or moves(maker, 0)
 
 
 def _is_reciprocal(graph: Graph, makers: Sequence[Node]) -> bool:

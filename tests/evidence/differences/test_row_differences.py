@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from fp16_emulation import measure_snr_db
-from in_memory_calibration import ask, make_model, node, pinned_by, scalar, scan
+from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 
 from overflow_fixer.evidence.differences.row_differences import find_row_differences
 from overflow_fixer.rules.lost_difference import find_lost_differences
@@ -21,6 +21,7 @@ CONSTANTS = {
     "one": scalar(1),
     "half": scalar(0.5),
     "minus": scalar(-0.5),
+    "first": ints(0),
     "scale": np.ones(2, np.float32),
     "bias": np.zeros(2, np.float32),
     "eye": np.eye(2, dtype=np.float32),
@@ -62,6 +63,16 @@ NOT_SCALED = {
         node("ReduceMean", "dd", "v", keepdims=0),
         node("Sqrt", "v", "s"),
         node("Div", "d s", "y"),
+    ],
+    "divided by its mean, guarded": [*MEAN, node("Add", "m eps", "g"), node("Div", "d g", "y")],
+    "the range, divided by the largest, guarded": [
+        node("ReduceMax", "x", "h", axes=[1]),
+        node("ReduceMin", "x", "m", axes=[1]),
+        node("Sub", "h m", "d"),
+        node("Add", "h eps", "g"),
+        node("Unsqueeze", "g first", "u"),
+        node("Squeeze", "u first", "v"),
+        node("Div", "d v", "y"),
     ],
     "squared": [*MEAN, node("Mul", "d d", "y")],
     "scaled by a constant": [*MEAN, node("Div", "d half", "y")],
