@@ -105,6 +105,7 @@ def test_all_warnings_are_in_json_and_three_on_the_terminal(tmp_path: Path) -> N
     text = render_text(report)
     assert text.count("have been clamped") == 2
     assert "8 warnings of the build:" in text
+    assert "8 warnings of the build" in RENDERERS["html"](report)
     assert "and 5 more warnings: see report.json" in text
     assert text.count("x") < 400
 
