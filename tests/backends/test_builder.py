@@ -52,7 +52,7 @@ class Stage:
         self._gpu.__exit__(*error)
 
     def parse(self, source: Path | bytes) -> ParsedNetwork:
-        return parse_model(self.trt, self.found, source, MODEL, self._typing)
+        return parse_model(self.trt, self.found, source, MODEL, str(MODEL), self._typing, "")
 
     def build(
         self, settings: BuildSettings = SETTINGS, precision: Precision = FP16, progress: Any = silent
@@ -119,7 +119,7 @@ def test_a_model_that_is_refused_is_refused_in_tensorrts_words(stage: Stage) -> 
 def test_a_doubt_that_there_was_is_told_where_the_model_is_refused(stage: Stage) -> None:
     stage.script.parse_errors = ["no importer"]
     with pytest.raises(BackendError, match=r"its parser knows\. It is of opset 18\. Export"):
-        parse_model(stage.trt, stage.found, MODEL, MODEL, "weak", "It is of opset 18.")
+        parse_model(stage.trt, stage.found, MODEL, MODEL, str(MODEL), "weak", "It is of opset 18.")
 
 
 @pytest.mark.parametrize(

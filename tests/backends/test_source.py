@@ -116,6 +116,24 @@ def test_external_data_stays_where_it_is_and_a_clamped_tensor_comes_inside(tmp_p
     assert (tmp_path / "weights.bin").read_bytes() == data
 
 
+def test_data_behind_a_link_are_found_beside_what_is_behind_it(tmp_path: Path) -> None:
+    """As caches lay models out: the bytes name a file of that folder, and the parser is told a file in it."""
+    nodes = [helper.make_node("Add", ["x", "mask"], ["p"]), helper.make_node("Add", ["p", "other"], ["y"])]
+    weights = [numpy_helper.from_array(_MASK, name) for name in ("mask", "other")]
+    (tmp_path / "blobs").mkdir()
+    home = _save(tmp_path, nodes, weights, external=True).path.rename(tmp_path / "blobs" / "1")
+    data = (tmp_path / "weights.bin").rename(tmp_path / "blobs" / "2")
+    (tmp_path / "model.onnx").symlink_to(home)
+    (tmp_path / "weights.bin").symlink_to(data)
+    trt = fake_tensorrt("8.6", Script())
+    with use_standin_gpu(trt):
+        parse_graph(trt, OLD, load_graph(tmp_path / "model.onnx"), [Clamp("mask", 1e4, "")], "weak", {})
+    ((content, beside),) = trt.script.parsed
+    model = onnx.ModelProto.FromString(content)
+    onnx.load_external_data_for_model(model, str(Path(beside).parent))
+    np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[1]), _MASK)
+
+
 def test_inlined_functions_go_as_bytes(tmp_path: Path) -> None:
     function = '<domain: "local", opset_import: ["" : 17]> twice (a) => (b) { b = Add(a, a) }'
     path = write_model(tmp_path, "g (float[4] x) => (float[4] y) { y = local.twice(x) }", functions=function)

@@ -64,7 +64,8 @@ def test_trtexec_is_told_the_layers(fixes: Fixes) -> None:
 
 def test_the_postprocessing_script_pins_a_network_that_was_parsed_plainly(fixed: Fixed) -> None:
     trt, found, typing = open_tensorrt(fixed.settings)
-    parsed = parse_model(trt, found, fixed.config.model, fixed.config.model, typing)
+    model = fixed.config.model
+    parsed = parse_model(trt, found, model, model, str(model), typing, "")
     runpy.run_path(str(_find(fixed, "npps")))["postprocess"](network=parsed.network)
     precision = Precision(fp16=True, constraints="obey")
     built = build(trt, found, parsed.network, precision, fixed.settings, silent)

@@ -95,15 +95,15 @@ def parse_model(
     trt: Any,
     found: Capabilities,
     source: Path | bytes,
-    origin: Path,
+    home: Path,
+    told: str,
     typing: Typing,
-    doubt: str = "",
-    told: str = "",
+    doubt: str,
 ) -> ParsedNetwork:
-    """Parse a model's bytes, whose external data lies beside its file `origin`, or that file.
+    """Parse a model's bytes, whose external data lies beside the file `home`, or a model's file.
 
-    Raises RefusedModelError with TensorRT's own words about every node that it refuses, and the `doubt` that there was before;
-    the model is `told` so, by its file where nothing else is said.
+    Raises RefusedModelError, which tells the model so, with TensorRT's own words about every node that it refuses, and the
+    `doubt` that there was before.
     """
     logger = make_logger(trt)
     logger.forget()
@@ -112,13 +112,13 @@ def parse_model(
     if found.parser_flags and hasattr(trt.OnnxParserFlag, "NATIVE_INSTANCENORM"):
         parser.set_flag(trt.OnnxParserFlag.NATIVE_INSTANCENORM)
     if isinstance(source, bytes):
-        is_parsed = parser.parse(source, str(origin))
+        is_parsed = parser.parse(source, str(home))
     else:
         is_parsed = parser.parse_from_file(str(source))
     if not is_parsed:
         reason = _explain(parser, logger, found)
         raise RefusedModelError(
-            f"TensorRT {found.version} cannot take {told or origin}: {reason}. Expected a model of "
+            f"TensorRT {found.version} cannot take {told}: {reason}. Expected a model of "
             f"operators that its parser knows. {doubt + ' ' if doubt else ''}Export the model without them, fold its constants where it is "
             "values or axes that are not known, give a plug-in with --plugin, or build the typed model with --backend onnx for a newer TensorRT.",
             reason,

@@ -49,7 +49,8 @@ def parse_graph(
 
     def parse(sizes: Sizes) -> ParsedNetwork:
         source = find_source(graph, clamps, found, shapes, sizes)
-        return parse_model(trt, found, source, graph.path, typing, doubt_opset(graph, found), told)
+        name = told or str(graph.path)
+        return parse_model(trt, found, source, graph.home, name, typing, doubt_opset(graph, found))
 
     try:
         return parse({})
