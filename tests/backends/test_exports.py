@@ -356,6 +356,26 @@ def test_the_usage_tells_the_shapes_of_open_inputs(tmp_path: Path) -> None:
     assert words[words.index("--trt-npps") + 1] == path.name
 
 
+def test_a_model_behind_a_link_is_named_by_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_fake: Callable[[Any], None]
+) -> None:
+    """Its external data is looked for beside that; in a cache, what is behind the link has another name for it."""
+    open_fake(fake_tensorrt("8.6", Script()))
+    (tmp_path / "blobs").mkdir()
+    text = "g (float[4] x) => (float[4] y) { y = Abs(x) }"
+    home, link = write_model(tmp_path, text).rename(tmp_path / "blobs" / "1"), tmp_path / "model.onnx"
+    link.symlink_to(home)
+    graph = load_graph(link)
+    listed, _, npps, loader = exports.write_exports(
+        ["trtexec", "polygraphy-npps", "polygraphy-loader"],
+        Export(graph, make_plan(graph), _engine_artifact(graph), _PLAIN, tmp_path / "out"),
+    )
+    assert read_options(listed.read_text().splitlines())["--onnx"] == str(tmp_path.resolve() / "model.onnx")
+    assert "$ polygraphy convert ../model.onnx" in npps.read_text()
+    named = Path(_import_script(loader, monkeypatch).MODEL)
+    assert (named.name, named.is_symlink()) == ("model.onnx", True)
+
+
 @pytest.mark.parametrize("kind", ["npps", "loader"])
 def test_the_usage_is_for_the_folder_of_the_script(kind: str, tmp_path: Path) -> None:
     graph = recorded_graph("conv_chain")

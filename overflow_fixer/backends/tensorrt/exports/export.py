@@ -37,3 +37,8 @@ class Export:
     @property
     def enforcement(self) -> Enforcement:
         return choose_enforcement(self.artifact)
+
+
+def locate_model(path: Path) -> Path:
+    """A model's whole path. A link to one stays a link: its external data is looked for beside that."""
+    return path.parent.resolve() / path.name

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.changes import find_partial_shapes, read_axes
-from overflow_fixer.backends.tensorrt.exports.export import Export
+from overflow_fixer.backends.tensorrt.exports.export import Export, locate_model
 from overflow_fixer.backends.tensorrt.network import locate_plugin
 from overflow_fixer.files import sha256_of
 from overflow_fixer.graph.model import Graph
@@ -166,7 +166,7 @@ def _polygraphy_shapes(opened: Mapping[str, ShapeRange], which: str) -> Iterator
 
 def _find_path(export: Export) -> str:
     """The model's path from the script's folder; the whole of it where that is on another drive."""
-    model = export.graph.path.resolve()
+    model = locate_model(export.graph.path)
     try:
         return os.path.relpath(model, export.folder.resolve())
     except ValueError:

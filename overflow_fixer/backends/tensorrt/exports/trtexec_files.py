@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overflow_fixer.backends.tensorrt.emission import open_tensorrt
-from overflow_fixer.backends.tensorrt.exports.export import Export
+from overflow_fixer.backends.tensorrt.exports.export import Export, locate_model
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_left_over, sign
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
 from overflow_fixer.backends.tensorrt.mapping import map_layers, read_layers
@@ -79,7 +79,7 @@ def _engine_path(export: Export) -> Path:
 def _find_model(export: Export, graph: Graph, parsed: ParsedNetwork) -> tuple[Path, tuple[Path, ...]]:
     """The model that trtexec is to read, and its file where it had to be written since the graph's own was changed."""
     changed = () if parsed.source is None else (_write_model(export, graph, parsed.source),)
-    return next(iter(changed), graph.path).resolve(), changed
+    return locate_model(next(iter(changed), graph.path)), changed
 
 
 def _write_model(export: Export, graph: Graph, content: bytes) -> Path:
