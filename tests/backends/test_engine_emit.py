@@ -248,6 +248,18 @@ def test_a_strong_tracer_marks_the_typed_model(graph: Graph, tmp_path: Path) -> 
     assert script.asked[1].flags == {"TF32"}
 
 
+def test_a_typed_model_that_is_gone_is_no_tracer(graph: Graph, tmp_path: Path) -> None:
+    """The engine runs without it, and is told by its simulation alone."""
+    plan = make_plan(graph, "square")
+    with _tensorrt(_strong_script(engine(("square", "FP32"))), "11"):
+        artifact = emit(graph, plan, tmp_path / "model.engine", SETTINGS)
+        (tmp_path / "model.fp16.onnx").unlink()
+        with pytest.raises(
+            BackendError, match=r"^The typed model that model.engine was built from .*No such file"
+        ):
+            open_tracer(graph, plan, artifact, ["s"], SETTINGS)
+
+
 # ---------------------------------------------------------------- what is missing
 
 

@@ -20,7 +20,7 @@ from overflow_fixer.backends.tensorrt.network import prepare
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import doubt_opset, parse_graph, parse_typed
 from overflow_fixer.backends.tensorrt.weak import WeakBuild, mark_tensors
-from overflow_fixer.errors import BackendError
+from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.files import is_there, refuse_to_replace
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.graph.nodes import Node
@@ -119,16 +119,30 @@ def open_runner(artifact: Artifact, settings: BuildSettings) -> EngineRunner:
 def open_tracer(
     graph: Graph, plan: PrecisionPlan, artifact: Artifact, tensors: Sequence[str], settings: BuildSettings
 ) -> Runner:
-    """An engine of the same plan with inner tensors as outputs besides: its fusions differ from the artifact's."""
+    """An engine of the same plan with inner tensors as outputs besides: its fusions differ from the artifact's.
+
+    Raises BackendError as `emit` and load_typed do.
+    """
     trt, found, typing = open_tensorrt(settings)
     if (artifact.engine.typing if artifact.engine is not None else typing) == "weak":
         weak = WeakBuild(trt, found, graph, plan, settings, silent, tensors)
         return weak.run()[1]
-    typed = next(path for path in artifact.files if path.suffix == ".onnx")
-    parsed = parse_typed(trt, found, load_graph(typed), graph.path, settings.shapes)
+    parsed = parse_typed(trt, found, load_typed(artifact), graph.path, settings.shapes)
     mark_tensors(parsed.network, read_layers(parsed.network), tensors)
     precision = Precision(fp16=False, tf32=settings.tf32)
     return EngineRunner(trt, build(trt, found, parsed.network, precision, settings, silent).plan)
+
+
+def load_typed(artifact: Artifact) -> Graph:
+    """The typed model that an engine was built from. Raises BackendError where it is gone: the engine runs without it."""
+    path = next(path for path in artifact.files if path.suffix == ".onnx")
+    try:
+        return load_graph(path)
+    except ModelError as error:
+        raise BackendError(
+            f"The typed model that {artifact.path.name} was built from is not there as it was: {error} Or build both again with "
+            "fix-fp16 build --backend tensorrt."
+        ) from error
 
 
 def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> Artifact:

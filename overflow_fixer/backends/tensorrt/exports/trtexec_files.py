@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from overflow_fixer.backends.tensorrt.emission import open_tensorrt
+from overflow_fixer.backends.tensorrt.emission import load_typed, open_tensorrt
 from overflow_fixer.backends.tensorrt.exports.export import Export, locate_model
 from overflow_fixer.backends.tensorrt.exports.staleness import remove_left_over, sign
 from overflow_fixer.backends.tensorrt.exports.trtexec import Binding, Command, render_arguments, render_line
@@ -15,7 +15,7 @@ from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers
 from overflow_fixer.backends.tensorrt.source import parse_graph, parse_typed
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
-from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.graph.model import Graph
 
 
 def write_trtexec(export: Export) -> tuple[Path, ...]:
@@ -64,8 +64,7 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
 def _read_strong(export: Export) -> tuple[Command, tuple[Path, ...]]:
     """What trtexec builds by strong typing: the typed model, in which nothing is left to pin."""
     trt, found, _ = open_tensorrt(export.settings)
-    typed = next(path for path in export.artifact.files if path.suffix == ".onnx")
-    graph = load_graph(typed)
+    graph = load_typed(export.artifact)
     parsed = parse_typed(trt, found, graph, export.graph.path, export.settings.shapes)
     model, changed = _find_model(export, graph, parsed)
     pinning, bindings = Pinning((), ()), _read_bindings(parsed.network)
