@@ -310,6 +310,37 @@ def test_the_npps_script_warns_of_what_was_overlooked(
     assert [text for text in told if any(text in str(w.message) for w in caught)] == warned
 
 
+def _model_with_modes(folder: Path) -> Graph:
+    text = """g (float[1,1,4,4] x, float[1,2,2,2] g) => (float[1,1,2,2] y) {
+        a = GridSample<mode="linear">(x, g) b = GridSample<padding_mode="border", mode="cubic">(x, g) y = Add(a, b)
+    }"""
+    return load_graph(write_model(folder, text, opset=20))
+
+
+@pytest.mark.parametrize("kind", ["npps", "loader"])
+def test_modes_of_opset_20_are_told_by_the_loader_and_warned_of_by_the_other_script(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    """By the parser of every TensorRT they are the nearest element, without a word."""
+    graph = _model_with_modes(tmp_path)
+    plan, artifact = make_plan(graph, graph.nodes[-1].label), _onnx_artifact(graph)
+    (path,) = exports.write_exports(
+        [f"polygraphy-{kind}"], Export(graph, plan, artifact, _PLAIN, tmp_path / "out")
+    )
+    trt = fake_tensorrt("10.0", Script())
+    use_tensorrt(trt)
+    script = _import_script(path, monkeypatch)
+    if kind == "npps":
+        told = pytest.warns(UserWarning, match=r"the modes of the GridSamples that write \['a', 'b'\]")
+        with told, pytest.raises(RuntimeError, match="matches no layer"):
+            script.postprocess(parsed_network(trt))
+        return
+    with pytest.raises(RuntimeError, match="matches no layer"):
+        script.load_network()
+    ((content, _),) = trt.script.parsed
+    assert content == find_source(graph, (), probe(trt), {})
+
+
 def test_functions_are_inlined_by_the_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
 ) -> None:

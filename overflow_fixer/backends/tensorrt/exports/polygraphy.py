@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overflow_fixer import __version__
-from overflow_fixer.backends.tensorrt.changes import find_partial_shapes, read_axes
+from overflow_fixer.backends.tensorrt.changes import find_grid_modes, find_partial_shapes, read_axes
 from overflow_fixer.backends.tensorrt.exports.export import Export, locate_model
 from overflow_fixer.backends.tensorrt.network import locate_plugin
 from overflow_fixer.files import sha256_of
@@ -45,6 +45,11 @@ def postprocess(network: Any) -> None:
         warnings.warn(
             f"TensorRT {trt.__version__} takes the parts of shapes {sorted(PARTIAL_SHAPES)} for the whole, which nothing can "
             "change in a parsed network: export the plan with --export polygraphy-loader."
+        )
+    if GRID_MODES:
+        warnings.warn(
+            f"TensorRT's parser does not know the modes of the GridSamples that write {sorted(GRID_MODES)}, and may have taken the "
+            "nearest element, which is not changed here: export the plan with --export polygraphy-loader."
         )
     pin_layers(trt, network, PINS, NODES, CONSTANTS, FREE)
 '''
@@ -90,10 +95,11 @@ def render_loader(export: Export) -> str:
     graph, plan = export.graph, export.plan
     name = name_script(graph.path, "loader")
     usage = ["polygraphy", "convert", name, "--model-type", "trt-network-script", "--convert-to", "trt"]
-    is_changed = bool(plan.clamps or read_axes(graph) or find_partial_shapes(graph)) or graph.is_inlined
+    overlooked = read_axes(graph) or find_partial_shapes(graph) or find_grid_modes(graph)
+    is_changed = bool(plan.clamps or overlooked or graph.is_inlined)
     modules = ["standalone_pins", "standalone_loading", *(["standalone_changes"] if is_changed else [])]
     imports, bodies = zip(*map(_read_parts, modules), strict=True)
-    change = "change_model(trt, MODEL, CLAMPS, AXES, PARTIAL_SHAPES)" if is_changed else "None"
+    change = "change_model(trt, MODEL, CLAMPS, AXES, PARTIAL_SHAPES, GRID_MODES)" if is_changed else "None"
     parts = [
         _head(export, [*usage, *_polygraphy_options(export)], "\n".join(["import os", *imports])),
         "\n".join(_render_model(export)),
@@ -192,6 +198,8 @@ def _render_overlooked(graph: Graph) -> Iterator[str]:
     yield "# part of a shape a Shape gives (with a prefix of free names)."
     yield f"AXES = {read_axes(graph)!r}"
     yield f"PARTIAL_SHAPES = {find_partial_shapes(graph)!r}"
+    yield "# The modes of GridSample by the names from before opset 20, which alone the parser knows, by what it writes."
+    yield f"GRID_MODES = {find_grid_modes(graph)!r}"
 
 
 def _render_pins(export: Export) -> str:

@@ -23,16 +23,17 @@ def change_model(
     clamps: Mapping[str, float],
     axes: Mapping[str, Sequence[int]],
     partial_shapes: Mapping[str, str],
+    grid_modes: Mapping[str, bytes],
 ) -> bytes | None:
     """The model with functions inlined, constants clamped, and what TensorRT's parser overlooks told in another way.
 
-    That is axes as attributes, and a part of a shape as a slice. External data stays where it is. None where nothing is to be
-    changed.
+    That is axes as attributes, a part of a shape as a slice, and a mode of GridSample by its older name. External data stays
+    where it is. None where nothing is to be changed.
     """
     model = onnx.load(path, load_external_data=False)
     if hasattr(trt.OnnxParser, "get_layer_output_tensor"):
         axes, partial_shapes = {}, {}
-    if not (model.functions or clamps or axes or partial_shapes):
+    if not (model.functions or clamps or axes or partial_shapes or grid_modes):
         return None
     if model.functions:
         from onnx.inliner import inline_local_functions
@@ -41,17 +42,24 @@ def change_model(
     missing = clamp_constants(model, os.path.dirname(path), clamps)
     if missing:
         raise RuntimeError(f"{path} has no constants {missing}, which the plan clamps.")
-    tell_overlooked(model.graph, axes, partial_shapes)
+    tell_overlooked(model.graph, axes, partial_shapes, grid_modes)
     return bytes(model.SerializeToString())
 
 
-def tell_overlooked(graph: Any, axes: Mapping[str, Sequence[int]], partial_shapes: Mapping[str, str]) -> None:
+def tell_overlooked(
+    graph: Any,
+    axes: Mapping[str, Sequence[int]],
+    partial_shapes: Mapping[str, str],
+    grid_modes: Mapping[str, bytes],
+) -> None:
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
         written = node.output[0] if node.output else ""
         if written in axes:
             tell_axes(node, axes[written])
+        if written in grid_modes:
+            next(one for one in node.attribute if one.name == "mode").s = grid_modes[written]
         prefix = partial_shapes.get(written)
         graph.node.extend([node] if prefix is None else slice_shape(node, prefix))
 

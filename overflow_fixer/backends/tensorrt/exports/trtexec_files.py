@@ -88,8 +88,8 @@ def _write_model(export: Export, graph: Graph, content: bytes) -> Path:
         raise BackendError(
             f"trtexec would need {graph.path} as it is changed for TensorRT (docs/tensorrt.md), but the data of "
             f"{outside.name!r} lies in another file, beside the model. Expected a model in one file. Save it so. Or use --export "
-            "polygraphy-loader, which clamps constants, inlines functions and tells axes and parts of shapes when it runs, and "
-            "changes nothing else; or, if it is for clamps alone, plan with --masks pin."
+            "polygraphy-loader, which clamps constants, inlines functions and tells axes, parts of shapes and modes of GridSample when "
+            "it runs, and changes nothing else; or, if it is for clamps alone, plan with --masks pin."
         )
     path = _name_model(export)
     with replace_file(path) as temporary:
