@@ -565,7 +565,9 @@ def test_trtexec_is_given_the_clamped_model_unless_its_data_lies_elsewhere(
     with pytest.raises(
         BackendError, match=r"the data of 'mask' lies in another file.*--export polygraphy-loader"
     ):
-        exports.write_exports(["trtexec"], Export(outside, plan, _engine_artifact(outside), _PLAIN, tmp_path))
+        exports.write_exports(
+            ["trtexec"], Export(outside, plan, _engine_artifact(outside), _PLAIN, tmp_path / "out")
+        )
 
 
 def test_what_trtexec_cannot_be_told_is_no_reason_to_leave_the_scripts_out(
@@ -671,6 +673,24 @@ def test_trtexec_is_given_the_typed_model_as_it_was_changed(
     )
     assert read_options(listed.read_text().splitlines())["--onnx"] == str(model.resolve())
     assert onnx.load(model).graph.node[0].attribute[0].s == b"bilinear"
+
+
+def test_a_changed_model_finds_its_data_in_the_folder_that_it_is_written_to(
+    tmp_path: Path, open_fake: Callable[..., None]
+) -> None:
+    """There a typed model of many weights has them, and nobody can have it in one file."""
+    graph, trt = recorded_graph("conv_chain"), fake_tensorrt("10.0", recorded_script("conv_chain"))
+    open_fake(trt, "strong")
+    typed = _write_typed(tmp_path, 'GridSample<mode="linear">(x, grid)')
+    model, grid = onnx.load(typed), np.full([1, 2, 2, 2], 0.5, np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(grid, "grid"))
+    onnx.save(model, typed, save_as_external_data=True, size_threshold=0, location="data")
+    artifact = replace(_engine_artifact(graph, typing="strong"), files=(tmp_path / "model.engine", typed))
+    plan = make_plan(graph, "/fc/Gemm")
+    _, _, changed = exports.write_exports(["trtexec"], Export(graph, plan, artifact, _PLAIN, tmp_path))
+    np.testing.assert_array_equal(numpy_helper.to_array(onnx.load(changed).graph.initializer[0]), grid)
+    with pytest.raises(BackendError, match=r"the data of 'grid' lies in another file"):
+        exports.write_exports(["trtexec"], Export(graph, plan, artifact, _PLAIN, tmp_path / "out"))
 
 
 def test_trtexec_is_refused_without_tensorrt_before_anything_is_built() -> None:

@@ -84,12 +84,13 @@ def _find_model(export: Export, graph: Graph, parsed: ParsedNetwork) -> tuple[Pa
 def _write_model(export: Export, graph: Graph, content: bytes) -> Path:
     """Write the graph's model as it was changed for TensorRT: trtexec reads it from a file."""
     outside = next(graph.external_tensors(), None)
-    if outside is not None:
+    if outside is not None and graph.folder.resolve() != export.folder.resolve():
         raise BackendError(
             f"trtexec would need {graph.path} as it is changed for TensorRT (docs/tensorrt.md), but the data of "
-            f"{outside.name!r} lies in another file, beside the model. Expected a model in one file. Save it so. Or use --export "
-            "polygraphy-loader, which clamps constants, inlines functions and tells axes, parts of shapes and modes of GridSample when "
-            "it runs, and changes nothing else; or, if it is for clamps alone, plan with --masks pin."
+            f"{outside.name!r} lies in another file, beside the model. Expected a model in one file, or its data in the folder that is "
+            "exported to. Save it so, or name its folder with --out. Or use --export polygraphy-loader, which clamps constants, inlines "
+            "functions and tells axes, parts of shapes and modes of GridSample when it runs, and changes nothing else; or, if it is for "
+            "clamps alone, plan with --masks pin."
         )
     path = _name_model(export)
     with replace_file(path) as temporary:
