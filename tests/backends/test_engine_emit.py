@@ -106,6 +106,21 @@ def test_an_engine_tells_the_sizes_that_its_model_was_given(tmp_path: Path) -> N
     assert "3 of 'x' along axis 0" in note
 
 
+def test_engines_to_compare_with_get_those_sizes_too(graph: Graph, tmp_path: Path) -> None:
+    """That of FP32, and by strong typing the tracer; each parsing of the model as it is is refused."""
+    script = _strong_script(*(engine(("square", "FP32")) for _ in range(3)))
+    script.parse_errors, plan = ["isDynamic(shape)"], make_plan(graph, "square")
+    settings = replace(SETTINGS, shapes={"x": ShapeRange((2, 4), (2, 4), (2, 4))})
+    with _tensorrt(script, "11"):
+        script.refused_parsings = 1
+        artifact = emit(graph, plan, tmp_path / "model.engine", settings)
+        script.refused_parsings = 3
+        open_tracer(graph, plan, artifact, ["s"], settings)
+        script.refused_parsings = 5
+        emit_fp32(graph, tmp_path / "fp32.engine", settings, tf32=False)
+    assert [isinstance(parsed, tuple) for parsed in script.parsed] == [False, True] * 3
+
+
 def test_the_fp32_engine_is_told_axes_too(tmp_path: Path) -> None:
     text = "g (float[2,3] x) => (float[2,1] y) <int64[1] axes = {1}> { y = ReduceMean(x, axes) }"
     reduction = load_graph(write_model(tmp_path, text, opset=18))
