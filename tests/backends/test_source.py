@@ -419,8 +419,8 @@ def test_a_model_that_is_refused_gets_the_sizes_that_there_is_no_choice_of(tmp_p
     assert (first, _read_dims(second)) == (str(tmp_path / "model.onnx"), [1, 3, "w"])
     assert parsed.source == second[0]
     assert parsed.note == (
-        "TensorRT 8.6.1 does not take the model as it is: Cannot infer squeeze dimensions. So it was given the sizes that the "
-        "data, or --profile, leave no choice of: 1 of 'x' along axis 0. The engine takes no others."
+        "The model was given the sizes that the data, or --profile, leave no choice of (1 of 'x' along axis 0), and the engine "
+        "takes no others: TensorRT 8.6.1 refuses it as it is (Cannot infer squeeze dimensions)."
     )
 
 

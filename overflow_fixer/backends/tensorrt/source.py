@@ -67,8 +67,8 @@ def parse_graph(
 def _tell_sizes(found: Capabilities, refusal: RefusedModelError, sizes: Sizes) -> str:
     told = ", ".join(f"{size} of {name!r} along axis {axis}" for (name, axis), size in sizes.items())
     return (
-        f"TensorRT {found.version} does not take the model as it is: {refusal.reason}. So it was given the sizes that the data, or "
-        f"--profile, leave no choice of: {told}. The engine takes no others."
+        f"The model was given the sizes that the data, or --profile, leave no choice of ({told}), and the engine takes no others: "
+        f"TensorRT {found.version} refuses it as it is ({refusal.reason})."
     )
 
 
