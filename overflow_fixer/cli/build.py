@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.calibration import open_calibration
@@ -27,6 +28,8 @@ from overflow_fixer.reports import load_plan
 from overflow_fixer.reports.caveats import say_without_effect
 from overflow_fixer.trials.bench import make_settings
 from overflow_fixer.trials.place import check_place, name_artifact
+
+_MOST_WARNINGS = 5
 
 
 @click.command("build", cls=TellsHelp)
@@ -57,7 +60,8 @@ def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: boo
         settings = make_settings(config, graph, calibration, BACKENDS[name])
         artifact = BACKENDS[name].emit(graph, plan, name_artifact(config, name), settings, silent)
         exported = write_exports(config.build.exports, Export(graph, plan, artifact, settings, config.folder))
-    warnings = list(say_without_effect(config.build, BACKENDS[name].is_engine))
+    told = () if artifact.engine is None else artifact.engine.warnings
+    warnings = [*say_without_effect(config.build, BACKENDS[name].is_engine), *told]
     if as_json:
         say(_to_json(artifact, reason, exported, warnings))
     elif not quiet:
@@ -91,5 +95,8 @@ def _print(artifact: Artifact, reason: str, exported: Sequence[Path], warnings: 
     )
     for file in exported:
         say(f"{file}: exported.")
-    for warning in warnings:
+    for warning in warnings[:_MOST_WARNINGS]:
         say(f"Warning: {warning}")
+    if len(warnings) > _MOST_WARNINGS:
+        left = say_plural(len(warnings) - _MOST_WARNINGS, "warning")
+        say(f"{left} more: see {sidecar_of(artifact.path)}")

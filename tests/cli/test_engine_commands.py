@@ -6,7 +6,9 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +18,9 @@ from onnx import TensorProto, helper
 from standin_gpu import StandInDriver, use_standin_gpu
 from working_tensorrt import working_tensorrt
 
+from overflow_fixer.backends import BACKENDS
 from overflow_fixer.cli import main
+from overflow_fixer.records import Artifact
 
 SAMPLE = Path(__file__).parents[2] / "calib_data" / "conv_chain"
 MODEL, DATA = SAMPLE / "model.onnx", SAMPLE / "data"
@@ -92,6 +96,37 @@ def test_the_stages_one_after_the_other(
         assert document["verification"]["naive"] is None
     assert _run("report", tmp_path) == 0  # on a machine without a GPU
     assert "VERIFIED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "told"), [(5, 5), (7, 6)])
+def test_build_tells_what_is_to_be_known_of_an_engine(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    told: int,
+) -> None:
+    """Such as pins that are only preferred; of many warnings the first, as the report has them."""
+    backend = BACKENDS["tensorrt"]
+
+    def warn(*arguments: Any) -> Artifact:
+        artifact = backend.emit(*arguments)
+        assert artifact.engine is not None
+        warnings = tuple(f"number {number}" for number in range(count))
+        return replace(artifact, engine=replace(artifact.engine, warnings=warnings))
+
+    monkeypatch.setitem(BACKENDS, "tensorrt", replace(backend, emit=warn))
+    _plan(tmp_path)
+    with _machine(tmp_path):
+        assert _run("build", MODEL, "--calib", DATA, "--out", tmp_path, "--backend", "tensorrt") == 0
+        _, *lines = capsys.readouterr().out.splitlines()
+        assert (
+            _run("build", MODEL, "--calib", DATA, "--out", tmp_path, "--backend", "tensorrt", "--json") == 0
+        )
+    assert lines[:5] == [f"Warning: number {number}" for number in range(5)]
+    assert len(lines) == told
+    assert count == 5 or lines[5] == f"2 warnings more: see {tmp_path / 'model.engine.json'}"
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == count
 
 
 def test_build_tells_what_it_built_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
