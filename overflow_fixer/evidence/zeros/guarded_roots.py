@@ -1,7 +1,7 @@
 """Roots of what a constant keeps from zero, √(x² + 1e-12), and whether it matters that one is zero and not 1e-6.
 
-It does where something divides by it, takes its logarithm, or gives it out: as it is, in sums, or scaled. Beside other data,
-or a bias, 1e-6 is nothing: a training needs such a guard for its gradient, and the network none.
+It does where something divides by it, takes its logarithm, tells it from zero, or gives it out: as it is, in sums, or scaled.
+Beside other data, or a bias, 1e-6 is nothing: a training needs such a guard for its gradient, and the network none.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import math
 from functools import lru_cache
 
 from overflow_fixer.evidence.paths import find_leading
-from overflow_fixer.evidence.zeros.divisors import read_guards
 from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER, SUMS, divides, keeps_zero
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.operators import ADDS, COMPARES
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
 _UNSEEN = frozenset({"", "If", "Loop", "Scan"})
 """Operators behind which nobody looks, those of other domains among them."""
 _TAKES_BIAS = frozenset("Conv ConvTranspose Gemm".split())
+_TELLS_APART = COMPARES | {"Equal"}
 _LARGEST_GUARD = 2.0**-10
 """A larger constant that is added is a bias, beside which the root of one that FP16 makes zero of is nothing."""
 
@@ -40,9 +41,18 @@ def _list_shown(graph: Graph, ranges: RangeTable) -> frozenset[str]:
 
     def is_end(reader: Node, slot: int) -> bool:
         gives_out = not shown.isdisjoint(reader.writes) and goes_on(reader, slot)
-        return reader.standard_op in _UNSEEN or divides(graph, reader, slot) or gives_out
+        is_told = divides(graph, reader, slot) or _tells_from_zero(graph, ranges, reader, slot)
+        return reader.standard_op in _UNSEEN or is_told or gives_out
 
     return find_leading(graph, goes_on, is_end) | shown
+
+
+def _tells_from_zero(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
+    """Whether the node compares what it reads there with a constant that is as small."""
+    return (
+        node.standard_op in _TELLS_APART
+        and max(_list_constants(graph, ranges, node, slot), default=math.inf) <= _LARGEST_GUARD
+    )
 
 
 def _stays_small(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
@@ -50,7 +60,21 @@ def _stays_small(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> boo
     op = node.standard_op
     if op in SUMS:
         return not (op in _TAKES_BIAS and any(node.inputs[2:]))
-    if op in ("Add", "Sum"):
-        others = read_guards(graph, ranges, node, slot) or (math.inf,)
-        return all(other <= _LARGEST_GUARD for other in others)
+    if op in ADDS:
+        return _adds_little(graph, ranges, node, slot)
     return op in NO_SMALLER or keeps_zero(graph, node, slot)
+
+
+def _adds_little(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
+    """Whether constants that are added are as small, and so is what was computed: of that, a sum that was never negative tells."""
+    constants = _list_constants(graph, ranges, node, slot)
+    made = ranges.get(node.outputs[0])
+    is_small = made is not None and made.min >= 0 and made.min_nonzero_abs <= _LARGEST_GUARD
+    are_all = len(constants) == len(node.beside(slot))
+    return max(constants, default=0.0) <= _LARGEST_GUARD and (are_all or is_small)
+
+
+def _list_constants(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> list[float]:
+    """The largest of each constant beside the slot; infinity of one that has NaN or was not measured."""
+    seen = [ranges.get(name) for name in node.beside(slot) if name in graph.constants]
+    return [math.inf if one is None or one.nan_count else one.max_abs for one in seen]

@@ -14,6 +14,7 @@ from overflow_fixer.rules.vanishing_constant import find_vanishing_constants
 
 CONSTANTS = {
     "eps": scalar(1e-12),
+    "zero": scalar(0),
     "half": scalar(0.5),
     "one": scalar(1),
     "floor": scalar(1e-4),
@@ -41,6 +42,13 @@ LENGTHS = [node("Mul", "x x", "q"), node("Add", "q eps", "a")]
         ([node("MatMul", "r w", "m"), node("Log", "m", "y")], True),
         ([node("Max", "r floor", "m"), node("Log", "m", "y")], True),
         ([node("Add", "r tiny", "m"), node("Div", "x m", "y")], True),
+        ([node("Abs", "x", "b"), node("Add", "r b", "m"), node("Div", "x m", "y")], True),
+        ([node("Neg", "x", "b"), node("Sub", "r b", "m"), node("Div", "x m", "y")], True),
+        ([node("Sigmoid", "x", "s"), node("Add", "r s", "m"), node("Div", "x m", "y")], False),
+        ([node("Sub", "one r", "m"), node("Log", "m", "y")], False),
+        ([node("Greater", "r tiny", "m"), node("Where", "m x one", "y")], True),
+        ([node("Equal", "zero r", "m"), node("Where", "m x one", "y")], True),
+        ([node("Less", "r half", "m"), node("Where", "m x one", "y")], False),
         ([node("Cos", "r", "c"), node("Div", "x r", "d"), node("Add", "c d", "y")], True),
         ([node("QuickGelu", "r", "y", domain="com.microsoft")], True),
         ([node("Sigmoid", "x", "s"), node("Div", "r s", "d"), node("Exp", "d", "y")], False),
