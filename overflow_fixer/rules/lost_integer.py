@@ -10,13 +10,14 @@ by which one is looked up, these are places over 32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from onnx import TensorProto
 
 from overflow_fixer.evidence.integers.coordinates import find_coordinates
+from overflow_fixer.evidence.integers.interpolated import find_next_cells
 from overflow_fixer.evidence.integers.multiples import EXACT_STEPS, INTEGERS, Multiples, find_multiples
 from overflow_fixer.evidence.integers.places import FARTHEST_CELL, LARGEST_COORDINATE, is_far
 from overflow_fixer.evidence.origins import find_origins
@@ -159,7 +160,7 @@ def _find_cut(graph: Graph, ranges: RangeTable, node: Node) -> float | None:
     is_rounded = data != node.inputs[0]
     if is_large != is_rounded and is_far(graph, ranges, data) and _is_looked_up(graph, node.outputs[0]):
         return LARGEST_COORDINATE
-    is_cell = not is_large and _is_scaled(graph, data) and _tells_a_place(graph, node.outputs[0])
+    is_cell = not is_large and _is_scaled(graph, data) and _tells_a_cell(graph, node, data)
     return FARTHEST_CELL if is_cell else None
 
 
@@ -201,11 +202,18 @@ def _is_looked_up(graph: Graph, tensor: str) -> bool:
     return tensor in graph.outputs or bool(find_ways(graph, tensor, stays_integer, is_end))
 
 
-def _tells_a_place(graph: Graph, tensor: str) -> bool:
-    """Whether integers, or what is computed of them as integers, are places in something else, as indices are."""
+def _tells_a_cell(graph: Graph, cast: Node, data: str) -> bool:
+    """Whether something else is looked up in the next cell: not where that is looked up, too, and both are weighed by the rest."""
+    next_cells = find_next_cells(graph, data)
+    is_interpolated = bool(next_cells) and _tells_a_place(graph, cast.outputs[0], next_cells)
+    return not is_interpolated and _tells_a_place(graph, cast.outputs[0])
+
+
+def _tells_a_place(graph: Graph, tensor: str, without: Container[str] = ()) -> bool:
+    """Whether integers, or what nodes but those compute of them as integers, are places in something else, as indices are."""
 
     def stays_integer(node: Node, slot: int) -> bool:
-        return any(graph.dtypes.get(name) in INTEGERS for name in node.writes)
+        return node.label not in without and any(graph.dtypes.get(name) in INTEGERS for name in node.writes)
 
     def is_end(node: Node, slot: int) -> bool:
         return node.standard_op in _LOOKS_UP and slot == 1
