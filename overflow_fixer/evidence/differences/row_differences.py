@@ -23,8 +23,8 @@ from overflow_fixer.records import InnerRange, RangeTable
 
 _MOST = 64.0
 """Where a row is more times what is left of it, that is less than 32 of FP16's steps: under 30 dB, see docs/numerics.md."""
-_AS_LARGE = frozenset("ReduceMax ReduceMin ReduceMean Abs Max Clip".split())
-"""Operators that make numbers as large as the row of a row: to divide what is left by such a one scales nothing up."""
+_AS_LARGE = frozenset("ReduceMax ReduceMin ReduceMean Abs Max Clip Where Constant ConstantOfShape".split())
+"""Operators that make numbers as large as the row of a row, or guards: to divide what is left by such a one scales nothing up."""
 
 
 def find_row_differences(graph: Graph, ranges: RangeTable) -> Iterator[LostDifference]:
@@ -84,22 +84,25 @@ def _scales(graph: Graph, node: Node, reader: Node, slot: int) -> bool:
     other, sources = reader.inputs[1 - slot], {*node.inputs, *node.outputs}
     makers = list(walk_back(graph, other, lambda writer, name: name not in sources))
     is_made_of_it = any(not sources.isdisjoint(one.inputs) for one in makers)
-    is_scaled = reader.standard_op == "Div" or _is_reciprocal(graph, makers)
-    return is_made_of_it and is_scaled and not all(_is_as_large(graph, node, one) for one in makers)
+    divides_by_it = reader if reader.standard_op == "Div" else _find_reciprocal(graph, makers)
+    is_as_large = all(one is divides_by_it or _is_as_large(graph, node, one) for one in makers)
+    return is_made_of_it and divides_by_it is not None and not is_as_large
 
 
 def _is_as_large(graph: Graph, node: Node, maker: Node) -> bool:
     """Whether what is made of the row is as large as that: it is chosen, or a guard is added, and it is not of what is left."""
-    if not set(maker.inputs).isdisjoint(node.outputs):
-        return False
+    is_condition = all(name in graph.dtypes and not graph.is_float(name) for name in maker.writes)
+    if is_condition or not set(maker.inputs).isdisjoint(node.outputs):
+        return is_condition
     adds = maker.standard_op == "Add" and not graph.constants.keys().isdisjoint(maker.inputs)
-    return adds or maker.standard_op in _AS_LARGE or maker.op_type == "Constant" or moves(maker, 0)
+    return adds or maker.standard_op in _AS_LARGE or moves(maker, 0)
 
 
-def _is_reciprocal(graph: Graph, makers: Sequence[Node]) -> bool:
-    """Whether the last that computes, and does not move, divides by what it reads."""
+def _find_reciprocal(graph: Graph, makers: Sequence[Node]) -> Node | None:
+    """The last that computes, and does not move, if it divides by what it reads."""
     last = next((one for one in makers if not moves(one, 0)), None)
-    return last is not None and any(divides(graph, last, slot) for slot in range(len(last.inputs)))
+    is_one = last is not None and any(divides(graph, last, slot) for slot in range(len(last.inputs)))
+    return last if is_one else None
 
 
 def _tell(graph: Graph, ranges: RangeTable, node: Node, inner: InnerRange, end: Node) -> LostDifference:

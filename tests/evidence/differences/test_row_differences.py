@@ -19,6 +19,7 @@ GENERATOR = np.random.default_rng(3)
 CONSTANTS = {
     "eps": scalar(1e-5),
     "one": scalar(1),
+    "zero": scalar(0),
     "half": scalar(0.5),
     "minus": scalar(-0.5),
     "first": ints(0),
@@ -38,6 +39,14 @@ SCALED = {
     "by the deviation": [*MEAN, *DEVIATION, node("Div", "d s", "y")],
     "by one over it": [*MEAN, *DEVIATION, node("Reciprocal", "s", "q"), node("Mul", "d q", "y")],
     "by one over it, from the left": [*MEAN, *DEVIATION, node("Div", "one s", "q"), node("Mul", "q d", "y")],
+    "by one over it, or one": [
+        *MEAN,
+        *DEVIATION,
+        node("Equal", "s zero", "c"),
+        node("Where", "c one s", "k"),
+        node("Div", "one k", "q"),
+        node("Mul", "d q", "y"),
+    ],
     "by a power": [*MEAN, *DEVIATION[:3], node("Pow", "g minus", "q"), node("Mul", "d q", "y")],
     "moved before": [*MEAN, *DEVIATION, node("Identity", "d", "i"), node("Div", "i s", "y")],
     "by the range": [
@@ -53,6 +62,11 @@ SCALED = {
         node("Transpose", "n", "y", perm=[0, 2, 1]),
     ],
 }
+RANGE = [
+    node("ReduceMax", "x", "h", axes=[1]),
+    node("ReduceMin", "x", "m", axes=[1]),
+    node("Sub", "h m", "d"),
+]
 NOT_SCALED = {
     "given out": [*MEAN, node("Identity", "d", "y")],
     "a layer": [*MEAN, node("MatMul", "d w", "y")],
@@ -66,13 +80,18 @@ NOT_SCALED = {
     ],
     "divided by its mean, guarded": [*MEAN, node("Add", "m eps", "g"), node("Div", "d g", "y")],
     "the range, divided by the largest, guarded": [
-        node("ReduceMax", "x", "h", axes=[1]),
-        node("ReduceMin", "x", "m", axes=[1]),
-        node("Sub", "h m", "d"),
+        *RANGE,
         node("Add", "h eps", "g"),
         node("Unsqueeze", "g first", "u"),
         node("Squeeze", "u first", "v"),
         node("Div", "d v", "y"),
+    ],
+    "multiplied by one over the largest": [*RANGE, node("Div", "one h", "q"), node("Mul", "d q", "y")],
+    "divided by the largest, or by one": [
+        *RANGE,
+        node("Equal", "d zero", "c"),
+        node("Where", "c one h", "g"),
+        node("Div", "d g", "y"),
     ],
     "squared": [*MEAN, node("Mul", "d d", "y")],
     "scaled by a constant": [*MEAN, node("Div", "d half", "y")],
