@@ -72,7 +72,7 @@ _DECIDES = {
 
 
 _FINEST_CELL = 2.0
-"""Up to it FP16's steps are 1/1024, and one number in 4,000 comes to another cell: twice as many leave 30 dB."""
+"""Up to it FP16's steps are 1/1024, and one number in 2,000 comes to another cell, which leaves 30 dB."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _tell(source: str, largest: float, step: float | None, limit: float) -> str:
     """What is lost; `step` is None of data."""
     if step is None and largest <= LARGEST_COORDINATE:
         size = step_at(largest)
-        return f"{source} reaches {largest:.9g}, where FP16's steps of {size:g} round one number in {4 / size:.0f} past an integer"
+        return f"{source} reaches {largest:.9g}, where FP16's steps of {size:g} round one number in {2 / size:.0f} past an integer"
     if step is None and largest <= EXACT_STEPS:
         return f"{source} reaches {largest:.9g}, which FP16 rounds to integers by itself from {limit:g} on"
     if step is None:

@@ -503,6 +503,20 @@ def test_it_matters_where_the_integers_look_something_up(
     assert found == (["Sigmoid_s0", "Mul_q", "Cast_i"] if is_found else [])
 
 
+@pytest.mark.parametrize(("nearby", "one_in"), [(40, 64), (200, 16), (500, 8)])
+def test_how_many_places_come_to_the_next_cell(nearby: float, one_in: int, tmp_path: Path) -> None:
+    """Of those that are spread evenly around one, as the finding tells."""
+    x = np.random.default_rng(7).uniform(nearby - 4, nearby, 100_000).astype(np.float32) / 512
+    nodes = [node("Mul", "x size", "q"), node("Cast", "q", "i", to=INT64), node("Gather", "table i", "y")]
+    constants = {"size": scalar(512), "table": floats(*range(512))}
+    graph, ranges = scan(make_model(nodes, {"x": [len(x)]}, "y", constants), tmp_path, {"x": x})
+    (finding, *_) = ask(find_lost_integers, graph, ranges)
+    assert f" round one number in {one_in} past an integer" in finding.reason
+    places = x * 512
+    moved = np.floor(places.astype(np.float16)) != np.floor(places)
+    assert float(moved.mean()) == pytest.approx(1 / one_in, rel=0.15)
+
+
 CELLS = np.float32(np.random.default_rng(5).uniform(0, 1, 400))
 
 
@@ -548,7 +562,7 @@ def test_places_over_the_size_of_a_cell(
     if is_found and farthest == 500:
         (finding,) = ask(find_lost_integers, graph, ranges)[-1:]
         assert (
-            ", where FP16's steps of 0.25 round one number in 16 past an integer, and Cast" in finding.reason
+            ", where FP16's steps of 0.25 round one number in 8 past an integer, and Cast" in finding.reason
         )
         assert finding.limit == 32
         assert measure_snr_db(tmp_path / "model.onnx", {"x": x}, set()) < 20

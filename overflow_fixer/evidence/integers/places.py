@@ -21,7 +21,7 @@ from overflow_fixer.records import RangeTable
 LARGEST_COORDINATE = 1024.0
 """Beyond it FP16's steps are 1 and more: NMS keeps 10 % more of boxes of 4 to 8 pixels, below it 3 % at most."""
 FARTHEST_CELL = 32.0
-"""Beyond it FP16's steps are 1/32 and more: of numbers spread evenly it rounds one in 128 to beyond the next integer, or more."""
+"""Beyond it FP16's steps are 1/32 and more: of numbers spread evenly it rounds one in 64 to beyond the next integer, or more."""
 
 _ADDED = {
     **dict.fromkeys("Add Sub Sum Max Min".split(), None),
