@@ -9,17 +9,22 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from onnx import TensorProto
+
 from overflow_fixer.evidence.paths import find_leading
+from overflow_fixer.evidence.semantics import read_epsilon
 from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER, SUMS, divides, keeps_zero
+from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS, COMPARES
+from overflow_fixer.graph.operators import ADDS, CASTS, COMPARES
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
 _UNSEEN = frozenset({"", "If", "Loop", "Scan"})
 """Operators behind which nobody looks, those of other domains among them."""
 _TAKES_BIAS = frozenset("Conv ConvTranspose Gemm".split())
+_NORMALISES = frozenset(name for name in SUMS if name.endswith("Normalization"))
 _TELLS_APART = COMPARES | {"Equal"}
 _LARGEST_GUARD = 2.0**-10
 """A larger constant that is added is a bias, beside which the root of one that FP16 makes zero of is nothing."""
@@ -42,17 +47,23 @@ def _list_shown(graph: Graph, ranges: RangeTable) -> frozenset[str]:
     def is_end(reader: Node, slot: int) -> bool:
         gives_out = not shown.isdisjoint(reader.writes) and goes_on(reader, slot)
         is_told = divides(graph, reader, slot) or _tells_from_zero(graph, ranges, reader, slot)
-        return reader.standard_op in _UNSEEN or is_told or gives_out
+        return reader.standard_op in _UNSEEN or is_told or _scales_up(reader, slot) or gives_out
 
     return find_leading(graph, goes_on, is_end) | shown
 
 
 def _tells_from_zero(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:
-    """Whether the node compares what it reads there with a constant that is as small."""
-    return (
-        node.standard_op in _TELLS_APART
-        and max(_list_constants(graph, ranges, node, slot), default=math.inf) <= _LARGEST_GUARD
-    )
+    """Whether the node makes true, or one, of all but zero, or compares what it reads there with a constant that is as small."""
+    is_made_true = node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) == TensorProto.BOOL
+    if is_made_true or node.standard_op in ("Sign", "Ceil"):
+        return True
+    constants = _list_constants(graph, ranges, node, slot)
+    return node.standard_op in _TELLS_APART and max(constants, default=math.inf) <= _LARGEST_GUARD
+
+
+def _scales_up(node: Node, slot: int) -> bool:
+    """Whether it is a normalisation whose epsilon is as small as what the root is of: it divides by nothing else that is larger."""
+    return slot == 0 and node.standard_op in _NORMALISES and read_epsilon(node) <= FP16_UNDERFLOW
 
 
 def _stays_small(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> bool:

@@ -21,6 +21,7 @@ CONSTANTS = {
     "tiny": scalar(1e-9),
     "last": ints(-1),
     "w": np.eye(3, dtype=np.float32),
+    "w0": floats(1, 2, 3),
     "bias": floats(0.5, 0.2, 0.1),
 }
 LENGTHS = [node("Mul", "x x", "q"), node("Add", "q eps", "a")]
@@ -48,6 +49,18 @@ LENGTHS = [node("Mul", "x x", "q"), node("Add", "q eps", "a")]
         ([node("Sub", "one r", "m"), node("Log", "m", "y")], False),
         ([node("Greater", "r tiny", "m"), node("Where", "m x one", "y")], True),
         ([node("Equal", "zero r", "m"), node("Where", "m x one", "y")], True),
+        ([node("Cast", "r", "m", to=TensorProto.BOOL), node("Where", "m x one", "y")], True),
+        ([node("Sign", "r", "m"), node("Exp", "m", "y")], True),
+        ([node("LayerNormalization", "r w0", "m", epsilon=1e-12), node("Exp", "m", "y")], True),
+        ([node("LayerNormalization", "r w0", "m", epsilon=1e-5), node("Exp", "m", "y")], False),
+        (
+            [
+                node("Cast", "r", "m", to=TensorProto.DOUBLE),
+                node("Cast", "m", "n", to=1),
+                node("Exp", "n", "y"),
+            ],
+            False,
+        ),
         ([node("Less", "r half", "m"), node("Where", "m x one", "y")], False),
         ([node("Cos", "r", "c"), node("Div", "x r", "d"), node("Add", "c d", "y")], True),
         ([node("QuickGelu", "r", "y", domain="com.microsoft")], True),
