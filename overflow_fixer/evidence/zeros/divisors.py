@@ -111,7 +111,7 @@ def _is_guard(graph: Graph, ranges: RangeTable, node: Node, least: float) -> boo
     """Whether a constant is all of it: added to zero, or in the place of something smaller, and moved or a root perhaps."""
     for _ in range(FARTHEST):
         slots = range(len(node.inputs))
-        guards = [value for slot in slots for value in read_guards(graph, ranges, node, slot) or ()]
+        guards = [value for slot in slots for value in _read_guards(graph, ranges, node, slot) or ()]
         if any(guard * _NEARLY >= least for guard in guards if guard < math.inf):
             return True
         parts = [*carry_back(graph, ranges, node, least)]
@@ -237,11 +237,11 @@ def guards_in_vain(
     graph: Graph, ranges: RangeTable, node: Node, slot: int, limit: float = FP16_UNDERFLOW
 ) -> bool:
     """Whether the node keeps what it reads there from zero by constants alone of no more than `limit`."""
-    guards = read_guards(graph, ranges, node, slot)
+    guards = _read_guards(graph, ranges, node, slot)
     return guards is not None and all(guard <= limit for guard in guards)
 
 
-def read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tuple[float, ...] | None:
+def _read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tuple[float, ...] | None:
     """The largest of each constant that keeps what the node reads there from zero; None where it is no such operator.
 
     Infinity where something else does; 0 of Clip where its bound is less, or missing.
@@ -258,7 +258,7 @@ def read_guards(graph: Graph, ranges: RangeTable, node: Node, slot: int) -> tupl
 
 def find_guards(graph: Graph, ranges: RangeTable, nodes: Iterable[Node]) -> list[float]:
     """The constants that keep what the nodes read from zero."""
-    found = (read_guards(graph, ranges, node, slot) for node in nodes for slot in range(len(node.inputs)))
+    found = (_read_guards(graph, ranges, node, slot) for node in nodes for slot in range(len(node.inputs)))
     return [value for one in found for value in one or () if value < math.inf]
 
 
