@@ -16,3 +16,5 @@ COMPARES = frozenset("Less LessOrEqual Greater GreaterOrEqual".split())
 SCATTERS = frozenset("Scatter ScatterElements ScatterND".split())
 DIVISOR_SLOTS: Mapping[str, int] = {"Div": 1, "Reciprocal": 0}
 """Operators that divide, and at which slot they read what they divide by."""
+UNSEEN = frozenset({"", "If", "Loop", "Scan"})
+"""Operators behind which nobody looks, those of other domains among them."""

@@ -17,12 +17,10 @@ from overflow_fixer.evidence.zeros.near_zero import NO_SMALLER, SUMS, divides, k
 from overflow_fixer.formats import FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.graph.operators import ADDS, CASTS, COMPARES
+from overflow_fixer.graph.operators import ADDS, CASTS, COMPARES, UNSEEN
 from overflow_fixer.graph.powers import read_exponent
 from overflow_fixer.records import RangeTable
 
-_UNSEEN = frozenset({"", "If", "Loop", "Scan"})
-"""Operators behind which nobody looks, those of other domains among them."""
 _TAKES_BIAS = frozenset("Conv ConvTranspose Gemm".split())
 _NORMALISES = frozenset(name for name in SUMS if name.endswith("Normalization"))
 _TELLS_APART = COMPARES | {"Equal"}
@@ -47,7 +45,7 @@ def _list_shown(graph: Graph, ranges: RangeTable) -> frozenset[str]:
     def is_end(reader: Node, slot: int) -> bool:
         gives_out = not shown.isdisjoint(reader.writes) and goes_on(reader, slot)
         is_told = divides(graph, reader, slot) or _tells_from_zero(graph, ranges, reader, slot)
-        return reader.standard_op in _UNSEEN or is_told or _scales_up(reader, slot) or gives_out
+        return reader.standard_op in UNSEEN or is_told or _scales_up(reader, slot) or gives_out
 
     return find_leading(graph, goes_on, is_end) | shown
 
