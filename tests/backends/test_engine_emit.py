@@ -19,6 +19,7 @@ from standin_gpu import StandInDriver, use_standin_gpu
 from typed_models import write_model
 
 from overflow_fixer.backends import choose_backend
+from overflow_fixer.backends.mixed_onnx.assignment import IoTypes
 from overflow_fixer.backends.tensorrt import availability, describe, emit, emit_fp32, open_runner, open_tracer
 from overflow_fixer.backends.tensorrt.engine_file import sidecar_of
 from overflow_fixer.errors import BackendError, PlanError
@@ -138,6 +139,20 @@ def test_a_pin_that_was_not_honoured_is_no_fp32_node(graph: Graph, tmp_path: Pat
     assert "square" in artifact.fp16_nodes
     assert "square" not in artifact.fp32_nodes
     assert _engine(artifact).pins[0].state == "not honoured"
+
+
+@pytest.mark.parametrize(("io_types", "allowed"), [("keep", set()), ("fp16", {"FP16"})])
+def test_where_every_node_is_pinned_fp16_is_not_allowed(
+    graph: Graph, tmp_path: Path, io_types: IoTypes, allowed: set[str]
+) -> None:
+    """It would be taken for what no pin can be set on."""
+    plan = make_plan(graph, "square", "softmax", "add", "topk")
+    script = small_script(engine((FUSED, "FP32"), ("add", "FP32"), ("topk", "FP32")))
+    with _tensorrt(script):
+        artifact = emit(graph, plan, tmp_path / "model.engine", replace(SETTINGS, io_types=io_types))
+    assert script.asked[0].flags == {"TF32", "OBEY_PRECISION_CONSTRAINTS"} | allowed
+    told = [warning for warning in _engine(artifact).warnings if "FP16 was not allowed" in warning]
+    assert len(told) == (not allowed)
 
 
 def test_a_plan_of_nothing_is_plain_fp16(graph: Graph, tmp_path: Path) -> None:

@@ -150,6 +150,10 @@ def test_nothing_is_constrained_where_nothing_is_pinned_or_types_come_from_the_m
     assert set(_options(strong)) == {"--onnx", "--stronglyTyped", "--saveEngine"}
 
 
+def test_fp16_is_not_allowed_where_everything_is_pinned() -> None:
+    assert set(_options(replace(_command(_layers("a"), pinned=1), fp16=False))) == {"--onnx", "--saveEngine"}
+
+
 def test_the_line_is_what_a_shell_splits_into_the_arguments() -> None:
     arguments = render_arguments(_command(_layers("(Unnamed Layer* 1) [Shuffle]", "$x")), _PLAIN)
     line = render_line(arguments)

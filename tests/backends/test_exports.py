@@ -23,6 +23,7 @@ from standin_gpu import use_standin_gpu
 from trtexec_rules import pin_by_rules, read_options
 from typed_models import write_model
 
+from overflow_fixer.backends.mixed_onnx.assignment import computes_float
 from overflow_fixer.backends.tensorrt import emit, exports, network
 from overflow_fixer.backends.tensorrt.capabilities import probe
 from overflow_fixer.backends.tensorrt.exports import trtexec_files
@@ -142,6 +143,18 @@ def test_a_script_imports_nothing_but_tensorrt_and_polygraphy(kind: str, tmp_pat
     assert modules - standard <= {"tensorrt", "polygraphy.backend.trt"}
     assert "# threshold: it was seen at 1e+06" in text
     assert "--fp16 --precision-constraints obey" in text
+
+
+@pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader"])
+def test_a_script_asks_for_no_fp16_where_every_node_is_pinned(kind: str, tmp_path: Path) -> None:
+    graph = recorded_graph("conv_chain")
+    plan = make_plan(graph, *(node.label for node in graph.nodes if computes_float(graph, node)))
+    for io_types, is_asked in (("keep", False), ("fp16", True)):
+        settings = replace(_PLAIN, io_types=io_types)
+        exported = Export(graph, plan, _onnx_artifact(graph), settings, tmp_path)
+        (path,) = exports.write_exports([kind], exported)
+        (usage,) = (line for line in path.read_text().splitlines() if "$ polygraphy" in line)
+        assert ("--fp16 --precision-constraints obey" in usage) is ("--fp16" in usage) is is_asked
 
 
 def test_what_a_model_says_of_itself_cannot_break_out_of_a_script(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from overflow_fixer.backends.tensorrt.pins import (
     Pinning,
     choose_layers,
     clear_pins,
+    leaves_fp16,
     set_pins,
     why_not,
 )
@@ -35,6 +36,21 @@ def _names_of(pinning: Pinning, label: str) -> tuple[str, ...]:
 
 def _layer(kind: str, *outputs: LayerTensor, index: int = 0, name: str = "layer") -> NetworkLayer:
     return NetworkLayer(index, name, kind, "", outputs)
+
+
+# ---------------------------------------------------------------- whether FP16 has a place
+
+
+@pytest.mark.parametrize(("pinned", "is_left"), [("", True), ("a", True), ("b", True), ("a b", False)])
+def test_fp16_has_a_place_where_a_node_that_computes_floats_has_no_pin(
+    pinned: str, is_left: bool, tmp_path: Path
+) -> None:
+    """Neither a constant nor what computes integers is such a node."""
+    text = """g (float[2] x) => (float[2] y, int64[1] n)
+    { [k] c = Constant <value = float {2}> () [a] h = Mul(x, c) [b] y = Exp(h) [s] n = Shape(y) }"""
+    graph = load_graph(write_model(tmp_path, text))
+    assert leaves_fp16(graph, pinned.split(), "keep") is is_left
+    assert leaves_fp16(graph, pinned.split(), "fp16")
 
 
 # ---------------------------------------------------------------- choosing

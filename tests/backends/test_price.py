@@ -201,6 +201,11 @@ def test_what_runs_in_a_region_is_no_choice_where_types_come_from_the_model() ->
     assert remark == "3 of 10 layers are regions that show only their borders."
 
 
+def test_what_runs_in_a_region_is_no_choice_where_fp16_was_not_allowed() -> None:
+    artifact = replace(_artifact(PATH, replace(ENGINE, opaque_layers=3)), fp16_nodes=())
+    assert "3 of 10 layers are regions that show only their borders." in _remarks(artifact, SLOW)
+
+
 def test_conversions_are_blamed_where_they_are_many() -> None:
     (_, remark) = _remarks(_artifact(PATH, replace(ENGINE, reformat_layers=4)), SLOW)
     assert remark == "4 of 10 layers only convert between types and formats."

@@ -78,6 +78,11 @@ def writes_float(graph: Graph, node: Node) -> bool:
     return any(graph.dtypes.get(name) == FLOAT for name in node.writes)
 
 
+def computes_float(graph: Graph, node: Node) -> bool:
+    """Whether a node writes FP32 values that are no constants: one that runs in FP16 or in FP32."""
+    return writes_float(graph, node) and not is_constant(graph, node)
+
+
 def read_type(graph: Graph, node: Node, slot: int, compute: int) -> int | None:
     """The type in which a node that runs in `compute` reads an FP32 input; None: whatever it is stored in."""
     if node.op_type == "Cast" and node.is_standard:

@@ -9,7 +9,7 @@ from typing import Any
 
 from overflow_fixer.backends import mixed_onnx
 from overflow_fixer.backends.fit import check_fit
-from overflow_fixer.backends.mixed_onnx.assignment import is_constant, writes_float
+from overflow_fixer.backends.mixed_onnx.assignment import computes_float
 from overflow_fixer.backends.tensorrt.builder import Built, Precision, build, check_features
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities, choose_typing, import_tensorrt, probe
 from overflow_fixer.backends.tensorrt.cuda import open_device
@@ -36,6 +36,8 @@ from overflow_fixer.records import (
     Runner,
     Typing,
 )
+
+_WITHOUT_FP16 = "Every node that computes floats is pinned, so FP16 was not allowed at all: what was built is TensorRT's FP32 engine."
 
 
 def open_tensorrt(settings: BuildSettings) -> tuple[Any, Capabilities, Typing]:
@@ -154,7 +156,7 @@ def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> 
     owners = _owners(parsed.network, graph)
     layers = _inspect(trt, built, owners, settings)
     nothing = PrecisionPlan(graph.sha256, 0.0, ())
-    nodes = tuple(node.label for node in graph.nodes if _computes(graph, node.label))
+    nodes = _computing(graph)
     engine = _summarize(found, typing, "none", layers, built)
     artifact = Artifact(
         "tensorrt", path, (path, sidecar_of(path)), (), nodes, (), engine.reformat_layers, engine
@@ -185,7 +187,7 @@ def _emit_weak(
     engine = _summarize(found, "weak", weak.constraints, layers, built, outcomes)
     engine = _complete(engine, weak)
     fp32 = _fp32_nodes(weak, layers, outcomes)
-    computing = [node.label for node in graph.nodes if _computes(graph, node.label)]
+    computing = _computing(graph)
     artifact = Artifact(
         backend="tensorrt",
         path=path,
@@ -275,7 +277,8 @@ def _summarize(
 
 
 def _complete(engine: Engine, weak: WeakBuild) -> Engine:
-    doubts = filter(None, [weak.parsed.note, doubt_opset(weak.graph, weak.found)])
+    without_fp16 = "" if weak.precision.fp16 else _WITHOUT_FP16
+    doubts = filter(None, [without_fp16, weak.parsed.note, doubt_opset(weak.graph, weak.found)])
     return replace(
         engine,
         skipped=weak.pinning.skipped,
@@ -299,7 +302,7 @@ def _fp32_nodes(
 def _kept(graph: Graph, weak: WeakBuild, fp32: frozenset[str]) -> list[Kept]:
     kept = {*weak.widened, *(fp32 - weak.plan.pinned)}
     return [
-        _explain(weak, node) for node in graph.nodes if node.label in kept and _computes(graph, node.label)
+        _explain(weak, node) for node in graph.nodes if node.label in kept and computes_float(graph, node)
     ]
 
 
@@ -309,6 +312,5 @@ def _explain(weak: WeakBuild, node: Node) -> Kept:
     return Kept(node.label, node.op_type, "TensorRT chose FP32 for it by itself", "speed")
 
 
-def _computes(graph: Graph, label: str) -> bool:
-    node = graph.by_label[label]
-    return writes_float(graph, node) and not is_constant(graph, node)
+def _computing(graph: Graph) -> tuple[str, ...]:
+    return tuple(node.label for node in graph.nodes if computes_float(graph, node))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from overflow_fixer.backends.mixed_onnx.assignment import IoTypes, computes_float
 from overflow_fixer.backends.tensorrt.mapping import NetworkLayer
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.model import Graph
@@ -62,6 +63,15 @@ def choose_layers(
             else:
                 skipped.append(Kept(label, layer.kind, f"layer {layer.name!r}: {reason}"))
     return Pinning(tuple(chosen), tuple(skipped))
+
+
+def leaves_fp16(graph: Graph, pinned: Collection[str], io_types: IoTypes) -> bool:
+    """Whether FP16 has a place beside the pins: in a node that computes floats and has none, or in inputs and outputs.
+
+    Where it has not, it is not to be allowed: no pin can be set on what carries the state of a Loop, say.
+    """
+    free = (node for node in graph.nodes if computes_float(graph, node) and node.label not in pinned)
+    return io_types == "fp16" or next(free, None) is not None
 
 
 def why_not(layer: NetworkLayer) -> str | None:

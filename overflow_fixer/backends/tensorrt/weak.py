@@ -21,7 +21,7 @@ from overflow_fixer.backends.tensorrt.inspection import (
 )
 from overflow_fixer.backends.tensorrt.mapping import NetworkLayer, map_layers, read_layers
 from overflow_fixer.backends.tensorrt.network import ParsedNetwork
-from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers, clear_pins, set_pins
+from overflow_fixer.backends.tensorrt.pins import Pinning, choose_layers, clear_pins, leaves_fp16, set_pins
 from overflow_fixer.backends.tensorrt.runner import EngineRunner
 from overflow_fixer.backends.tensorrt.source import parse_graph
 from overflow_fixer.graph.model import Graph
@@ -80,7 +80,8 @@ class WeakBuild:
 
     @property
     def precision(self) -> Precision:
-        return Precision(fp16=True, tf32=self.settings.tf32, constraints=self.constraints)
+        fp16 = leaves_fp16(self.graph, {*self.pinned, *self.widened}, self.settings.io_types)
+        return Precision(fp16, self.settings.tf32, self.constraints)
 
     def run(self) -> tuple[Built, EngineRunner, tuple[EngineLayer, ...], tuple[PinOutcome, ...]]:
         """Build, read the engine, and widen the pins that were not honoured over what they were fused with."""

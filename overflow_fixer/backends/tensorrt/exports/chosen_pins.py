@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from overflow_fixer.backends.mixed_onnx.assignment import IoTypes
 from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, say_fused
-from overflow_fixer.backends.tensorrt.pins import MOVEMENT, choose_layers
+from overflow_fixer.backends.tensorrt.pins import MOVEMENT, choose_layers, leaves_fp16
 from overflow_fixer.errors import PlanError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import Artifact, Constraints, PrecisionPlan
@@ -25,19 +26,22 @@ class ExportedPin:
 
 @dataclass(frozen=True)
 class Enforcement:
-    """How pins are enforced, and of which kinds of layers there are none."""
+    """How pins are enforced, of which kinds of layers there are none, and whether they leave FP16 a place at all."""
 
     constraints: Constraints = "obey"
     free: frozenset[str] = frozenset()
+    fp16: bool = True
 
 
-def choose_enforcement(artifact: Artifact) -> Enforcement:
+def choose_enforcement(
+    graph: Graph, pinned: Collection[str], artifact: Artifact, io_types: IoTypes
+) -> Enforcement:
     """As the engine had to be built; for any artifact but an engine of weak typing, all pins are to be obeyed."""
-    engine = artifact.engine
+    engine, fp16 = artifact.engine, leaves_fp16(graph, pinned, io_types)
     if engine is None or engine.typing == "strong":
-        return Enforcement()
+        return Enforcement(fp16=fp16)
     constraints: Constraints = "prefer" if engine.constraints == "prefer" else "obey"
-    return Enforcement(constraints, MOVEMENT if engine.movement_is_free else frozenset())
+    return Enforcement(constraints, MOVEMENT if engine.movement_is_free else frozenset(), fp16)
 
 
 def choose_pins(graph: Graph, plan: PrecisionPlan, artifact: Artifact) -> tuple[ExportedPin, ...]:

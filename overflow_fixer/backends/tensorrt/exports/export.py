@@ -36,7 +36,8 @@ class Export:
 
     @property
     def enforcement(self) -> Enforcement:
-        return choose_enforcement(self.artifact)
+        pinned = {pin.node for pin in self.pins}
+        return choose_enforcement(self.graph, pinned, self.artifact, self.settings.io_types)
 
 
 def locate_model(path: Path) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from overflow_fixer import __version__
 from overflow_fixer.backends.tensorrt.changes import find_grid_modes, find_partial_shapes, read_axes
+from overflow_fixer.backends.tensorrt.exports.chosen_pins import Enforcement
 from overflow_fixer.backends.tensorrt.exports.export import Export, locate_model
 from overflow_fixer.backends.tensorrt.network import locate_plugin
 from overflow_fixer.files import sha256_of
@@ -123,7 +124,7 @@ def _read_parts(module: str) -> tuple[str, str]:
 
 
 def _head(export: Export, usage: Sequence[str], imports: str) -> str:
-    graph, constraints = export.graph, export.enforcement.constraints
+    graph = export.graph
     lines = (
         f"Nodes of {graph.path.name} that stay in FP32, set on its TensorRT network.",
         "",
@@ -131,11 +132,22 @@ def _head(export: Export, usage: Sequence[str], imports: str) -> str:
         "",
         f"$ {shlex.join(usage)}",
         "",
-        f"--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints {constraints}, without which",
-        "TensorRT may ignore a pin.",
+        *_say_flags(export.enforcement),
     )
     comment = "\n".join(f"# {_one_line(line)}".rstrip() for line in lines)
     return f"{comment}\n\n{_FUTURE}\n" + "\n".join(_merge_imports(imports))
+
+
+def _say_flags(enforcement: Enforcement) -> tuple[str, ...]:
+    if not enforcement.fp16:
+        return (
+            "--fp16 is left out: every node that computes floats is pinned, and FP16 has no place beside that.",
+        )
+    return (
+        "--fp16 is needed, since nothing is set to FP16 here, and so is --precision-constraints "
+        f"{enforcement.constraints}, without which",
+        "TensorRT may ignore a pin.",
+    )
 
 
 def _merge_imports(text: str) -> Iterator[str]:
@@ -150,7 +162,8 @@ def _merge_imports(text: str) -> Iterator[str]:
 
 def _polygraphy_options(export: Export) -> Iterator[str]:
     settings = export.settings
-    yield from ("--fp16", "--precision-constraints", export.enforcement.constraints)
+    if export.enforcement.fp16:
+        yield from ("--fp16", "--precision-constraints", export.enforcement.constraints)
     yield from ("-o", f"{export.graph.path.stem}.polygraphy.engine")
     if not settings.tf32:
         yield "--no-tf32"

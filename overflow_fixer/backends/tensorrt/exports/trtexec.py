@@ -52,7 +52,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class Command:
-    """What trtexec is to build: a model, for the `bindings` of its network, with `pinning` of its `layers`."""
+    """What trtexec is to build: a model, for the `bindings` of its network, with `pinning` of its `layers`.
+
+    `fp16`: whether weak typing allows it; where it does not, nothing is left to pin.
+    """
 
     model: Path
     engine: Path
@@ -61,6 +64,7 @@ class Command:
     bindings: tuple[Binding, ...]
     layers: tuple[NetworkLayer, ...]
     pinning: Pinning
+    fp16: bool = True
 
 
 def render_arguments(command: Command, settings: BuildSettings) -> tuple[str, ...]:
@@ -84,6 +88,8 @@ def render_line(arguments: Sequence[str]) -> str:
 
 
 def _typing_options(command: Command) -> Iterator[str]:
+    if not command.fp16:
+        return
     yield "--fp16"
     chosen = [layer for _, layer in command.pinning.layers]
     if chosen and command.constraints != "none":

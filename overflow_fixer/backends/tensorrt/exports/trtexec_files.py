@@ -57,6 +57,7 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
         _read_bindings(parsed.network),
         layers,
         pinning,
+        export.enforcement.fp16,
     )
     return command, changed
 
