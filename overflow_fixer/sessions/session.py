@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -71,18 +70,6 @@ def open_session(
     if EXECUTION_PROVIDERS[provider] not in session.get_providers():
         raise ModelError(tell_refusal(provider, f"it opens without {EXECUTION_PROVIDERS[provider]}"))
     return session
-
-
-def count_on_cpu(session: Any) -> Counter[str] | None:
-    """The operators of the nodes that a GPU's session runs on the CPU, with how many there are of each.
-
-    None where this ONNX Runtime is too old to tell.
-    """
-    if not hasattr(session, "get_provider_graph_assignment_info"):
-        return None
-    cpu = EXECUTION_PROVIDERS["cpu"]
-    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == cpu]
-    return Counter(node.op_type for part in parts for node in part.get_nodes())
 
 
 def make_run_options() -> Any:

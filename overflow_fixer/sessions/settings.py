@@ -22,7 +22,6 @@ _DISABLE_QUANTIZED = "session.disable_quant_qdq"
 _STOP_SPINNING = "session.force_spinning_stop"
 _SPIN_MICROSECONDS = "session.intra_op.spin_duration_us", "500"
 """Idle threads would spin on the cores that another session, or what runs beside one that opens, needs."""
-_RECORD_PLACES = "session.record_ep_graph_assignment_info"
 _custom_ops: list[Path] = []
 """Libraries for every session; a process has one list, as it has one set of loaded libraries."""
 _threads = [0]
@@ -90,7 +89,6 @@ def make_options(optimize: bool, by_priority: bool, provider: Provider) -> Any:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if provider != "cpu":
         options.use_deterministic_compute = True
-        options.add_session_config_entry(_RECORD_PLACES, "1")
     return options
 
 

@@ -29,7 +29,8 @@ from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import Batch, RangeTable
 from overflow_fixer.sessions.providers import EXECUTION_PROVIDERS, Provider, choose_provider
-from overflow_fixer.sessions.session import count_on_cpu, open_session, run_session
+from overflow_fixer.sessions.session import open_session, run_session
+from tests.cpu_nodes import count_on_cpu, record_places
 
 _WARM = 2
 """Batches that are left out of the time of a batch."""
@@ -111,11 +112,12 @@ TASKS: dict[str, Task] = {
 
 
 class Recorded(_INFERENCE_SESSION):  # type: ignore[misc, valid-type]
-    """A session with a profile, that counts what its runs are fed and give back."""
+    """A session with a profile and recorded places, that counts what its runs are fed and give back."""
 
     opened: list[Recorded] = []  # noqa: RUF012
 
     def __init__(self, source: Any, options: Any, **settings: Any) -> None:
+        record_places(options)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(tempfile.mkdtemp()) / "profile")
         super().__init__(source, options, **settings)

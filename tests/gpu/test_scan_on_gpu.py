@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from cpu_nodes import count_on_cpu, record_places
 from gpu_networks import (
     make_big_conv_chain,
     make_masked_block,
@@ -24,7 +25,7 @@ from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.ranges import Observe, collect_ranges
 from overflow_fixer.records import CalibrationSet, Range, RangeTable
 from overflow_fixer.sessions.providers import Provider, choose_provider, find_lack
-from overflow_fixer.sessions.session import count_on_cpu, open_session
+from overflow_fixer.sessions.session import open_session
 
 pytestmark = pytest.mark.gpu
 
@@ -52,12 +53,16 @@ def engines_can_be_built() -> None:
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The sessions that are opened, as they are."""
+    """The sessions that are opened, as they are, but that they record where their nodes run."""
     opened: list[Any] = []
     open_one = onnxruntime.InferenceSession
-    monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda *a, **k: opened.append(open_one(*a, **k)) or opened[-1]
-    )
+
+    def open_recorded(source: Any, options: Any, **more: Any) -> Any:
+        record_places(options)
+        opened.append(open_one(source, options, **more))
+        return opened[-1]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_recorded)
     return opened
 
 

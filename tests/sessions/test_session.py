@@ -19,7 +19,6 @@ from overflow_fixer.records import Batch
 from overflow_fixer.sessions.providers import Provider
 from overflow_fixer.sessions.session import (
     SessionRunner,
-    count_on_cpu,
     open_session,
     run_session,
 )
@@ -207,17 +206,6 @@ def test_a_batch_that_fails_on_the_cpu_is_not_advised_to_use_it(tmp_path: Path) 
         run_session(open_session(_model(), tmp_path), None, Batch("b", {"x": np.ones((2, 2), np.float32)}))
     assert "smaller batch." in str(caught.value)
     assert "--provider" not in str(caught.value)
-
-
-def test_what_runs_on_the_cpu_is_counted_by_operator() -> None:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = onnxruntime.InferenceSession(
-        _model().SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    told = hasattr(session, "get_provider_graph_assignment_info")
-    assert count_on_cpu(session) == ({"Neg": 1, "Abs": 1} if told else None)
 
 
 @pytest.mark.parametrize(
