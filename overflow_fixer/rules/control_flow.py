@@ -35,6 +35,7 @@ _FOLLOWING = (
     "lost_logit",
     "lost_phase",
     "lost_place",
+    "lost_power",
     "lost_size",
 )
 """Rules that follow values from node to node."""

@@ -17,7 +17,7 @@ from overflow_fixer.ranges import collect_ranges
 from overflow_fixer.records import PlanPolicy, PrecisionPlan, RangeTable
 
 _HEAD = """<ir_version: 8, opset_import: ["" : 17]>
-g (float[N, 4] x, bool c, int64 trips) => (float[A, B] y) <float e = {1e-12}, float f = {0.7}> {
+g (float[N, 4] x, bool c, int64 trips) => (float[A, B] y) <float e = {1e-12}, float f = {0.7}, float k = {128}> {
     [made] p = %s
     %s
 }"""
@@ -51,6 +51,7 @@ BODIES = {
 CASES = {
     "vanishing_constant": ("Add (x, e)", "Div", "x, {p}", "made op"),
     "lost_phase": ("Mul (x, f)", "Sin", "{p}", "made op"),
+    "lost_power": ("Cos (x)", "Pow", "{p}, k", "made op"),
 }
 
 

@@ -257,3 +257,22 @@ def test_small_values_that_a_body_hands_out_are_no_outputs_of_the_model(
     found = [one for pin in plan.pins for one in pin.findings if "has values down to 2.06e-09" in one.reason]
     assert bool(found) == is_pinned
     assert {one.node for one in found} <= {"choose", "last"}
+
+
+def test_what_makes_a_base_outside_that_a_body_raises_stays_with_it(tmp_path: Path) -> None:
+    """Of 0.9997 to the 128th, 0.96, FP16 makes 1 where the base was rounded."""
+    text = """
+    g (float[4] n, float[4] h, bool c) => (float[N] y) <float t = {128}> {
+        [made] b = Mul (n, h)
+        [choose] y = If (c) <
+            then_branch = a () => (float[N] p) { p = Pow (b, t) },
+            else_branch = e () => (float[N] q) { q = Abs (n) }
+        >
+    }"""
+    feeds = {"n": floats(0.1, 0.2, 0.5, 0.3), "h": floats(9.9973, 4.9981, 1.9991, 3.3321), "c": TRUE}
+    graph, ranges = _scan(tmp_path, text, [feeds])
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert plan.pinned == {"made", "choose"}
+    before, after = open_reference(graph), open_runner(emit(graph, plan, tmp_path / "out.onnx"))
+    exact, found = (one.run(Batch("b", feeds))["y"] for one in (before, after))
+    np.testing.assert_allclose(found, exact, rtol=2**-10)
