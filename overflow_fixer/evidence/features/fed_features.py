@@ -38,7 +38,7 @@ def _list_handed(graph: Graph, tensor: str) -> Iterator[str]:
         yield from _list_handed(graph, name)
 
 
-def is_fed(graph: Graph, tensor: str) -> bool:
+def is_of_features(graph: Graph, tensor: str) -> bool:
     """Whether it is made of inputs of the model alone, moved and scaled by constants at most: of features."""
     pending, seen = [tensor], {tensor}
     while pending and len(seen) < _MOST_MADE:

@@ -12,7 +12,7 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.losses import LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_lost_terms
-from overflow_fixer.evidence.features.fed_features import find_movers, is_fed
+from overflow_fixer.evidence.features.fed_features import find_movers, is_of_features
 from overflow_fixer.evidence.integers.multiples import EXACT_STEPS
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -68,7 +68,7 @@ def _tell(node: Node, nodes: tuple[Node, ...], worst: _Splits) -> LostDifference
 def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
     source = node.inputs[0]
     is_lost = source in find_lost_terms(graph, ranges, node)
-    return is_lost and are_finite(graph, ranges, source) and is_fed(graph, source)
+    return is_lost and are_finite(graph, ranges, source) and is_of_features(graph, source)
 
 
 def _find_worst(node: Node) -> _Splits | None:

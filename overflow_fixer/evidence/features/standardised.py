@@ -14,7 +14,7 @@ import numpy as np
 
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, MOST_ROUNDED, LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_lost_terms
-from overflow_fixer.evidence.features.fed_features import find_movers, is_fed
+from overflow_fixer.evidence.features.fed_features import find_movers, is_of_features
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -83,16 +83,16 @@ def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Arr
 
     The first is fed: what a layer gives out may be added to others, and its own rounding is that layer's.
     """
-    if node.standard_op == "BatchNormalization" and is_fed(graph, node.inputs[0]):
+    if node.standard_op == "BatchNormalization" and is_of_features(graph, node.inputs[0]):
         yield from _read_batch_norm(graph, node)
     scaler = read_scaler(node)
-    if scaler is not None and _fit(*scaler) and is_fed(graph, node.inputs[0]):
+    if scaler is not None and _fit(*scaler) and is_of_features(graph, node.inputs[0]):
         yield node.inputs[0], node.outputs[0], *scaler
     constants = [name for name in node.inputs if name in graph.constants]
     if node.standard_op not in ("Sub", "Add") or len(node.inputs) != 2 or len(constants) != 1:
         return
     source = next(name for name in node.inputs if name not in graph.constants)
-    mean = _read(graph, constants[0]) if is_fed(graph, source) else None
+    mean = _read(graph, constants[0]) if is_of_features(graph, source) else None
     if mean is not None:
         made = list(_find_scaled(graph, node)) or [(node.outputs[0], np.ones(()))]
         yield from ((source, name, mean, factor) for name, factor in made if _fit(mean, factor))
