@@ -3,7 +3,8 @@
     (node, graph, ranges, policy) -> the findings about that node
 
 A newcomer adds a module, a line here and a test by the same name. Beside them: what is left of a finding (settling), how
-it is told (digits, batches), and which nodes it concerns (by_node). What several rules or nodes are judged by is in overflow_fixer/evidence.
+it is told (digits, batches), which nodes it concerns (by_node), and how much noise is no matter (tolerated). What several
+rules or nodes are judged by is in overflow_fixer/evidence.
 """
 
 from __future__ import annotations

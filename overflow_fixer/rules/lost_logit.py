@@ -23,9 +23,8 @@ from overflow_fixer.formats import FP16_OVERFLOW, step_at
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Array, Finding, PlanPolicy, Range, RangeTable
+from overflow_fixer.rules.tolerated import MOST_NOISE
 
-_MOST_NOISE = 10.0**-1.5
-"""30 dB below a probability, as verification tolerates."""
 _SHARE_OF_A_LOGARITHM = 0.5
 """Of the largest |log p| what they are on average, root mean square: 0.4 to 0.6 of normal logits."""
 _FAR = 128.0
@@ -115,7 +114,7 @@ def _judge_placed(ranges: RangeTable, softmax: Softmax) -> _Lost | None:
         f"{softmax.node.label} loses {loss:.3g} of what it gives where {softmax.logits} is rounded to FP16: a bias that grows with "
         "the place is added there, and rounding that loses as much again"
     )
-    return _Lost(softmax, loss, _MOST_NOISE, _FAR, batch, reason) if loss > _MOST_NOISE else None
+    return _Lost(softmax, loss, MOST_NOISE, _FAR, batch, reason) if loss > MOST_NOISE else None
 
 
 def _is_held(graph: Graph, ranges: RangeTable, logits: str) -> bool:
@@ -136,12 +135,12 @@ def _bear_in_probabilities(most: Array) -> Array:
     An error d of a logit is one of p (1 - p) d of its probability p, since the derivative of softmax is p (1 - p).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(most < 1, _MOST_NOISE / (1 - most), math.inf)
+        return np.where(most < 1, MOST_NOISE / (1 - most), math.inf)
 
 
 def _bear_in_logarithms(most: Array) -> Array:
     """The same of log p, which is moved by as much as the logit is."""
-    return _MOST_NOISE * _SHARE_OF_A_LOGARITHM * most
+    return MOST_NOISE * _SHARE_OF_A_LOGARITHM * most
 
 
 _LARGEST_ERRORS: Mapping[str, Callable[[Array], Array]] = {

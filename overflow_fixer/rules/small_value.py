@@ -26,9 +26,7 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable
 from overflow_fixer.rules.batches import find_worst_batch
 from overflow_fixer.rules.by_node import list_by_node
-
-_MOST_NOISE = 10.0**-1.5
-"""30 dB below the values, as verification tolerates."""
+from overflow_fixer.rules.tolerated import MOST_NOISE
 
 
 def find_small_values(node: Node, graph: Graph, ranges: RangeTable, policy: PlanPolicy) -> Iterator[Finding]:
@@ -112,7 +110,7 @@ def _lost_share(graph: Graph, ranges: RangeTable, tensor: str) -> float | None:
         return None
     value = graph.read_constant(tensor)
     noise = float(np.linalg.norm(value - round_to_fp16(value).astype(np.float64)) / np.linalg.norm(value))
-    return noise if noise > _MOST_NOISE else None
+    return noise if noise > MOST_NOISE else None
 
 
 def _concerned(graph: Graph, ranges: RangeTable, tensor: str, share: float) -> Iterator[tuple[Node, str]]:
