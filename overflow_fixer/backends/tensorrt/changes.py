@@ -36,9 +36,8 @@ class Changes:
 
     `axes` are those that reductions have as constant inputs, `partial_shapes` what Shape nodes write that give a part, with
     prefixes of free names: both are overlooked before TensorRT 10. `grid_modes` are those of GridSample, of which other names
-    would be taken for the nearest element. `unbounded` are inputs of a Clip that are infinite,
-    `unequal` dimensions that share a name with others and need not be equal, `sizes` those that open dimensions get: all three
-    are refused as they are.
+    would be taken for the nearest element. `unbounded` are inputs of a Clip that are infinite, `unequal` dimensions that share
+    a name with others and need not be equal, `sizes` those that open dimensions get: all three are refused as they are.
     """
 
     clamps: Mapping[str, Clamp]
