@@ -15,7 +15,6 @@ from onnx import TensorProto
 
 from overflow_fixer.evidence.differences.small_differences import find_small
 from overflow_fixer.evidence.distances.chosen_distances import _find_choices, find_chosen
-from overflow_fixer.evidence.distances.squared_distances import is_distance
 from overflow_fixer.rules.lost_difference import find_lost_differences
 
 CLOUD = np.random.default_rng(3).uniform(-5, 5, (1, 64, 3)).astype(np.float32)
@@ -306,20 +305,6 @@ def test_what_adds_up_the_distance_is_computed_and_no_constant(tmp_path: Path) -
     named = {one.label for one in found.nodes}
     assert named >= {"Sub_d", "Mul_xp2", "MatMul_xp", "Add_sum", "ReduceSumSquare_sx", "ReduceSumSquare_s"}
     assert "Constant_twice" not in named
-
-
-SUMS = {
-    "behind a function": [node("Sigmoid", "xp", "f"), node("Sub", "sum f", "d")],
-    "scaled by data": [node("Mul", "xp sum", "f"), node("Sub", "sum f", "d")],
-    "squared": [node("Pow", "xp two", "f"), node("Sub", "sum f", "d")],
-}
-
-
-@pytest.mark.parametrize("form", SUMS)
-def test_sums_of_other_products_are_no_distances(form: str, tmp_path: Path) -> None:
-    nodes = [*DISTANCES[:7], DISTANCES[8], *SUMS[form], *CHOICES["the nearest"]]
-    graph = save(make_model(nodes, {"x": [1, 64, 3], "p": [1, 64, 3]}, "y", CONSTANTS), tmp_path)
-    assert not is_distance(graph, graph.producers["d"])
 
 
 def test_of_many_ways_to_a_choice_one_is_followed(tmp_path: Path) -> None:
