@@ -3,9 +3,9 @@
 An expression is a few ONNX nodes that stand behind the node and compute the value from what the node reads. A
 scan observes their tensors like any other. A newcomer adds a function here, in the table, and a test.
 
-Read first quantities, the words for such values, and expression, which collects the nodes; rounding and rounded_terms measure what
-FP16 would take, quiet_rows how little of a row is left. Sums of products are measured otherwise: see products, which tells of the
-nodes, channel_norms and accumulators.
+Read first quantities, the words for such values, and expression, which collects the nodes, of tensors and of their rows; rounding
+and rounded_terms measure what FP16 would take, quiet_rows how little of a row is left. Sums of products are measured otherwise:
+see products, which tells of the nodes, channel_norms and accumulators.
 """
 
 from __future__ import annotations

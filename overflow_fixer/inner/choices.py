@@ -10,8 +10,9 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import ADDS, REARRANGES
 from overflow_fixer.graph.powers import is_root
-from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.rows import Rows
 
 _HANDS_ON = REARRANGES | frozenset("Neg Abs Relu Clip Max Cast".split())
 _FARTHEST = 8

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import onnx
 from onnx import NodeProto, TensorProto
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner.rows import Exponentials, Moments, Rows, Sums, Windows
 from overflow_fixer.native import DOMAIN
 from overflow_fixer.records import Dim
 
@@ -27,63 +27,11 @@ _SUMMED = {"ReduceSum": "sum", "ReduceL1": "magnitudes", "ReduceSumSquare": "squ
 """What of Sums a reduction gives."""
 FEW = 512
 """ONNX Runtime adds up so many elements in FP32 to 1e-5 even where all are alike, and rounding goes one way."""
-
-
 _LEAST_BLOCK = 64
 _APART = 2
 """In how many numbers SumsApart is told of rows."""
 _SLICES_LIVE_SINCE = 10
 """The opset from which on where a Slice ends is an input."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A tensor, and the axes along which elements belong together, all where none is named.
-
-    `lengths` are the dimensions of the axes as far as they are sure; None for axes of what the node reads, which
-    Expression.lengths looks up. `are_last`: they are the last ones, for sure, so that the elements of a row lie side
-    by side.
-    """
-
-    tensor: str
-    axes: tuple[int, ...]
-    lengths: tuple[Dim, ...] | None = None
-    are_last: bool = False
-
-
-class Moments(NamedTuple):
-    """Tensors of the native operator of that name, each with a number a row: see probes.cpp."""
-
-    largest: str
-    smallest: str
-    deviation: str
-    sum: str
-    magnitudes: str
-    squares: str
-    spread: str
-
-
-class Sums(NamedTuple):
-    """The same of the operator Sums, which takes half as long."""
-
-    largest: str
-    smallest: str
-    sum: str
-    magnitudes: str
-    squares: str
-
-
-class Exponentials(NamedTuple):
-    """The same of the operator Exponentials: nothing where rows are short."""
-
-    sum: str
-
-
-class Windows(NamedTuple):
-    """The same of the operator Windows: a number for each window, of which only its statistics tell."""
-
-    sum: str
-    magnitudes: str
 
 
 _ReadRows = TypeVar("_ReadRows", Moments, Sums, Exponentials)

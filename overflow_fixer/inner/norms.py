@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found
 from overflow_fixer.inner.quiet_rows import compare_extremes, is_fed
+from overflow_fixer.inner.rows import Rows
 
 
 def find_in_layer_normalization(expression: Expression) -> Iterator[Found]:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from overflow_fixer.inner.expression import FEW, Expression, Rows
+from overflow_fixer.inner.expression import FEW, Expression
 from overflow_fixer.inner.quantities import Found
+from overflow_fixer.inner.rows import Rows
 from overflow_fixer.inner.sums import find_rows
 from overflow_fixer.inner.windows import read_windows, take_apart
 

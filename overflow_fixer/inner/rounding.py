@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.expression import Expression
+from overflow_fixer.inner.rows import Rows
 
 
 def round_to_fp16(expression: Expression, tensor: str) -> str:

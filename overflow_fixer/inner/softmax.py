@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.placed_logits import has_placed_bias, measure_softmax_loss
 from overflow_fixer.inner.quantities import LONGEST_UNTOLD, NOTHING, Found
+from overflow_fixer.inner.rows import Rows
 
 _ONE_AXIS_SINCE = 13
 

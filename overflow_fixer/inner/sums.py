@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from onnx import TensorProto
 
 from overflow_fixer.inner.axes import find_live_axes, read_axes
-from overflow_fixer.inner.expression import Expression, Rows
+from overflow_fixer.inner.expression import Expression
 from overflow_fixer.inner.quantities import Found, Quantity
+from overflow_fixer.inner.rows import Rows
 
 
 def find_in_mean(expression: Expression) -> Iterator[Found]:
