@@ -108,18 +108,18 @@ def leave_out_small(told: list[float]) -> list[float]:
 
 
 def reckon(x: Array) -> list[float]:
-    """What SmallProbe tells, number by number."""
-    numbers = [float(value) for value in x.reshape(-1) if not np.isnan(value)]
-    sizes = [abs(number) for number in numbers]
+    """What SmallProbe tells, by numpy in float64: 800,000 numbers one by one take a second."""
+    numbers = x[~np.isnan(x)].astype(np.float64)
+    sizes = np.abs(numbers)
     return [
-        max(numbers, default=-np.inf),
-        min(numbers, default=np.inf),
-        min((size for size in sizes if size), default=np.inf),
+        numbers.max(initial=-np.inf),
+        numbers.min(initial=np.inf),
+        sizes[sizes > 0].min(initial=np.inf),
         x.size,
-        x.size - len(numbers),
-        sum(size < 65520 for size in sizes),
-        sum(size < np.inf for size in sizes),
-        sum(number >= 65520 for number in numbers),
+        x.size - numbers.size,
+        np.count_nonzero(sizes < 65520),
+        np.count_nonzero(sizes < np.inf),
+        np.count_nonzero(numbers >= 65520),
     ]
 
 
