@@ -98,32 +98,48 @@ def _is_refused(validator: Any, document: Any, path: Path_, change: Callable[[An
     return is_refused
 
 
+def _shorten(value: Any) -> Any:
+    """Of each list its first entry, which stands for all: to check the others a hundred times takes most of the time."""
+    if isinstance(value, dict):
+        return {key: _shorten(child) for key, child in value.items()}
+    return [_shorten(child) for child in value[:1]] if isinstance(value, list) else value
+
+
 @pytest.fixture
 def document(tmp_path: Path) -> Any:
     return json.loads(render_json(make_engine_report(tmp_path)))
 
 
-def test_a_field_too_many_is_refused_anywhere(validator: Any, document: Any) -> None:
-    objects = [path for path in _paths(document) if isinstance(_at(document, path), dict)]
+@pytest.fixture
+def short(validator: Any, document: Any) -> Any:
+    """The document with one entry a list: as valid, and with the same paths."""
+    found = _shorten(document)
+    validator.validate(found)
+    assert list(_paths(found)) == list(_paths(document))
+    return found
+
+
+def test_a_field_too_many_is_refused_anywhere(validator: Any, short: Any) -> None:
+    objects = [path for path in _paths(short) if isinstance(_at(short, path), dict)]
     assert len(objects) > 20
     for path in objects:
-        assert _is_refused(validator, document, path, lambda found: found.update(extra=[])), path
+        assert _is_refused(validator, short, path, lambda found: found.update(extra=[])), path
 
 
-def test_a_field_too_few_is_refused_anywhere(validator: Any, document: Any) -> None:
-    fields = [p for p in _paths(document) if p and isinstance(p[-1], str) and p[:-1] not in MAPS]
+def test_a_field_too_few_is_refused_anywhere(validator: Any, short: Any) -> None:
+    fields = [p for p in _paths(short) if p and isinstance(p[-1], str) and p[:-1] not in MAPS]
     assert len(fields) > 100
     for *parent, name in fields:
-        assert _is_refused(validator, document, tuple(parent), lambda found: found.pop(name)), (parent, name)  # noqa: B023
+        assert _is_refused(validator, short, tuple(parent), lambda found: found.pop(name)), (parent, name)  # noqa: B023
 
 
-def test_a_value_of_another_type_is_refused_anywhere(validator: Any, document: Any) -> None:
-    for *parent, step in [path for path in _paths(document) if path]:
+def test_a_value_of_another_type_is_refused_anywhere(validator: Any, short: Any) -> None:
+    for *parent, step in [path for path in _paths(short) if path]:
         for wrong in ({"n": []}, [[[]]], True):
-            if isinstance(_at(document, (*parent, step)), bool) and wrong is True:
+            if isinstance(_at(short, (*parent, step)), bool) and wrong is True:
                 continue
             change = lambda found: found.__setitem__(step, wrong)  # noqa: B023, E731
-            assert _is_refused(validator, document, tuple(parent), change), (*parent, step, wrong)
+            assert _is_refused(validator, short, tuple(parent), change), (*parent, step, wrong)
 
 
 @pytest.mark.parametrize("wrong", ["nan", "inf", "1.5", None])
