@@ -529,6 +529,19 @@ def test_trtexec_is_told_the_pins_that_the_engine_was_built_with(tmp_path: Path)
     assert list(script.asked[-1].precisions) == ["softmax"]
 
 
+@pytest.mark.parametrize(("pinned", "is_allowed"), [("softmax", True), ("square softmax add topk", False)])
+def test_trtexec_is_allowed_fp16_where_a_node_is_left_for_it(
+    pinned: str, is_allowed: bool, tmp_path: Path, open_fake: Callable[[Any], None]
+) -> None:
+    graph = small_graph(tmp_path)
+    open_fake(fake_tensorrt("8.6", small_script()))
+    settings = BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (8, 4))})
+    plan, artifact = make_plan(graph, *pinned.split()), _engine_artifact(graph)
+    listed, _ = exports.write_exports(["trtexec"], Export(graph, plan, artifact, settings, tmp_path))
+    options = read_options(listed.read_text().splitlines())
+    assert ("--fp16" in options) is ("--layerPrecisions" in options) is is_allowed
+
+
 @pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader"])
 def test_a_script_pins_what_the_engine_was_built_with(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]

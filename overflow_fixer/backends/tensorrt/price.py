@@ -78,11 +78,8 @@ def _blame_layers(fixed: Artifact) -> Iterator[str]:
         kept = say_plural(len(fixed.kept) - len(own), "node is", "nodes are")
         yield f"{kept} kept in FP32 besides those that are pinned."
     if engine.opaque_layers:
-        choice = (
-            ": what runs in FP16 inside is TensorRT's choice"
-            if engine.typing == "weak" and fixed.fp16_nodes
-            else ""
-        )
+        is_free = engine.typing == "weak" and fixed.fp16_nodes
+        choice = ": what runs in FP16 inside is TensorRT's choice" if is_free else ""
         yield f"{engine.opaque_layers} of {engine.layers} layers are regions that show only their borders{choice}."
     if engine.layers and engine.reformat_layers / engine.layers > _MANY:
         yield f"{engine.reformat_layers} of {engine.layers} layers only convert between types and formats."

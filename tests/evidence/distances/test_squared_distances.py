@@ -74,10 +74,14 @@ def test_what_adds_one_up(tmp_path: Path) -> None:
 def test_what_may_stand_behind_it(nodes: list[onnx.NodeProto], scale: float | None, tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, [*DISTANCES, *nodes])
     found, times = find_distance(graph, ranges, "y")
-    assert (found and found.label, times) == (None, 1.0) if scale is None else ("Add_d", scale)
+    expected = (None, 1.0) if scale is None else ("Add_d", scale)
+    assert (found and found.label, times) == expected
 
 
-@pytest.mark.parametrize(("name", "number"), [("half", 0.5), ("two", 2), ("pair", 0), ("nan", 0)])
-def test_a_sole_number(name: str, number: float, tmp_path: Path) -> None:
-    graph, ranges = _scan(tmp_path, [node("Mul", f"ct {name}", "y")])
+@pytest.mark.parametrize(
+    ("read", "number"),
+    [("ct half", 0.5), ("ct two", 2), ("ct pair", 0), ("ct nan", 0), ("half two", 0), ("ct ct", 0)],
+)
+def test_a_sole_number(read: str, number: float, tmp_path: Path) -> None:
+    graph, ranges = _scan(tmp_path, [node("Mul", read, "y")])
     assert read_sole_number(graph, ranges, graph.nodes[0]) == number
