@@ -40,7 +40,8 @@ class Proposals:
     others those whose FP16 the outputs are foreseen not to bear. Where nothing is foreseen, the first half of the rounds
     pins more of the former, and the neighbourhoods of nodes behind which tensors get worse; the other half plans again with a
     tenth of the threshold each. The last but one pins all that the first wrong tensor depends on, the last all that the failing
-    outputs do, unless it is the first, too. Nodes that the user excludes are not pinned.
+    outputs do, unless it is the first, too; where more of an engine takes pins, the whole of it comes behind them. Nodes that
+    the user excludes are not pinned.
     """
 
     foreseer: Foreseer
@@ -51,6 +52,7 @@ class Proposals:
     tried: set[frozenset[str]] = field(default_factory=set)
     reach: int = 0
     foreseen_of: Attempt | None = None
+    pinned_all: bool = False
 
     def __post_init__(self) -> None:
         self.graph, self.batches = self.foreseer.graph, self.foreseer.batches
@@ -62,17 +64,19 @@ class Proposals:
         """What to pin besides the findings that took the plan to `best`, after so many rounds; None where nothing is left."""
         self.best, self.findings, self.round_count = best, findings, round_count
         left = self.max_rounds - round_count
-        last = (self._all_before_outputs, self._all_before_first_wrong)
-        widest = last[left - 1]() if round_count and left <= len(last) else None
-        proposal = widest or self._narrowest() or self._all_before_outputs()
+        last = [self._all_before_outputs, self._all_before_first_wrong]
+        if self._has_more_than_leads_there():
+            last.insert(0, self._widest)
+        wide = last[left - 1]() if round_count and left <= len(last) else None
+        proposal = wide or self._narrowest() or self._widest()
         if proposal is not None:
             self.tried.add(frozenset(finding.node for finding in proposal[1]))
         return proposal
 
     def has_wider(self, best: Attempt) -> bool:
-        """Whether all that leads to the outputs that fail was not pinned yet: more rounds may help then."""
+        """Whether not all was pinned yet that leads to the outputs that fail, or of an engine all: more rounds may help then."""
         self.best = best
-        return self._all_before_outputs() is not None
+        return self._all_before_outputs() is not None or bool(self._rest())
 
     def _narrowest(self) -> Proposal | None:
         """The first that is new of what would pin few nodes."""
@@ -93,6 +97,36 @@ class Proposals:
         return self._all_before(
             [error for error in self.best.failing if not is_hopeless(error, self.tolerance)]
         )
+
+    def _widest(self) -> Proposal | None:
+        """All that leads to what fails; behind it all."""
+        return self._all_before_outputs() or self._all()
+
+    def _all(self) -> Proposal | None:
+        """All of an engine that is wrong whatever is pinned on the way: what takes no pin is in FP16 as long as anything is."""
+        rest = self._rest()
+        if not rest:
+            return None
+        self.pinned_all = True
+        return "pinned all of the model, so that nothing is left for FP16", list(rest.values())
+
+    def _has_more_than_leads_there(self) -> bool:
+        """Whether more of an engine could be pinned than what leads to the outputs that fail."""
+        _, before = self._all_before_outputs() or ("", [])
+        return len(self._rest()) > len(before)
+
+    def _rest(self) -> dict[str, Finding]:
+        """A finding for each node of an engine of weak types that has no pin; none where that was tried or a node is to have none."""
+        engine, rest = self.best.artifact.engine, dict[str, Finding]()
+        if engine is None or engine.typing != "weak" or any(map(self._is_excluded, self.graph.nodes)):
+            return rest
+        error = next(error for error in self.best.failing if not is_hopeless(error, self.tolerance))
+        reason = (
+            f"{error.name} was wrong with all pinned that leads to it, as long as anything was left in FP16"
+        )
+        found = Finding(RULE, "", error.tensor, *self._match(error), reason, error.worst_batch)
+        self._blame(rest, self.graph.nodes, found)
+        return rest if self._is_new(rest) else {}
 
     def _all_before(self, errors: Sequence[TensorError]) -> Proposal | None:
         added: dict[str, Finding] = {}
@@ -222,8 +256,11 @@ class Proposals:
 
     def _is_free(self, node: Node) -> bool:
         """Whether it is not pinned, and can and may be."""
-        is_free = node.label not in self.best.plan.pinned and not is_excluded(node, self.policy)
+        is_free = node.label not in self.best.plan.pinned and not self._is_excluded(node)
         return is_free and is_pinnable(self.graph, node)
+
+    def _is_excluded(self, node: Node) -> bool:
+        return is_excluded(node, self.policy)
 
     def _is_new(self, labels: Iterable[str]) -> bool:
         """Whether pinning these nodes besides is something that was not tried."""

@@ -119,7 +119,12 @@ class _Search:
             self.spent = "max_rounds"
 
     def narrow(self) -> None:
-        """Take back pins that the repair added: what is foreseen not to be needed, else by trying."""
+        """Take back pins that the repair added: what is foreseen not to be needed, else by trying.
+
+        None where all was pinned: with anything in FP16 it was wrong.
+        """
+        if self.proposals.pinned_all:
+            return
         can_foresee = self.findings and self.best.verification.passed and not self._is_spent()
         if not (can_foresee and self._leave_out() and self.best.artifact.engine is None):
             self._take_back()

@@ -42,6 +42,7 @@ from overflow_fixer.records import (
     PlanPolicy,
     PrecisionPlan,
     Tolerance,
+    Typing,
     Verification,
 )
 from overflow_fixer.repair.attempts import Attempt
@@ -151,6 +152,51 @@ def test_builds_that_an_engine_took_count_in_the_budget(tmp_path: Path) -> None:
 
     _, rounds = trial.repair(build=thrice, max_builds=4)
     assert len(rounds) == 1
+
+
+class _Stubborn(Trial):
+    """As an engine of weak types that keeps in FP16 what takes no pin as long as anything is left in FP16."""
+
+    typing: Typing = "weak"
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        is_first = not self.built
+        artifact, found = super().build(plan)
+        if is_first:
+            self.wrong = found
+        engine = Engine("8.6", "GPU", (9, 0), self.typing, "obey", 1, 1, 0, 0, 0)
+        is_all = plan.pinned >= set(self.graph.by_label)
+        return replace(artifact, engine=engine), found if is_all else self.wrong
+
+
+@pytest.mark.parametrize("max_rounds", [3, 6])
+def test_an_engine_that_is_wrong_with_all_on_the_way_pinned_is_pinned_whole(
+    max_rounds: int, tmp_path: Path
+) -> None:
+    """What does not lead to what fails, too; nothing of it is taken back, for with less it was wrong."""
+    deep = itertools.chain(*(cancelling(i, f"h{i - 1}" if i else "x") for i in range(4)))
+    trial = _Stubborn(tmp_path, [*deep, node("Tanh", "x", "z")], outputs="h3 z")
+    best, rounds = trial.repair(max_rounds)
+    assert best.verification.passed
+    assert best.plan.pinned == set(trial.graph.by_label)
+    assert [found.passed for found in rounds] == [False] * (len(rounds) - 1) + [True]
+    leads_there = {name for name in trial.graph.by_label if name != "Tanh_z"}
+    assert any(set(found.added) == leads_there for found in rounds)
+    assert rounds[-1].action == "pinned all of the model, so that nothing is left for FP16"
+    (reason,) = (f.reason for pin in best.plan.pins if pin.node == "Tanh_z" for f in pin.findings)
+    assert reason == "h3 was wrong with all pinned that leads to it, as long as anything was left in FP16"
+
+
+@pytest.mark.parametrize("why", ["strong types", "excluded", "nothing else", "no round left"])
+def test_not_all_of_an_engine_is_pinned(why: str, tmp_path: Path) -> None:
+    """Of typed models the rest is in FP16 for itself; and what has to stay in FP16 leaves FP16 in."""
+    nodes = [*cancelling(), *([] if why == "nothing else" else [node("Tanh", "x", "z")])]
+    policy = PlanPolicy(exclude_nodes=("Tanh_z",)) if why == "excluded" else PlanPolicy()
+    trial = _Stubborn(tmp_path, nodes, outputs="h0" if why == "nothing else" else "h0 z", policy=policy)
+    trial.typing = "strong" if why == "strong types" else "weak"
+    _, rounds = trial.repair(max_rounds=1 if why == "no round left" else 6)
+    assert not any("all of the model" in found.action for found in rounds)
+    assert trial.spent == ("max_rounds" if why == "no round left" else "")
 
 
 def test_a_plan_that_cannot_be_built_is_a_round_that_did_not_help(tmp_path: Path) -> None:
