@@ -51,3 +51,18 @@ SIGNED: frozenset[Quantity] = frozenset(
     {"sum", "last sum", "row maximum", "scores", "scaled scores", "hidden state", "cell state", "output"}
 )
 """Those that can be negative; of the others no minimum is told."""
+
+NO_MAGNITUDES: frozenset[Quantity] = frozenset(
+    {
+        "row maximum",
+        "mean margin",
+        "cancellation",
+        "row cancellation",
+        "sampling loss",
+        "exponent loss",
+        "softmax loss",
+        "decided otherwise",
+        "output",
+    }
+)
+"""Those of which a large one is no overflow: the maximum of a masked row, margins, ratios, losses and choices."""

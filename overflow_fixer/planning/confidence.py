@@ -18,6 +18,7 @@ from overflow_fixer.formats import FP16_MAX
 from overflow_fixer.graph.body_graphs import find_bodies
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.inner import NO_MAGNITUDES
 from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
 from overflow_fixer.planning.plan import check_ranges
 from overflow_fixer.ranges.lasting import find_lasting
@@ -120,18 +121,7 @@ def _find_measured(
 ) -> Iterator[_Candidate]:
     """Values that the scan measured inside nodes, sums of products in every batch; a masked row, a margin and ratios are no magnitudes."""
     owners = {node.label: (node, node) for node in _list_moved(graph)} | dict(_list_nodes_inside(graph))
-    ignored = {
-        "row maximum",
-        "mean margin",
-        "cancellation",
-        "row cancellation",
-        "sampling loss",
-        "exponent loss",
-        "softmax loss",
-        "decided otherwise",
-        "output",
-        *(("products",) if policy.accumulators != "pin" else ()),
-    }
+    ignored = NO_MAGNITUDES if policy.accumulators == "pin" else NO_MAGNITUDES | {"products"}
     for inner in ranges.inner:
         node, owner = owners.get(inner.node, (None, None))
         if node is None or owner is None or inner.quantity in ignored:
