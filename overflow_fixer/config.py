@@ -24,6 +24,7 @@ from overflow_fixer.calibration.options import CalibrationOptions, Flag, Number,
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_utf8, sha256_of
 from overflow_fixer.model_file.unreadable import check_there
+from overflow_fixer.problems import say_message, say_problem
 from overflow_fixer.records import (
     Accumulators,
     Budget,
@@ -40,12 +41,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_MESSAGES = {
-    "tuple_type": "input should be a list",
-    "path_type": "input should be a path",
-    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "input should be a table"),
-}
-"""Where pydantic's name Python's types, by its name of what is wrong."""
 _FROZEN = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 _MOST_MINUTES = 1e6
 """Two years."""
@@ -341,7 +336,7 @@ class _Origins:
         given = self.flags.get(key)
         if isinstance(given, Mapping):
             # of a table as a whole the message begins with the key that is wrong in it
-            key = inner[0] if inner else _say(item).split()[0]
+            key = inner[0] if inner else say_message(item).split()[0]
             given = given.get(key)
         if given is None and self.path is not None:
             return f"the config file {self.path}"
@@ -357,23 +352,3 @@ def _explain(error: ValidationError, origins: _Origins) -> str:
         f"Settings that cannot be used, {'; '.join(problems)}. Expected the keys and values that "
         "configs/default.toml documents. Correct or remove them."
     )
-
-
-def say_problem(item: ErrorDetails) -> str:
-    """What pydantic found wrong with one key, after the key, and the value that it found."""
-    key = ".".join(map(str, item["loc"]))
-    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{key}: unknown key"
-    message = _say(item)
-    if message.lower().startswith("input should"):
-        message += f", not {_say_value(item['input'])}"
-    return f"{key}: {message[0].lower()}{message[1:]}" if key else message
-
-
-def _say(item: ErrorDetails) -> str:
-    return _MESSAGES.get(item["type"], item["msg"]).removeprefix("Value error, ")
-
-
-def _say_value(value: object) -> str:
-    """As TOML and JSON have it, and no more than a line of it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"

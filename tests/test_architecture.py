@@ -7,7 +7,7 @@ import overflow_fixer
 
 ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
-    {"errors", "formats", "host", "lazy_names", "native", "plurals", "progress"},
+    {"errors", "formats", "host", "lazy_names", "native", "plurals", "problems", "progress"},
     {"arguments"},
     {"files", "records"},
     {"calibration", "locks", "metrics", "model_file"},

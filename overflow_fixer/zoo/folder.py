@@ -10,8 +10,9 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from overflow_fixer.config import FixConfig, say_problem
+from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import ConfigError
+from overflow_fixer.problems import say_problem
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 
 _SUFFIXES = (".npz", ".npy", ".h5", ".hdf5", ".json")

@@ -15,10 +15,10 @@ import jinja2
 from pydantic import BaseModel, ValidationError
 
 from overflow_fixer import __version__
-from overflow_fixer.config import say_problem
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_there, make_folder, write_text
 from overflow_fixer.locks import hold_lock
+from overflow_fixer.problems import say_problem
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
 from overflow_fixer.reports.wording import say_decibels, say_share
 from overflow_fixer.zoo.entries import SUMMARY, Zoo

@@ -15,8 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from overflow_fixer.calibration.options import Flag, Number, Whole
-from overflow_fixer.config import SECTIONS, FixConfig, refuse_nul, say_problem
+from overflow_fixer.config import SECTIONS, FixConfig, refuse_nul
 from overflow_fixer.errors import ConfigError
+from overflow_fixer.problems import say_problem
 from overflow_fixer.zoo.entries import Zoo, ZooEntry
 from overflow_fixer.zoo.toml_lines import Key, find_lines, line_of
 
