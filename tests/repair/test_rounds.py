@@ -187,6 +187,14 @@ def test_an_engine_that_is_wrong_with_all_on_the_way_pinned_is_pinned_whole(
     assert reason == "h3 was wrong with all pinned that leads to it, as long as anything was left in FP16"
 
 
+def test_where_the_rounds_end_before_all_of_an_engine_more_may_help(tmp_path: Path) -> None:
+    deep = itertools.chain(*(cancelling(i, f"h{i - 1}" if i else "x") for i in range(4)))
+    trial = _Stubborn(tmp_path, [*deep, node("Tanh", "x", "z")], outputs="h3 z")
+    _, rounds = trial.repair(max_rounds=2)
+    assert rounds[-1].action == "pinned all that leads to h3"
+    assert trial.spent == "max_rounds"
+
+
 @pytest.mark.parametrize("why", ["strong types", "excluded", "nothing else", "no round left"])
 def test_not_all_of_an_engine_is_pinned(why: str, tmp_path: Path) -> None:
     """Of typed models the rest is in FP16 for itself; and what has to stay in FP16 leaves FP16 in."""
