@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from overflow_fixer.errors import ModelError, RunError
 from overflow_fixer.files import refuse_temporary
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.host.shortages import tells_of_memory
+from overflow_fixer.model_file.subgraphs import all_nodes
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions.bf16_values import run_with_bf16
 from overflow_fixer.sessions.providers import (
@@ -54,9 +56,11 @@ def open_session(
     pack_weights: lay the weights of matrix products out anew; off, they are read where they lie, and values differ by rounding.
     provider: what runs it, as providers.choose_provider gives it; a node that has no kernel there runs on
     the CPU. Raises ModelError with ONNX Runtime's own words when it refuses the model, and where `provider`
-    does not load: another is never taken silently.
+    does not load: another is never taken silently. A model with a ScatterND that reduces gets one thread.
     """
     options = make_options(optimize, by_priority, provider)
+    if _races(model):
+        options.intra_op_num_threads = 1
     if not pack_weights:
         options.add_session_config_entry(_DISABLE_PREPACKING, "1")
     if isinstance(model, onnx.ModelProto):
@@ -150,10 +154,23 @@ def _create(source: str | bytes, options: Any, provider: Provider, providers: li
         raise ModelError(tell(first_line(error))) from error
 
 
+def _races(model: onnx.ModelProto | Path) -> bool:
+    """Whether a ScatterND reduces: ONNX Runtime's threads read and write one element at once, and lose what one of them adds."""
+    held = _read(model)
+    nodes = chain(all_nodes(held.graph), *(all_nodes(function) for function in held.functions))
+    return any(node.op_type == "ScatterND" and _reduces(node) for node in nodes)
+
+
+def _reduces(node: onnx.NodeProto) -> bool:
+    return any(one.name == "reduction" and one.s != b"none" for one in node.attribute)
+
+
 def _ordinary_ops(model: onnx.ModelProto | Path) -> set[str]:
-    if isinstance(model, Path):
-        model = onnx.load(model, load_external_data=False)
-    return find_ordinary_ops(model.graph)
+    return find_ordinary_ops(_read(model).graph)
+
+
+def _read(model: onnx.ModelProto | Path) -> onnx.ModelProto:
+    return onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
 
 
 def _is_on_the_cpu(session: Any) -> bool:

@@ -56,6 +56,62 @@ def test_a_session_has_a_thread_a_core_or_as_many_as_are_told(tmp_path: Path) ->
     assert (told, own) == (3, count_threads())
 
 
+def _scatter(reduction: str, place: str = "graph") -> onnx.ModelProto:
+    """y[i] reduced over the 40,000 rows u that name it, 8 wide; in the graph itself, in a branch, or in a local function."""
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    inputs = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (
+            ("x", 1, [4, 8]),
+            ("i", 7, [40_000, 1]),
+            ("u", 1, [40_000, 8]),
+            ("c", 9, []),
+        )
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 8])
+    functions = []
+    if place == "function":
+        functions = [helper.make_function("own", "Put", ["x", "i", "u"], ["y"], [node], opsets[:1])]
+        node = helper.make_node("Put", ["x", "i", "u"], ["y"], domain="own")
+    if place == "branch":
+        bodies = [
+            helper.make_graph([one], "b", [], [output])
+            for one in (node, helper.make_node("Neg", ["x"], ["y"]))
+        ]
+        node = helper.make_node("If", ["c"], ["y"], then_branch=bodies[0], else_branch=bodies[1])
+    graph = helper.make_graph([node], "g", inputs, [output])
+    return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8)
+
+
+@pytest.mark.parametrize("place", ["graph", "branch", "function", "file"])
+def test_rows_that_are_added_to_one_element_are_all_added(place: str, tmp_path: Path) -> None:
+    """Several threads of ONNX Runtime's ScatterND read and write one element at once."""
+    model: onnx.ModelProto | Path = _scatter("add", place)
+    if place == "file":
+        onnx.save(model, tmp_path / "m.onnx")
+        model = tmp_path / "m.onnx"
+    feeds = {
+        "x": np.zeros((4, 8), np.float32),
+        "i": np.arange(40_000)[:, None] % 4,
+        "u": np.ones((40_000, 8), np.float32),
+        "c": np.asarray(True),
+    }
+    use_threads(4)
+    session = open_session(model, tmp_path)
+    use_threads(0)
+    for _ in range(5):
+        (found,) = run_session(session, None, Batch("b", feeds))
+        np.testing.assert_array_equal(found, np.full((4, 8), 10_000, np.float32))
+
+
+def test_a_scatter_that_does_not_reduce_keeps_the_threads(tmp_path: Path) -> None:
+    use_threads(3)
+    told = open_session(_scatter("none"), tmp_path).get_session_options().intra_op_num_threads
+    use_threads(0)
+    assert told == 3
+
+
 def test_weights_are_packed_unless_told_not_to(tmp_path: Path) -> None:
     packed, unpacked = (
         open_session(_model(), tmp_path, pack_weights=way).get_session_options() for way in (True, False)
