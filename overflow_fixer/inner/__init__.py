@@ -35,6 +35,7 @@ from overflow_fixer.inner.norms import (
     find_in_mean_variance_normalization,
     find_in_rms_normalization,
 )
+from overflow_fixer.inner.orders import find_in_order
 from overflow_fixer.inner.outputs import (
     find_in_global_lp_pool,
     find_in_log_sum,
@@ -107,6 +108,7 @@ EXPRESSIONS: dict[str, Callable[[Expression], Iterator[Found]]] = {
     "Sub": find_in_difference,
     "ArgMin": find_in_choice,
     "ArgMax": find_in_choice,
+    "TopK": find_in_order,
     "GridSample": find_in_grid_sample,
     "Exp": find_in_exponential,
     "Mul": find_in_exponential,

@@ -26,6 +26,7 @@ Quantity = Literal[
     "exponent loss",
     "softmax loss",
     "decided otherwise",
+    "made equal",
     "output",
 ]
 
@@ -62,7 +63,8 @@ NO_MAGNITUDES: frozenset[Quantity] = frozenset(
         "exponent loss",
         "softmax loss",
         "decided otherwise",
+        "made equal",
         "output",
     }
 )
-"""Those of which a large one is no overflow: the maximum of a masked row, margins, ratios, losses and choices."""
+"""Those of which a large one is no overflow: the maximum of a masked row, margins, ratios, shares, losses and choices."""

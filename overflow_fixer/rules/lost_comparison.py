@@ -2,7 +2,8 @@
 
 Where(x² < 1e-10, 1, x²) guards a division by x². FP16 makes zero of the 1e-10 and of the square, so that none is less, and
 divides by zero. A mask x > 0, a Sign and a truth value lose what FP16 makes zero of. The comparison stays in FP32, and
-what writes values as small for it. And what is chosen of an input stays in FP32 where it is compared with the input.
+what writes values as small for it. And what is chosen of an input stays in FP32 where it is compared with the input, or
+where places in the input's order are told that FP16 changes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from overflow_fixer.evidence.fed_choices import FedChoice, find_fed_choices
+from overflow_fixer.evidence.fed_orders import LARGEST_SHARE, FedOrder, find_fed_orders
 from overflow_fixer.evidence.zeros.decision_sources import find_decision_sources
 from overflow_fixer.formats import FP16_MIN_SUBNORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
@@ -25,9 +27,11 @@ def find_lost_comparisons(
     """A finding where the node makes such a comparison, or writes tiny values for one; of several one alone is told.
 
     `value` is one, between the extremes that were seen, of which FP16 decides otherwise; `limit` is 2^-25, of a number that FP16 holds badly that and a step.
-    Of what is chosen of an input it is by how much FP16 rounds that at most, and `limit` 0.
+    Of what is chosen of an input it is by how much FP16 rounds that at most, and `limit` 0;
+    of an order of the input, the share that is made equal to the next, and its limit.
     """
     yield from _tell_fed(node, graph, ranges)
+    yield from _tell_order(node, graph, ranges)
     lost = find_decision_sources(graph, ranges).get(node.label)
     if lost is None:
         return
@@ -49,6 +53,22 @@ def _tell_fed(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]
             f"by up to {found.error:.3g}: none of its elements, mostly"
         )
         yield Finding("lost_comparison", node.label, found.tensor, found.error, 0.0, reason)
+
+
+def _tell_order(node: Node, graph: Graph, ranges: RangeTable) -> Iterator[Finding]:
+    for found in _list_orders(graph, ranges).get(node.label, ()):
+        reason = (
+            f"{found.choice.op_type} {found.choice.label} tells places in the order of {found.tensor}, which is fed in FP32: FP16 "
+            f"makes {found.share:.3g} of its elements equal to the next, which they are not"
+        )
+        yield Finding(
+            "lost_comparison", node.label, found.tensor, found.share, LARGEST_SHARE, reason, found.batch
+        )
+
+
+@lru_cache(maxsize=1)
+def _list_orders(graph: Graph, ranges: RangeTable) -> Mapping[str, list[FedOrder]]:
+    return list_by_node(find_fed_orders(graph, ranges))
 
 
 @lru_cache(maxsize=1)

@@ -608,6 +608,7 @@ def test_every_operator_has_a_case() -> None:
         "Sum",
         "ArgMin",
         "ArgMax",
+        "TopK",
         "Sub",
         "Exp",
         "Mul",
