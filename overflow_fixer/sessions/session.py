@@ -18,6 +18,7 @@ from overflow_fixer.errors import ModelError, RunError
 from overflow_fixer.files import refuse_temporary
 from overflow_fixer.formats import round_to_fp16
 from overflow_fixer.host.shortages import tells_of_memory
+from overflow_fixer.model_file.reading import read_model
 from overflow_fixer.model_file.subgraphs import all_nodes
 from overflow_fixer.records import Array, Batch
 from overflow_fixer.sessions.bf16_values import run_with_bf16
@@ -170,7 +171,7 @@ def _ordinary_ops(model: onnx.ModelProto | Path) -> set[str]:
 
 
 def _read(model: onnx.ModelProto | Path) -> onnx.ModelProto:
-    return onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    return read_model(model) if isinstance(model, Path) else model
 
 
 def _is_on_the_cpu(session: Any) -> bool:
