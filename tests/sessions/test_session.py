@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,22 @@ def test_rows_that_are_added_to_one_element_are_all_added(place: str, tmp_path: 
     use_threads(4)
     session = open_session(model, tmp_path)
     use_threads(0)
+    assert session.get_session_options().intra_op_num_threads == 1  # whether several lose any is luck
     for _ in range(5):
         (found,) = run_session(session, None, Batch("b", feeds))
         np.testing.assert_array_equal(found, np.full((4, 8), 10_000, np.float32))
+
+
+def test_whether_rows_are_added_is_seen_without_the_weights_of_a_file(tmp_path: Path) -> None:
+    model = _scatter("add")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2_000_000, np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    del model
+    tracemalloc.start()
+    open_session(tmp_path / "m.onnx", tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2_000_000
 
 
 def test_a_scatter_that_does_not_reduce_keeps_the_threads(tmp_path: Path) -> None:
