@@ -21,6 +21,7 @@ from onnx import TensorProto
 from repair_trials import (
     CONSTANTS,
     FACTORS,
+    POLICY,
     RNG,
     TOLERANCE,
     Trial,
@@ -198,13 +199,33 @@ def test_where_the_rounds_end_before_all_of_an_engine_more_may_help(tmp_path: Pa
 @pytest.mark.parametrize("why", ["strong types", "excluded", "nothing else", "no round left"])
 def test_not_all_of_an_engine_is_pinned(why: str, tmp_path: Path) -> None:
     """Of typed models the rest is in FP16 for itself; and what has to stay in FP16 leaves FP16 in."""
-    nodes = [*cancelling(), *([] if why == "nothing else" else [node("Tanh", "x", "z")])]
-    policy = PlanPolicy(exclude_nodes=("Tanh_z",)) if why == "excluded" else PlanPolicy()
-    trial = _Stubborn(tmp_path, nodes, outputs="h0" if why == "nothing else" else "h0 z", policy=policy)
+    deep = itertools.chain(*(cancelling(i, f"h{i - 1}" if i else "x") for i in range(4)))
+    beside = [] if why == "nothing else" else [node("Tanh", "x", "z"), node("Sigmoid", "x", "s")]
+    policy = replace(POLICY, exclude_nodes=("Tanh_z",)) if why == "excluded" else POLICY
+    outputs = "h3" if why == "nothing else" else "h3 z s"
+    trial = _Stubborn(tmp_path, [*deep, *beside], outputs=outputs, policy=policy)
     trial.typing = "strong" if why == "strong types" else "weak"
-    _, rounds = trial.repair(max_rounds=1 if why == "no round left" else 6)
+    _, rounds = trial.repair(max_rounds=1 if why == "no round left" else 3)
+    leads_there = [found.action for found in rounds if found.action == "pinned all that leads to h3"]
+    assert len(leads_there) == (why != "no round left")
     assert not any("all of the model" in found.action for found in rounds)
     assert trial.spent == ("max_rounds" if why == "no round left" else "")
+
+
+class _Hopeless(_Stubborn):
+    """As an engine that is wrong in FP32, too."""
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        return super().build(plan)[0], self.wrong
+
+
+def test_behind_all_of_an_engine_nothing_is_left_to_try(tmp_path: Path) -> None:
+    deep = itertools.chain(*(cancelling(i, f"h{i - 1}" if i else "x") for i in range(4)))
+    trial = _Hopeless(tmp_path, [*deep, node("Tanh", "x", "z")], outputs="h3 z")
+    _, rounds = trial.repair(max_rounds=3)
+    assert rounds[-1].action == "pinned all of the model, so that nothing is left for FP16"
+    assert not rounds[-1].kept
+    assert trial.spent == ""
 
 
 def test_a_plan_that_cannot_be_built_is_a_round_that_did_not_help(tmp_path: Path) -> None:
