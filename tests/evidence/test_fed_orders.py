@@ -14,7 +14,7 @@ from in_memory_calibration import ask, ints, make_model, node, pinned_by, scan
 
 from overflow_fixer.rules.lost_comparison import find_lost_comparisons
 
-CONSTANTS = {"k": ints(4), "zero": ints(0), "one": ints(1)}
+CONSTANTS = {"k": ints(4), "zero": ints(0), "one": ints(1), "all": ints(0, 1, 2, 3)}
 SORT = [node("TopK", "x k", "v i", axis=1)]
 PLACES = node("Cast", "i", "y", to=1)
 NEAR = [[2000.0, 2000.3, 1.0, 5.0]]
@@ -36,9 +36,20 @@ def _scan(
         ([node("Neg", "x", "m"), node("TopK", "m k", "v i", axis=1)], PLACES, ["Neg_m", "TopK_v"]),
         (SORT, node("Neg", "v", "y"), []),  # its values alone: they are no more than rounded
         ([node("TopK", "x k", "v i", axis=1, sorted=0)], PLACES, []),
-        ([node("Exp", "x", "m"), node("TopK", "m k", "v i", axis=1)], PLACES, []),  # computed
+        ([node("TopK", "x k", "v i")], PLACES, ["TopK_v"]),
+        ([node("Gather", "x all", "m", axis=1), node("TopK", "m k", "v i")], PLACES, ["Gather_m", "TopK_v"]),
+        ([node("Abs", "x", "m"), node("TopK", "m k", "v i", axis=1)], PLACES, []),  # computed
     ],
-    ids=["an order", "the least first", "moved", "values", "in no order", "computed"],
+    ids=[
+        "an order",
+        "the least first",
+        "moved",
+        "values",
+        "in no order",
+        "the last axis",
+        "gathered",
+        "computed",
+    ],
 )
 def test_forms(nodes: list[onnx.NodeProto], end: onnx.NodeProto, pins: list[str], tmp_path: Path) -> None:
     batch = [[7.0, 7.001, 1.0, 5.0]]
