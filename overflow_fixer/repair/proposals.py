@@ -108,7 +108,7 @@ class Proposals:
         if not rest:
             return None
         self.pinned_all = True
-        return "pinned all of the model, so that nothing is left for FP16", list(rest.values())
+        return "pinned all of the model", list(rest.values())
 
     def _has_more_than_leads_there(self) -> bool:
         """Whether more of an engine could be pinned than what leads to the outputs that fail."""

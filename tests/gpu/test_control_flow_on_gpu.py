@@ -52,4 +52,4 @@ def test_a_loop_beside_another_head_is_right_once_nothing_is_left_for_fp16(tmp_p
         f = Relu(x) g = MatMul(f, w) z = MatMul(g, w) }}"""
     report = _fix(tmp_path, text)
     assert report.passed
-    assert report.rounds[-1].action == "pinned all of the model, so that nothing is left for FP16"
+    assert report.rounds[-1].action == "pinned all of the model"
