@@ -278,6 +278,19 @@ def test_a_share_of_what_is_decided_otherwise_is_no_magnitude(tmp_path: Path) ->
     assert not [one.tensor for one in nearest if "decided otherwise" in one.tensor]
 
 
+def test_a_share_of_an_order_that_is_made_equal_is_no_magnitude(tmp_path: Path) -> None:
+    nodes = [node("TopK", "x k", "v i"), node("Cast", "i", "y", to=onnx.TensorProto.FLOAT)]
+    model = make_model(nodes, {"x": ["n", 1501]}, "y", {"k": np.array([1501])}, 13)
+    graph = save(model, tmp_path)
+    near = np.append(np.arange(1500), 1499.1).astype(np.float32)
+    ranges = collect_ranges(graph, InMemoryCalibration(({"x": near[None]}, {"x": near[None]})))
+    assert any(one.quantity == "made equal" and one.seen.max_abs > 0 for one in ranges.inner)
+    plan = plan_precision(graph, ranges, PlanPolicy())
+    assert not plan.pinned
+    nearest = judge_confidence(graph, ranges, plan).nearest
+    assert not [one.tensor for one in nearest if "made equal" in one.tensor]
+
+
 @pytest.mark.parametrize("at", ["Gelu", "Softplus"])
 def test_a_value_that_follows_from_a_tensor_counts(tmp_path: Path, at: str) -> None:
     attributes = {"approximate": "tanh"} if at == "Gelu" else {}
