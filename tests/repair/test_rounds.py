@@ -212,6 +212,12 @@ def test_not_all_of_an_engine_is_pinned(why: str, tmp_path: Path) -> None:
     assert trial.spent == ("max_rounds" if why == "no round left" else "")
 
 
+def test_no_round_is_kept_for_all_of_an_engine_of_which_all_leads_to_what_fails(tmp_path: Path) -> None:
+    deep = itertools.chain(*(cancelling(i, f"h{i - 1}" if i else "x") for i in range(4)))
+    _, rounds = _Stubborn(tmp_path, [*deep], outputs="h3").repair(max_rounds=4)
+    assert [found.action == "pinned all that leads to h3" for found in rounds[:4]] == [False] * 3 + [True]
+
+
 class _Hopeless(_Stubborn):
     """As an engine that is wrong in FP32, too."""
 
