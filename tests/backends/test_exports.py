@@ -242,12 +242,36 @@ def test_the_loader_clamps_what_the_backend_clamps(
         _import_script(path, monkeypatch).load_network()
     ((content, origin),) = trt.script.parsed
     assert Path(origin).samefile(graph.path)
-    expected = find_source(graph, plan.clamps, probe(trt), {})
+    expected = find_source(graph, plan, probe(trt), {})
     assert isinstance(expected, bytes)
     found, wanted = onnx.ModelProto.FromString(content), onnx.ModelProto.FromString(expected)
     assert found == wanted
     clamped = numpy_helper.to_array(found.graph.initializer[0])
     np.testing.assert_array_equal(clamped, np.array([0, -6e4, np.nan], np.float32))
+
+
+def test_the_loader_script_writes_out_the_sigmoids_that_the_tool_writes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tensorrt: Callable[[Any], None]
+) -> None:
+    graph = load_graph(write_model(tmp_path, "g (float[4] x) => (float[4] y) { a = Relu(x) y = Sigmoid(a) }"))
+    plan = make_plan(graph, graph.nodes[1].label)
+    kinds = ["polygraphy-loader", "polygraphy-npps"]
+    export = Export(graph, plan, _onnx_artifact(graph), _PLAIN, tmp_path / "out")
+    loader, script = exports.write_exports(kinds, export)
+    trt = fake_tensorrt("8.6", Script())
+    use_tensorrt(trt)
+    with pytest.raises(RuntimeError, match="matches no layer"):
+        _import_script(loader, monkeypatch).load_network()
+    ((content, _),) = trt.script.parsed
+    expected = find_source(graph, plan, probe(trt), {})
+    assert isinstance(expected, bytes)
+    assert onnx.ModelProto.FromString(content) == onnx.ModelProto.FromString(expected)
+    network = parsed_network(trt)
+    with (
+        pytest.warns(UserWarning, match=r"\['y'\] are off by 2\^-24 and more in TensorRT"),
+        pytest.raises(RuntimeError),
+    ):
+        _import_script(script, monkeypatch).postprocess(network)
 
 
 def test_the_npps_script_warns_that_it_cannot_clamp(
@@ -291,7 +315,7 @@ def test_the_loader_tells_what_is_overlooked_as_the_backend_does(
     with pytest.raises(RuntimeError, match="matches no layer"):
         _import_script(path, monkeypatch).load_network()
     (parsed,) = trt.script.parsed
-    source = find_source(graph, (), probe(trt), {})
+    source = find_source(graph, None, probe(trt), {})
     assert isinstance(source, bytes) == isinstance(parsed, tuple) == is_told
     if isinstance(source, bytes):
         assert onnx.ModelProto.FromString(parsed[0]) == onnx.ModelProto.FromString(source)
@@ -351,7 +375,7 @@ def test_modes_of_opset_20_are_told_by_the_loader_and_warned_of_by_the_other_scr
     with pytest.raises(RuntimeError, match="matches no layer"):
         script.load_network()
     ((content, _),) = trt.script.parsed
-    assert content == find_source(graph, (), probe(trt), {})
+    assert content == find_source(graph, None, probe(trt), {})
 
 
 def test_functions_are_inlined_by_the_loader(

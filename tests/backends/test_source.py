@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from fake_tensorrt import Script, fake_tensorrt
 from in_memory_calibration import make_model, node, save
 from onnx import TensorProto, helper, numpy_helper
+from recorded_networks import make_plan
 from standin_gpu import use_standin_gpu
 from typed_models import write_model
 
@@ -19,7 +21,7 @@ from overflow_fixer.backends.tensorrt.network import ParsedNetwork
 from overflow_fixer.backends.tensorrt.source import doubt_opset, find_source, parse_graph
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph, load_graph
-from overflow_fixer.records import Clamp, ShapeRange
+from overflow_fixer.records import Clamp, PrecisionPlan, ShapeRange
 
 _MASK = np.array([0, -3.4e38, -np.inf, 3.4e38, np.nan, 5], np.float32)
 OLD, NEW = (probe(fake_tensorrt(variant, Script())) for variant in ("8.6", "10.0"))
@@ -37,15 +39,19 @@ def _save(
     return load_graph(path)
 
 
+def _clamping(graph: Graph, tensor: str) -> PrecisionPlan:
+    return replace(make_plan(graph), clamps=(Clamp(tensor, 1e4, "a mask"),))
+
+
 def _clamped(graph: Graph, tensor: str) -> onnx.ModelProto:
-    source = find_source(graph, [Clamp(tensor, 1e4, "a mask")], OLD, {})
+    source = find_source(graph, _clamping(graph, tensor), OLD, {})
     assert isinstance(source, bytes)
     return onnx.ModelProto.FromString(source)
 
 
 def test_an_unchanged_model_is_its_file(tmp_path: Path) -> None:
     graph = _save(tmp_path, [helper.make_node("Abs", ["x"], ["y"])], [])
-    assert find_source(graph, [], OLD, {}) == graph.path
+    assert find_source(graph, None, OLD, {}) == graph.path
 
 
 def test_an_initializer_is_clamped_and_the_rest_is_untouched(tmp_path: Path) -> None:
@@ -127,7 +133,8 @@ def test_data_behind_a_link_are_found_beside_what_is_behind_it(tmp_path: Path) -
     (tmp_path / "weights.bin").symlink_to(data)
     trt = fake_tensorrt("8.6", Script())
     with use_standin_gpu(trt):
-        parse_graph(trt, OLD, load_graph(tmp_path / "model.onnx"), [Clamp("mask", 1e4, "")], "weak", {})
+        graph = load_graph(tmp_path / "model.onnx")
+        parse_graph(trt, OLD, graph, _clamping(graph, "mask"), "weak", {})
     ((content, beside),) = trt.script.parsed
     model = onnx.ModelProto.FromString(content)
     onnx.load_external_data_for_model(model, str(Path(beside).parent))
@@ -138,7 +145,7 @@ def test_inlined_functions_go_as_bytes(tmp_path: Path) -> None:
     function = '<domain: "local", opset_import: ["" : 17]> twice (a) => (b) { b = Add(a, a) }'
     path = write_model(tmp_path, "g (float[4] x) => (float[4] y) { y = local.twice(x) }", functions=function)
     assert onnx.load(path).functions
-    source = find_source(load_graph(path), [], OLD, {})
+    source = find_source(load_graph(path), None, OLD, {})
     assert isinstance(source, bytes)
     model = onnx.ModelProto.FromString(source)
     assert not model.functions
@@ -176,10 +183,10 @@ def test_a_parser_that_overlooks_axes_as_an_input_gets_them_as_an_attribute(
 ) -> None:
     graph = _reduction(tmp_path, f"Reduce{name}<keepdims=0>(x, axes)", axes)
     before = graph.model.SerializeToString()
-    changed = _as_opset_17(find_source(graph, [], OLD, {}))
+    changed = _as_opset_17(find_source(graph, None, OLD, {}))
     np.testing.assert_array_equal(_run(changed.SerializeToString()), _run(graph.path.read_bytes()))
     assert graph.model.SerializeToString() == before
-    assert find_source(graph, [], NEW, {}) == graph.path
+    assert find_source(graph, None, NEW, {}) == graph.path
 
 
 @pytest.mark.parametrize("made", ["Constant<value_ints=[-1]>()", "Identity(shared)"])
@@ -188,7 +195,7 @@ def test_axes_of_a_node_and_those_that_are_shared_are_constants_too(tmp_path: Pa
         axes = {made} y = ReduceMean(x, axes)
     }}"""
     graph = load_graph(write_model(tmp_path, text, opset=18))
-    changed = _as_opset_17(find_source(graph, [], OLD, {}))
+    changed = _as_opset_17(find_source(graph, None, OLD, {}))
     np.testing.assert_array_equal(_run(changed.SerializeToString()), _run(graph.path.read_bytes()))
 
 
@@ -204,13 +211,13 @@ def test_axes_of_a_node_and_those_that_are_shared_are_constants_too(tmp_path: Pa
 )
 def test_other_reductions_are_left_as_they_are(tmp_path: Path, node: str, constants: str) -> None:
     graph = _reduction(tmp_path, node, constants)
-    assert find_source(graph, [], OLD, {}) == graph.path
+    assert find_source(graph, None, OLD, {}) == graph.path
 
 
 def test_axes_that_a_batch_may_feed_are_left_as_they_are(tmp_path: Path) -> None:
     text = "g (float[2,3,4] x, int64[1] axes = {1}) => (float[2,1,4] y) { y = ReduceMean(x, axes) }"
     graph = load_graph(write_model(tmp_path, text, opset=18))
-    assert find_source(graph, [], OLD, {}) == graph.path
+    assert find_source(graph, None, OLD, {}) == graph.path
 
 
 @pytest.mark.parametrize(("opset", "is_doubted"), [(17, False), (18, True)])
@@ -228,7 +235,7 @@ def test_the_doubt_is_told_where_the_model_is_refused(tmp_path: Path) -> None:
     graph = load_graph(write_model(tmp_path, "g (float[2] x) => (float[2] y) { y = Abs(x) }", opset=18))
     trt = fake_tensorrt("8.6", Script(parse_errors=["no importer"]))
     with use_standin_gpu(trt), pytest.raises(BackendError, match="The model is of opset 18"):
-        parse_graph(trt, OLD, graph, (), "weak", {})
+        parse_graph(trt, OLD, graph, None, "weak", {})
 
 
 # ---------------------------------------------------------------- parts of shapes, taken for the whole
@@ -256,20 +263,20 @@ def test_a_part_of_a_shape_is_a_slice_of_the_whole(tmp_path: Path, ends: str) ->
     """So a parser that overlooks `start` and `end` of a Shape has the part."""
     graph = _shape(tmp_path, ends)
     before = graph.model.SerializeToString()
-    source = find_source(graph, [], OLD, {})
+    source = find_source(graph, None, OLD, {})
     assert isinstance(source, bytes)
     shape, *constants, cut, _ = onnx.ModelProto.FromString(source).graph.node
     assert (shape.op_type, list(shape.attribute), cut.op_type, cut.output[0]) == ("Shape", [], "Slice", "s")
     assert {one.op_type for one in constants} == {"Constant"}
     np.testing.assert_array_equal(_run(source), _run(graph.path.read_bytes()))
     assert graph.model.SerializeToString() == before
-    assert find_source(graph, [], NEW, {}) == graph.path
+    assert find_source(graph, None, NEW, {}) == graph.path
 
 
 @pytest.mark.parametrize("ends", ["", "<start=0>"])
 def test_a_whole_shape_is_left(tmp_path: Path, ends: str) -> None:
     graph = _shape(tmp_path, ends)
-    assert find_source(graph, [], OLD, {}) == graph.path
+    assert find_source(graph, None, OLD, {}) == graph.path
 
 
 def test_names_that_are_taken_are_not_given_to_what_slices_a_shape(tmp_path: Path) -> None:
@@ -277,7 +284,7 @@ def test_names_that_are_taken_are_not_given_to_what_slices_a_shape(tmp_path: Pat
         whole_shape_0_sizes = Shape<start=1,end=2>(x) t = Shape<start=2>(x) y = Add(whole_shape_0_sizes, t)
     }"""
     graph = load_graph(write_model(tmp_path, text, opset=18))
-    source = find_source(graph, [], OLD, {})
+    source = find_source(graph, None, OLD, {})
     assert isinstance(source, bytes)
     onnx.checker.check_model(onnx.ModelProto.FromString(source))
     assert _run(source) == _run(graph.path.read_bytes()) == [7]
@@ -304,7 +311,7 @@ def test_modes_of_a_grid_sample_have_the_names_that_the_parser_knows(
         f"g (float[1,1,4,4] x, float[1,2,2,2] g) => (float[1,1,2,2] y) {{ y = GridSample{attributes}(x, g) }}"
     )
     graph = load_graph(write_model(tmp_path, text, opset=opset))
-    source = find_source(graph, [], found, {})
+    source = find_source(graph, None, found, {})
     if expected is None:
         assert source == graph.path
         return
@@ -338,7 +345,7 @@ def test_an_infinite_bound_of_a_clip_is_left_out(
     nodes = [node("Identity", "inf", "made"), helper.make_node("Clip", reads, ["y"])]
     inputs = {"x": [2, 3, 4], "fed": []}
     graph = save(make_model(nodes, inputs, "y", constants), tmp_path)
-    source = find_source(graph, [], NEW, {})
+    source = find_source(graph, None, NEW, {})
     if kept is None:
         assert source == graph.path
         return
@@ -378,7 +385,7 @@ def test_dimensions_that_need_not_be_equal_get_names_of_their_own(
     dims = {name: [int(d) if d.isdigit() else d for d in told.split()] for name, told in (("x", x), ("z", z))}
     nodes = [node("Abs", "x", "a"), node("Shape", "z", "b"), node("Expand", "a b", "y")]
     graph = save(make_model(nodes, dims, "y"), tmp_path)
-    source = find_source(graph, [], NEW, shapes)
+    source = find_source(graph, None, NEW, shapes)
     assert isinstance(source, bytes) == bool(unequal)
     if not isinstance(source, bytes):
         return
@@ -398,13 +405,47 @@ def test_dimensions_that_need_not_be_equal_get_names_of_their_own(
 _OF_ONE_SIZE = {"x": ShapeRange((1, 3, 4), (1, 3, 4), (1, 3, 8))}
 
 
+_SIGMOIDS = """g (float[4] x) => (float[4] moved, float[4] y) <float two = {2}> {
+    hidden = Sigmoid(x) scaled = Mul(x, two) given = Sigmoid(scaled) moved = Identity(given)
+    inner = Mul(hidden, two) y = Sigmoid(inner) }"""
+
+
+def test_a_pinned_sigmoid_that_is_given_out_is_written_out(tmp_path: Path) -> None:
+    """TensorRT's own, in FP32 where FP16 is allowed, is in steps of 2^-24; others are as they were."""
+    model = onnx.load(write_model(tmp_path, _SIGMOIDS))
+    for number, one in enumerate(model.graph.node):
+        one.name = f"node {number}"
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = load_graph(tmp_path / "model.onnx")
+    labels = {node.outputs[0]: node.label for node in graph.nodes}
+    plan = make_plan(graph, labels["given"], labels["hidden"])
+    source = find_source(graph, plan, OLD, {})
+    assert isinstance(source, bytes)
+    nodes = onnx.ModelProto.FromString(source).graph.node
+    assert [node.output[0] for node in nodes if node.op_type == "Sigmoid"] == ["hidden", "y"]
+    names = {node.output[0]: node.name for node in nodes}
+    assert len(set(names.values())) == len(names)
+    assert names["given"] == labels["given"]
+    x = np.array([-40, -8.5, 0, 3], np.float32)
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    moved, _ = session.run(None, {"x": x})
+    np.testing.assert_allclose(moved, 1 / (1 + np.exp(-2 * x.astype(float))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("pinned", [[], ["hidden"]])
+def test_no_other_sigmoid_changes_what_tensorrt_is_given(tmp_path: Path, pinned: list[str]) -> None:
+    graph = load_graph(write_model(tmp_path, _SIGMOIDS))
+    labels = [node.label for node in graph.nodes if node.outputs[0] in pinned]
+    assert find_source(graph, make_plan(graph, *labels), OLD, {}) == graph.path
+
+
 def _parse_open(folder: Path, script: Script, shapes: dict[str, ShapeRange]) -> ParsedNetwork:
     """A model of which the first and the last dimension are open, refused as the script says."""
     text = "g (float[n,3,w] x) => (float[n,3,w] y) { y = Abs(x) }"
     graph = load_graph(write_model(folder, text, opset=17))
     trt = fake_tensorrt("8.6", script)
     with use_standin_gpu(trt):
-        return parse_graph(trt, OLD, graph, (), "weak", shapes)
+        return parse_graph(trt, OLD, graph, None, "weak", shapes)
 
 
 def _read_dims(parsed: tuple[bytes, str]) -> list[int | str]:

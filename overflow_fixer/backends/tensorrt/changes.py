@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from overflow_fixer.graph.copies import embed_weights
 from overflow_fixer.graph.free_names import free_prefix
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
-from overflow_fixer.records import Array, Clamp, ShapeRange
+from overflow_fixer.records import Array, Clamp, PrecisionPlan, ShapeRange
+from overflow_fixer.simulation.sigmoids import find_given_sigmoids, write_out
 
 _REDUCTIONS = frozenset(
     f"Reduce{name}" for name in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
@@ -34,13 +35,15 @@ Sizes = Mapping[tuple[str, int], int]
 class Changes:
     """In nodes, each told by its first output, in constants, and in dimensions of inputs; nothing where the model needs none.
 
-    `axes` are those that reductions have as constant inputs, `partial_shapes` what Shape nodes write that give a part, with
-    prefixes of free names: both are overlooked before TensorRT 10. `grid_modes` are those of GridSample, of which other names
-    would be taken for the nearest element. `unbounded` are inputs of a Clip that are infinite, `unequal` dimensions that share
+    `clamps` are the plan's, and `sigmoids` what those write that are to be written out, with prefixes of free names. `axes` are
+    those that reductions have as constant inputs, `partial_shapes` what Shape nodes write that give a part, with such prefixes:
+    both are overlooked before TensorRT 10. `grid_modes` are those of GridSample, of which other names would be taken for the
+    nearest element. `unbounded` are inputs of a Clip that are infinite, `unequal` dimensions that share
     a name with others and need not be equal, `sizes` those that open dimensions get: all three are refused as they are.
     """
 
     clamps: Mapping[str, Clamp]
+    sigmoids: Mapping[str, str]
     axes: Mapping[str, Sequence[int]]
     partial_shapes: Mapping[str, str]
     grid_modes: Mapping[str, bytes]
@@ -50,16 +53,18 @@ class Changes:
 
     @property
     def is_any(self) -> bool:
-        in_nodes = self.axes or self.partial_shapes or self.grid_modes or self.unbounded
-        return bool(self.clamps or in_nodes or self.unequal or self.sizes)
+        overlooked = self.axes or self.partial_shapes or self.grid_modes
+        refused = self.unbounded or self.unequal or self.sizes
+        return bool(self.clamps or self.sigmoids or overlooked or refused)
 
 
 def find_changes(
-    graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes, sizes: Sizes
+    graph: Graph, plan: PrecisionPlan | None, found: Capabilities, shapes: Shapes, sizes: Sizes
 ) -> Changes:
     """Those of a model that is to be built for these shapes."""
     return Changes(
-        clamps={clamp.tensor: clamp for clamp in clamps},
+        clamps={} if plan is None else {clamp.tensor: clamp for clamp in plan.clamps},
+        sigmoids={} if plan is None else find_pinned_sigmoids(graph, plan),
         axes={} if found.axes_inputs else read_axes(graph),
         partial_shapes={} if found.axes_inputs else find_partial_shapes(graph),
         grid_modes=find_grid_modes(graph),
@@ -92,8 +97,26 @@ def _change_nodes(graph: onnx.GraphProto, changes: Changes) -> None:
             next(one for one in node.attribute if one.name == "mode").s = changes.grid_modes[written]
         for slot in changes.unbounded.get(written, ()):
             node.input[slot] = ""
-        prefix = changes.partial_shapes.get(written)
-        graph.node.extend([node] if prefix is None else _slice_shape(node, prefix))
+        graph.node.extend(_write(node, written, changes))
+
+
+def _write(node: onnx.NodeProto, written: str, changes: Changes) -> Iterable[onnx.NodeProto]:
+    """What is written in the node's place."""
+    if written in changes.partial_shapes:
+        return _slice_shape(node, changes.partial_shapes[written])
+    if written in changes.sigmoids:
+        return _write_out(node, changes.sigmoids[written])
+    return (node,)
+
+
+def _write_out(sigmoid: onnx.NodeProto, prefix: str) -> Iterator[onnx.NodeProto]:
+    """A Sigmoid as sigmoids.write_out has it, each node with a name, so that its layers have one."""
+    *between, last = write_out(sigmoid, prefix)
+    for node in between:
+        node.name = node.output[0]
+    if sigmoid.name:
+        last.name = sigmoid.name
+    yield from (*between, last)
 
 
 def _slice_shape(shape: onnx.NodeProto, prefix: str) -> Iterator[onnx.NodeProto]:
@@ -119,6 +142,17 @@ def _fix_dimensions(graph: onnx.GraphProto, sizes: Sizes) -> None:
     infos = {info.name: info for info in graph.input}
     for (name, axis), size in sizes.items():
         infos[name].type.tensor_type.shape.dim[axis].dim_value = size
+
+
+def find_pinned_sigmoids(graph: Graph, plan: PrecisionPlan) -> dict[str, str]:
+    """What Sigmoids write that the plan pins and the model gives out, with a prefix of free names.
+
+    TensorRT 8.6's own, pinned where FP16 is allowed, is in steps of 2^-24 and more: 0 of a score of 4e-8.
+    """
+    given = find_given_sigmoids(graph)
+    found = [node.outputs[0] for node in graph.nodes if node.label in given and node.label in plan.pinned]
+    prefix = free_prefix(graph, "sigmoid_of_") if found else ""
+    return dict.fromkeys(found, prefix)
 
 
 def read_axes(graph: Graph) -> dict[str, list[int]]:

@@ -150,7 +150,7 @@ def load_typed(artifact: Artifact) -> Graph:
 def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> Artifact:
     """The model's engine in FP32 throughout, with TF32 kernels or without."""
     trt, found, typing = open_tensorrt(settings)
-    parsed = parse_graph(trt, found, graph, (), typing, settings.shapes)
+    parsed = parse_graph(trt, found, graph, None, typing, settings.shapes)
     precision = Precision(fp16=False, tf32=tf32)
     built = build(trt, found, parsed.network, precision, settings, silent)
     owners = _owners(parsed.network, graph)

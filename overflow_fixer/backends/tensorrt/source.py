@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +20,7 @@ from overflow_fixer.backends.tensorrt.changes import (
 from overflow_fixer.backends.tensorrt.network import ParsedNetwork, RefusedModelError, parse_model
 from overflow_fixer.errors import BackendError
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.records import Clamp, Typing
+from overflow_fixer.records import PrecisionPlan, Typing
 
 _OLD_OPSET = 17
 """The newest that parsers before TensorRT 10 say they know (onnx-tensorrt, docs/operators.md of 8.5 and 8.6)."""
@@ -30,25 +29,25 @@ _NO_SIZES: Sizes = MappingProxyType({})
 
 def parse_typed(trt: Any, found: Capabilities, graph: Graph, model: Path, shapes: Shapes) -> ParsedNetwork:
     """The network of a typed model that was made of `model`, by strong typing. Raises BackendError as parse_graph does."""
-    return parse_graph(trt, found, graph, (), "strong", shapes, f"the typed model of {model}")
+    return parse_graph(trt, found, graph, None, "strong", shapes, f"the typed model of {model}")
 
 
 def parse_graph(
     trt: Any,
     found: Capabilities,
     graph: Graph,
-    clamps: Sequence[Clamp],
+    plan: PrecisionPlan | None,
     typing: Typing,
     shapes: Shapes,
     told: str = "",
 ) -> ParsedNetwork:
-    """The network of the model with its constants clamped. Raises BackendError as find_source and parse_model do.
+    """The network of the model with what the plan changes in it. Raises BackendError as find_source and parse_model do.
 
     A model that is refused while dimensions are open is given those that the shapes leave no choice of.
     """
 
     def parse(sizes: Sizes) -> ParsedNetwork:
-        source = find_source(graph, clamps, found, shapes, sizes)
+        source = find_source(graph, plan, found, shapes, sizes)
         name = told or str(graph.path)
         return parse_model(trt, found, source, graph.home, name, typing, doubt_opset(graph, found))
 
@@ -83,20 +82,24 @@ def doubt_opset(graph: Graph, found: Capabilities) -> str:
 
 
 def find_source(
-    graph: Graph, clamps: Sequence[Clamp], found: Capabilities, shapes: Shapes, sizes: Sizes = _NO_SIZES
+    graph: Graph,
+    plan: PrecisionPlan | None,
+    found: Capabilities,
+    shapes: Shapes,
+    sizes: Sizes = _NO_SIZES,
 ) -> Path | bytes:
     """The model's file, or its bytes where something is changed for TensorRT, which is to be built for these shapes.
 
-    That is where functions were inlined, constants are clamped, or something is refused or overlooked as it is: see
-    changes.Changes. Open dimensions of inputs get these `sizes`. Raises BackendError where the bytes would not fit one message.
+    That is where functions were inlined, the plan changes something, or something is refused or overlooked as it is: see
+    changes.Changes. No plan is of a model that is to be as it is. Open dimensions of inputs get these `sizes`. Raises BackendError where the bytes would not fit one message.
     """
-    changes = find_changes(graph, clamps, found, shapes, sizes)
+    changes = find_changes(graph, plan, found, shapes, sizes)
     if not (changes.is_any or graph.is_inlined):
         return graph.path
-    return _serialize(make_changes(graph, changes), graph, clamps, found)
+    return _serialize(make_changes(graph, changes), graph, found, bool(changes.clamps))
 
 
-def _serialize(model: onnx.ModelProto, graph: Graph, clamps: Sequence[Clamp], found: Capabilities) -> bytes:
+def _serialize(model: onnx.ModelProto, graph: Graph, found: Capabilities, clamps: bool) -> bytes:
     try:
         return bytes(model.SerializeToString())
     except Exception as error:

@@ -56,7 +56,7 @@ class WeakBuild:
 
     def __post_init__(self) -> None:
         self.parsed: ParsedNetwork = parse_graph(
-            self.trt, self.found, self.graph, self.plan.clamps, "weak", self.settings.shapes
+            self.trt, self.found, self.graph, self.plan, "weak", self.settings.shapes
         )
         self.network = self.parsed.network
         self.layers: tuple[NetworkLayer, ...] = read_layers(self.network)

@@ -16,7 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overflow_fixer import __version__
-from overflow_fixer.backends.tensorrt.changes import find_grid_modes, find_partial_shapes, read_axes
+from overflow_fixer.backends.tensorrt.changes import (
+    find_grid_modes,
+    find_partial_shapes,
+    find_pinned_sigmoids,
+    read_axes,
+)
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import Enforcement
 from overflow_fixer.backends.tensorrt.exports.export import Export, locate_model
 from overflow_fixer.backends.tensorrt.network import locate_plugin
@@ -52,6 +57,11 @@ def postprocess(network: Any) -> None:
             f"TensorRT's parser does not know the modes of the GridSamples that write {sorted(GRID_MODES)}, and may have taken the "
             "nearest element, which is not changed here: export the plan with --export polygraphy-loader."
         )
+    if SIGMOIDS:
+        warnings.warn(
+            f"The Sigmoids that write {sorted(SIGMOIDS)} are off by 2^-24 and more in TensorRT where FP16 is allowed, and cannot be "
+            "written out in a parsed network: export the plan with --export polygraphy-loader."
+        )
     pin_layers(trt, network, PINS, NODES, CONSTANTS, FREE)
 '''
 
@@ -85,6 +95,7 @@ def render_npps(export: Export) -> str:
     clamps = [
         "# Constants that the plan clamps. That cannot be done here, in a parsed network: the loader script does it.",
         *_render_clamps(export.plan),
+        *_render_sigmoids(export),
         *_render_overlooked(graph),
     ]
     head = _head(export, [*usage, "--trt-npps", name_script(graph.path, "npps")], imports)
@@ -97,14 +108,18 @@ def render_loader(export: Export) -> str:
     name = name_script(graph.path, "loader")
     usage = ["polygraphy", "convert", name, "--model-type", "trt-network-script", "--convert-to", "trt"]
     overlooked = read_axes(graph) or find_partial_shapes(graph) or find_grid_modes(graph)
-    is_changed = bool(plan.clamps or overlooked or graph.is_inlined)
+    is_changed = bool(plan.clamps or find_pinned_sigmoids(graph, plan) or overlooked or graph.is_inlined)
     modules = ["standalone_pins", "standalone_loading", *(["standalone_changes"] if is_changed else [])]
     imports, bodies = zip(*map(_read_parts, modules), strict=True)
-    change = "change_model(trt, MODEL, CLAMPS, AXES, PARTIAL_SHAPES, GRID_MODES)" if is_changed else "None"
+    change = (
+        "change_model(trt, MODEL, CLAMPS, AXES, PARTIAL_SHAPES, GRID_MODES, SIGMOIDS)"
+        if is_changed
+        else "None"
+    )
     parts = [
         _head(export, [*usage, *_polygraphy_options(export)], "\n".join(["import os", *imports])),
         "\n".join(_render_model(export)),
-        "\n".join([*_render_clamps(plan), *_render_overlooked(graph)]),
+        "\n".join([*_render_clamps(plan), *_render_sigmoids(export), *_render_overlooked(graph)]),
         _render_pins(export),
         _LOAD_NETWORK.replace("CHANGE", change),
         *bodies,
@@ -204,6 +219,11 @@ def _render_clamps(plan: PrecisionPlan) -> Iterator[str]:
         yield f"    # {_one_line(clamp.reason)}"
         yield f"    {clamp.tensor!r}: {clamp.magnitude!r},"
     yield "}"
+
+
+def _render_sigmoids(export: Export) -> Iterator[str]:
+    yield "# Pinned Sigmoids that the model gives out, which are written out, by what they write (with a prefix of free names)."
+    yield f"SIGMOIDS = {find_pinned_sigmoids(export.graph, export.plan)!r}"
 
 
 def _render_overlooked(graph: Graph) -> Iterator[str]:

@@ -24,8 +24,10 @@ def change_model(
     axes: Mapping[str, Sequence[int]],
     partial_shapes: Mapping[str, str],
     grid_modes: Mapping[str, bytes],
+    sigmoids: Mapping[str, str],
 ) -> bytes | None:
-    """The model with functions inlined, constants clamped, and what TensorRT's parser overlooks told in another way.
+    """The model with functions inlined, constants clamped, Sigmoids written out, and what TensorRT's parser overlooks told
+    in another way.
 
     That is axes as attributes, a part of a shape as a slice, and a mode of GridSample by its older name. External data stays
     where it is. None where nothing is to be changed.
@@ -33,7 +35,7 @@ def change_model(
     model = onnx.load(path, load_external_data=False)
     if hasattr(trt.OnnxParser, "get_layer_output_tensor"):
         axes, partial_shapes = {}, {}
-    if not (model.functions or clamps or axes or partial_shapes or grid_modes):
+    if not (model.functions or clamps or axes or partial_shapes or grid_modes or sigmoids):
         return None
     if model.functions:
         from onnx.inliner import inline_local_functions
@@ -43,6 +45,7 @@ def change_model(
     if missing:
         raise RuntimeError(f"{path} has no constants {missing}, which the plan clamps.")
     tell_overlooked(model.graph, axes, partial_shapes, grid_modes)
+    write_out_sigmoids(model.graph, sigmoids)
     return bytes(model.SerializeToString())
 
 
@@ -62,6 +65,27 @@ def tell_overlooked(
             next(one for one in node.attribute if one.name == "mode").s = grid_modes[written]
         prefix = partial_shapes.get(written)
         graph.node.extend([node] if prefix is None else slice_shape(node, prefix))
+
+
+def write_out_sigmoids(graph: Any, sigmoids: Mapping[str, str]) -> None:
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        written = node.output[0] if node.output else ""
+        graph.node.extend(write_out(node, sigmoids[written]) if written in sigmoids else [node])
+
+
+def write_out(sigmoid: Any, prefix: str) -> Iterator[Any]:
+    """1 / (1 + e^-x)."""
+    (source,), (target,) = sigmoid.input, sigmoid.output
+    parts = ("turned", "power", "one", "divisor")
+    turned, power, one, divisor = (f"{prefix}{target}__{part}" for part in parts)
+    value = onnx.helper.make_tensor(one, onnx.TensorProto.FLOAT, [], [1.0])
+    yield onnx.helper.make_node("Neg", [source], [turned], name=turned)
+    yield onnx.helper.make_node("Exp", [turned], [power], name=power)
+    yield onnx.helper.make_node("Constant", [], [one], name=one, value=value)
+    yield onnx.helper.make_node("Add", [power, one], [divisor], name=divisor)
+    yield onnx.helper.make_node("Reciprocal", [divisor], [target], name=sigmoid.name)
 
 
 def clamp_constants(model: Any, folder: str, clamps: Mapping[str, float]) -> Sequence[str]:

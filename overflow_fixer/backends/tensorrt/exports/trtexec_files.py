@@ -42,7 +42,7 @@ def _read_weak(export: Export) -> tuple[Command, tuple[Path, ...]]:
     graph, engine = export.graph, export.artifact.engine
     assert engine is not None
     trt, found, _ = open_tensorrt(export.settings)
-    parsed = parse_graph(trt, found, graph, export.plan.clamps, "weak", export.settings.shapes)
+    parsed = parse_graph(trt, found, graph, export.plan, "weak", export.settings.shapes)
     layers = read_layers(parsed.network)
     labels = [pin.node for pin in export.pins]
     pinning = choose_layers(graph, map_layers(layers, graph), labels)
