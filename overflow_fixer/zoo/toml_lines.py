@@ -17,7 +17,10 @@ _STRING_OR_COMMENT = re.compile(
 
 
 def find_lines(text: str) -> dict[Key, int]:
-    """The line, counted from 1, of each table and of each key that begins a line; what looks like one in a value is none."""
+    """The line, counted from 1, of each table and of each key that begins a line; what looks like one in a value is none.
+
+    An array of tables, and a table that only tables in it name, have the line of the first of these.
+    """
     found: dict[Key, int] = {}
     counts: dict[Key, int] = {}
     table: Key = ()
@@ -25,11 +28,9 @@ def find_lines(text: str) -> dict[Key, int]:
         header, key = _HEADER.match(line), _KEY.match(line)
         if header:
             table = _resolve(_split(header[2]), counts, is_array=header[1] == "[[")
-            found.setdefault(table, number)
-        elif key:
-            names = (*table, *_split(key[1]))
-            for end in range(len(table) + 1, len(names) + 1):
-                found.setdefault(names[:end], number)
+        names = table if header else (*table, *_split(key[1])) if key else ()
+        for end in range(1, len(names) + 1):
+            found.setdefault(names[:end], number)
     return found
 
 

@@ -32,6 +32,7 @@ x = [
   [1, 2],
   [3, 4],
 ]
+[defautls.plan]
 """
 
 
@@ -43,6 +44,7 @@ x = [
         (("defaults", "calib"), 3),
         (("defaults", "plan", "threshold"), 5),
         (("defaults", "plan", "plan2", "deep", "key"), 6),
+        (("model",), 7),
         (("model", 0), 7),
         (("model", 0, "path"), 8),
         (("model", 0, "plan"), 9),
@@ -52,6 +54,7 @@ x = [
         (("model", 1, "build", "profile", "x"), 15),
         (("model", 1, "build", "profile", "x", 0, 1), 15),
         (("model", 1, "verify", "min_snr_db"), 11),
+        (("defautls",), 19),
         (("nowhere",), None),
     ],
 )
