@@ -122,14 +122,17 @@ class Running:
 def start(
     entry: ZooEntry, *, attempt: int = 1, threads: int = 0, gpu: str | None = None, force: bool = False
 ) -> Running:
-    """Start the entry's process, its words going to the log in its folder. Raises OutputError where there can be none."""
+    """Start the entry's process, its words going to the log in its folder. Raises OutputError where there can be none.
+
+    What it is told lies in a nameless file there too: no other folder need have room, as TMPDIR in a container has not.
+    """
     make_folder(entry.folder)
     _forget_progress(entry.folder)
     job = Job.of(entry, threads=threads, attempt=attempt, force=force)
     paths = os.pathsep.join(path for path in sys.path if isinstance(path, str))
     command = [sys.executable, "-c", _BEGIN, paths, str(entry.folder)]
     path = entry.folder / LOG_FILE
-    with refuse_os_errors(path), path.open("ab") as log, TemporaryFile() as told:
+    with refuse_os_errors(path), path.open("ab") as log, TemporaryFile(dir=entry.folder) as told:
         told.write(job.model_dump_json().encode())
         told.seek(0)
         process = subprocess.Popen(

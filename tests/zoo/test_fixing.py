@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_what_is_finished_is_not_run_again_and_what_failed_neither(add_model: Ad
     assert _fix(*entries, host=MACHINE) == {"good": True, "bad": True}
     assert {path: path.stat().st_mtime_ns for path in entries[0].folder.iterdir()} == before
     assert _fix(*entries, force=True, host=MACHINE) == {"good": False, "bad": False}
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_used_is_not_needed(
+    add_model: AddModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A container whose file system is read-only but for the results has none."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not_there"))
+    (found,) = fix_zoo([make_entry(add_model("good"))], MACHINE)
+    assert found.passed, found.message
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="who holds a lock is told on Linux")
