@@ -73,7 +73,7 @@ __all__ = [
     "verify",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "backends.mixed_onnx": ("emit", "open_runner"),

@@ -34,8 +34,15 @@ def test_every_name_that_a_package_lists_is_there_and_is_no_module(name: str) ->
         assert getattr(package, listed) is found
 
 
+@pytest.mark.parametrize("name", PACKAGES)
+def test_help_and_completion_know_every_name_before_it_is_used(name: str) -> None:
+    code = f"import {name} as package; print(set(package.__all__) - set(dir(package)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "set()"
+
+
 def test_a_name_that_is_not_listed_is_an_attribute_error() -> None:
-    find = lazy_names("overflow_fixer", {"errors": ("FixError",)})
+    find, _ = lazy_names("overflow_fixer", {"errors": ("FixError",)})
     assert find("FixError") is overflow_fixer.FixError
     with pytest.raises(AttributeError, match="module 'overflow_fixer' has no attribute 'ModelError'"):
         find("ModelError")

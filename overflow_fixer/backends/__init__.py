@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "Backend", "choose_backend", "find_protected"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__, {"choice": ("choose_backend", "find_protected"), "table": ("BACKENDS", "Backend")}
 )

@@ -29,7 +29,7 @@ __all__ = [
     "survey_shapes",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "jittered": ("jitter", "make_copies", "make_copy"),

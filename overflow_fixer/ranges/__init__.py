@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Existing", "Observe", "OnOver", "collect_ranges", "ignore_over", "load_ranges", "merge_ranges"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "collect": ("collect_ranges",),

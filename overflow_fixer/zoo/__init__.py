@@ -23,7 +23,7 @@ __all__ = [
     "open_ray",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "entries": ("Zoo", "ZooEntry"),

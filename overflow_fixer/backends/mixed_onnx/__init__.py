@@ -27,7 +27,7 @@ __all__ = [
     "warn_of_default_loading",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "assignment": ("IoTypes",),

@@ -47,7 +47,7 @@ __all__ = [
     "require",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "availability": ("find_lack", "require"),
