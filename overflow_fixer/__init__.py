@@ -73,30 +73,31 @@ __all__ = [
     "verify",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "backends.mixed_onnx": ("emit", "open_runner"),
-        "calibration": ("open_calibration",),
-        "planning.confidence": ("judge_confidence",),
-        "config": ("FixConfig",),
-        "errors": ("FixError",),
-        "verification.filled_outputs": ("find_fills",),
-        "graph.model": ("load_graph",),
-        "pipeline": ("fix",),
-        "planning.plan": ("plan_precision",),
-        "ranges": ("collect_ranges", "load_ranges", "merge_ranges"),
-        "records": (
-            "Batch",
-            "CalibrationSet",
-            "FixReport",
-            "PlanPolicy",
-            "PrecisionPlan",
-            "RangeTable",
-            "Tolerance",
-            "Verification",
-        ),
-        "reports": ("load_plan", "save_plan"),
-        "verification.comparison": ("open_reference", "verify"),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "backends.mixed_onnx": ("emit", "open_runner"),
+            "calibration": ("open_calibration",),
+            "planning.confidence": ("judge_confidence",),
+            "config": ("FixConfig",),
+            "errors": ("FixError",),
+            "verification.filled_outputs": ("find_fills",),
+            "graph.model": ("load_graph",),
+            "pipeline": ("fix",),
+            "planning.plan": ("plan_precision",),
+            "ranges": ("collect_ranges", "load_ranges", "merge_ranges"),
+            "records": (
+                "Batch",
+                "CalibrationSet",
+                "FixReport",
+                "PlanPolicy",
+                "PrecisionPlan",
+                "RangeTable",
+                "Tolerance",
+                "Verification",
+            ),
+            "reports": ("load_plan", "save_plan"),
+            "verification.comparison": ("open_reference", "verify"),
+        },
+    )

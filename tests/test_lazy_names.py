@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import overflow_fixer
 from overflow_fixer.lazy_names import lazy_names
 
+HIDDEN = "not TYPE_CHECKING"
 PACKAGES = [
     "overflow_fixer",
     *(
@@ -39,6 +42,17 @@ def test_help_and_completion_know_every_name_before_it_is_used(name: str) -> Non
     code = f"import {name} as package; print(set(package.__all__) - set(dir(package)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_type_checkers_see_no_way_to_any_other_name(name: str) -> None:
+    """They take what a module's `__getattr__` gives for anything, so that a name that is misspelt would pass them."""
+    package = import_module(name)
+    assert package.__file__ is not None
+    statements = ast.parse(Path(package.__file__).read_text(encoding="utf-8")).body
+    hidden = [one for one in statements if isinstance(one, ast.If) and ast.unparse(one.test) == HIDDEN]
+    assert any("__getattr__" in ast.unparse(one) for one in hidden)
+    assert not any("__getattr__" in ast.unparse(one) for one in statements if one not in hidden)
 
 
 def test_a_name_that_is_not_listed_is_an_attribute_error() -> None:

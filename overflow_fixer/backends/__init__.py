@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "Backend", "choose_backend", "find_protected"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__, {"choice": ("choose_backend", "find_protected"), "table": ("BACKENDS", "Backend")}
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"choice": ("choose_backend", "find_protected"), "table": ("BACKENDS", "Backend")}
+    )

@@ -29,13 +29,14 @@ __all__ = [
     "survey_shapes",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "jittered": ("jitter", "make_copies", "make_copy"),
-        "options": ("CalibrationOptions", "ImageOptions"),
-        "readers": ("READERS", "open_calibration"),
-        "shapes": ("survey_shapes",),
-        "unheeded": ("say_unheeded",),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "jittered": ("jitter", "make_copies", "make_copy"),
+            "options": ("CalibrationOptions", "ImageOptions"),
+            "readers": ("READERS", "open_calibration"),
+            "shapes": ("survey_shapes",),
+            "unheeded": ("say_unheeded",),
+        },
+    )

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Existing", "Observe", "OnOver", "collect_ranges", "ignore_over", "load_ranges", "merge_ranges"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "collect": ("collect_ranges",),
-        "merge": ("merge_ranges",),
-        "observers": ("Observe",),
-        "over_limit": ("OnOver", "ignore_over"),
-        "resumption": ("Existing",),
-        "store": ("load_ranges",),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "collect": ("collect_ranges",),
+            "merge": ("merge_ranges",),
+            "observers": ("Observe",),
+            "over_limit": ("OnOver", "ignore_over"),
+            "resumption": ("Existing",),
+            "store": ("load_ranges",),
+        },
+    )

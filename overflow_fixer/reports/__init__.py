@@ -29,14 +29,15 @@ __all__ = [
     "write_reports",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "confidence_wording": ("say_confidence",),
-        "html_report": ("fill_template", "render_html"),
-        "json_report": ("load_document", "render_json"),
-        "plan_file": ("find_earlier_plan", "load_plan", "save_plan"),
-        "renderers": ("RENDERERS", "write_reports"),
-        "terminal": ("closing_table", "lay_out", "print_document", "render_text"),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "confidence_wording": ("say_confidence",),
+            "html_report": ("fill_template", "render_html"),
+            "json_report": ("load_document", "render_json"),
+            "plan_file": ("find_earlier_plan", "load_plan", "save_plan"),
+            "renderers": ("RENDERERS", "write_reports"),
+            "terminal": ("closing_table", "lay_out", "print_document", "render_text"),
+        },
+    )

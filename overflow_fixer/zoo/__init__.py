@@ -23,14 +23,15 @@ __all__ = [
     "open_ray",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "entries": ("Zoo", "ZooEntry"),
-        "fixing": ("fix_zoo",),
-        "machine": ("Machine", "describe_machine"),
-        "outcomes": ("ZooOutcome",),
-        "ray_cluster": ("RayCluster",),
-        "ray_connection": ("open_ray",),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "entries": ("Zoo", "ZooEntry"),
+            "fixing": ("fix_zoo",),
+            "machine": ("Machine", "describe_machine"),
+            "outcomes": ("ZooOutcome",),
+            "ray_cluster": ("RayCluster",),
+            "ray_connection": ("open_ray",),
+        },
+    )

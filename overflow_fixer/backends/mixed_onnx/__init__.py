@@ -27,11 +27,12 @@ __all__ = [
     "warn_of_default_loading",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "assignment": ("IoTypes",),
-        "default_loading": ("warn_of_default_loading",),
-        "emission": ("describe", "emit", "find_foreign", "name_files", "open_runner", "open_tracer"),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "assignment": ("IoTypes",),
+            "default_loading": ("warn_of_default_loading",),
+            "emission": ("describe", "emit", "find_foreign", "name_files", "open_runner", "open_tracer"),
+        },
+    )

@@ -47,22 +47,23 @@ __all__ = [
     "require",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "availability": ("find_lack", "require"),
-        "emission": (
-            "check_settings",
-            "describe",
-            "emit",
-            "emit_fp32",
-            "find_foreign",
-            "name_files",
-            "open_runner",
-            "open_tracer",
-        ),
-        "price": ("FIXED", "FP32", "FP32_EXACT", "NAIVE", "measure_price"),
-        "profiles": ("check_cover", "override_shapes"),
-        "protection": ("find_protected",),
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "availability": ("find_lack", "require"),
+            "emission": (
+                "check_settings",
+                "describe",
+                "emit",
+                "emit_fp32",
+                "find_foreign",
+                "name_files",
+                "open_runner",
+                "open_tracer",
+            ),
+            "price": ("FIXED", "FP32", "FP32_EXACT", "NAIVE", "measure_price"),
+            "profiles": ("check_cover", "override_shapes"),
+            "protection": ("find_protected",),
+        },
+    )
