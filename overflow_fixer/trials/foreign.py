@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import onnxruntime
 from onnx import TensorProto
 
-from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.backends import BACKENDS, choose_backend, mixed_onnx
 from overflow_fixer.calibration import jitter, open_calibration, say_unheeded
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError, ModelError
 from overflow_fixer.graph.model import Graph, load_graph
+from overflow_fixer.host.shortages import tell_shortage
 from overflow_fixer.progress import Progress
 from overflow_fixer.records import Artifact, Runner, Verification
+from overflow_fixer.sessions.refusals import first_line
 from overflow_fixer.simulation.typed_model import find_unsimulated
 from overflow_fixer.trials.bench import make_tolerance
 from overflow_fixer.verification.comparison import (
@@ -60,9 +64,11 @@ def _open(config: FixConfig, graph: Graph, path: Path) -> tuple[Runner, tuple[st
         typed = _read(path)
         _check_inputs(graph, typed)
         _refuse_unsimulated(typed)
+        _refuse_faulty(path)
         remarks = tuple(_say_fp32(typed))
     settings = config.build.settings(config.folder, {})
-    return BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings), remarks
+    with _refuse_unopened(path):
+        return BACKENDS[name].open_runner(Artifact(name, path, (path,), (), (), (), 0), settings), remarks
 
 
 def _read(path: Path) -> Graph:
@@ -71,6 +77,30 @@ def _read(path: Path) -> Graph:
         return load_graph(path)
     except ModelError as error:
         raise BackendError(str(error)) from error
+
+
+def _refuse_faulty(path: Path) -> None:
+    """Raise BackendError for a model that no runtime takes: the simulation, in FP32 throughout, would run what has two types."""
+    fault = mixed_onnx.find_fault(path)
+    if fault is not None:
+        with _refuse_unopened(path):
+            raise fault
+
+
+@contextmanager
+def _refuse_unopened(path: Path) -> Iterator[None]:
+    """Turn a ModelError, which would be about MODEL, into a BackendError about the artifact at `path`, but for want of memory."""
+    try:
+        yield
+    except ModelError as error:
+        if tell_shortage(error) is not None:
+            raise
+        reason = first_line(error if error.__cause__ is None else error.__cause__)
+        raise BackendError(
+            f"ONNX Runtime {onnxruntime.__version__} refuses {path}: {reason}. Expected a model in which each node reads the types "
+            "that it takes, of operators that are known there. Make it again with the tool that it is of, or mend it; for "
+            "operators of your own name their library with --ort-custom-op."
+        ) from error
 
 
 def _check_inputs(graph: Graph, typed: Graph) -> None:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typed_models import write_model
 
 from overflow_fixer.backends.mixed_onnx import loading
-from overflow_fixer.backends.mixed_onnx.loading import cut, find_refusal
+from overflow_fixer.backends.mixed_onnx.loading import cut, find_fault, find_refusal
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.sessions.session import open_session
@@ -79,6 +79,18 @@ def test_a_model_that_loads_only_when_it_is_optimised_is_taken(
     for wanted in (False, True):
         monkeypatch.setattr(loading, "open_session", refuse_unless(wanted))
         assert find_refusal(path) is None
+
+
+@pytest.mark.parametrize(("said", "is_fault"), [("9 : NOT_IMPLEMENTED : no kernel", False), ("no", True)])
+def test_a_node_without_a_kernel_is_no_fault(
+    said: str, is_fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: Any, folder: Path, *, optimize: bool) -> None:
+        raise ModelError(said)
+
+    path = write_model(tmp_path, "g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    monkeypatch.setattr(loading, "open_session", refuse)
+    assert (find_fault(path) is not None) == is_fault
 
 
 @pytest.mark.parametrize("piece_nodes", [1, 2, 100])

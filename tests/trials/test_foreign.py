@@ -90,3 +90,22 @@ def test_fp16_that_cannot_be_simulated_is_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(BackendError, match="computes in FP16 where rounding cannot be simulated"):
         _verify(tmp_path, nodes, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ([node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Mul", "h x", "y")], "different types"),
+        (
+            [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Abs", "h", "y")],
+            "does not match expected type",
+        ),
+        ([node("NoSuchOperator", "x", "y")], "No Op registered for NoSuchOperator"),
+    ],
+)
+def test_a_model_that_no_runtime_takes_is_refused_and_not_simulated(
+    nodes: list[onnx.NodeProto], told: str, tmp_path: Path
+) -> None:
+    """In FP32, as it is simulated, FP16 and FP32 are one type. The message is about this file, not about the original."""
+    with pytest.raises(BackendError, match=rf"refuses .*typed\.onnx: .*{told}"):
+        _verify(tmp_path, nodes, 1.0)

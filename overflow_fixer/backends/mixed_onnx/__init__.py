@@ -15,11 +15,13 @@ if TYPE_CHECKING:
         open_runner,
         open_tracer,
     )
+    from overflow_fixer.backends.mixed_onnx.loading import find_fault
 
 __all__ = [
     "IoTypes",
     "describe",
     "emit",
+    "find_fault",
     "find_foreign",
     "name_files",
     "open_runner",
@@ -34,5 +36,6 @@ if not TYPE_CHECKING:
             "assignment": ("IoTypes",),
             "default_loading": ("warn_of_default_loading",),
             "emission": ("describe", "emit", "find_foreign", "name_files", "open_runner", "open_tracer"),
+            "loading": ("find_fault",),
         },
     )

@@ -17,6 +17,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.sessions.session import open_session
 
 PIECE_NODES = 2000
+_NO_KERNEL = "NOT_IMPLEMENTED"
+"""ONNX Runtime's word once it has found the types of all nodes right."""
 
 
 def find_refusal(path: Path, piece_nodes: int = PIECE_NODES) -> ModelError | None:
@@ -29,6 +31,12 @@ def find_refusal(path: Path, piece_nodes: int = PIECE_NODES) -> ModelError | Non
         return _refusal(path, path.parent)
     refusals = (_refusal(piece, path.parent) for piece in cut(graph, piece_nodes))
     return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+def find_fault(path: Path) -> ModelError | None:
+    """As find_refusal, but that a node has no kernel there, where others may have one, is no fault of the model."""
+    refusal = find_refusal(path)
+    return None if refusal is not None and _NO_KERNEL in str(refusal) else refusal
 
 
 def cut(graph: Graph, piece_nodes: int) -> Iterator[onnx.ModelProto]:
