@@ -124,7 +124,7 @@ def _choose(zoo: Zoo, only: Sequence[str], shard: str | None, failed: bool) -> l
     chosen = [entry for entry in zoo.entries if not only or entry.name in wanted]
     chosen = chosen if shard is None else _deal(chosen, shard)
     if failed:
-        outcomes = {entry.name: load_outcome(entry.folder) for entry in chosen}
+        outcomes = {entry.name: load_outcome(entry) for entry in chosen}
         chosen = [e for e in chosen if (found := outcomes[e.name]) is None or not found.passed]
     return chosen
 

@@ -173,12 +173,19 @@ def save_outcome(outcome: ZooOutcome) -> None:
     write_text(kept.folder / OUTCOME_FILE, kept.model_dump_json(indent=1))
 
 
-def load_outcome(folder: Path) -> ZooOutcome | None:
-    """The outcome in a folder; None where there is none, or what is there is no outcome of this version."""
+def load_outcome(entry: ZooEntry) -> ZooOutcome | None:
+    """The outcome in the entry's folder; None where there is none, or what is there is no outcome of this version.
+
+    The folder may have been moved or copied since, renamed, or gone by another path: name and paths are those of now.
+    """
     try:
-        return ZooOutcome.model_validate_json((folder / OUTCOME_FILE).read_bytes())
+        found = ZooOutcome.model_validate_json((entry.folder / OUTCOME_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+    result = found.result
+    if result is not None:
+        result = result.model_copy(update={"artifact": entry.folder / result.artifact.name})
+    return found.model_copy(update={"name": entry.name, "folder": entry.folder, "result": result})
 
 
 def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutcome | None:
@@ -187,7 +194,7 @@ def find_current(entry: ZooEntry, versions: Sequence[dict[str, str]]) -> ZooOutc
     `versions` are those that it would be run with now, any of them. Model and data that go by other paths now are not known
     to be the same before a worker has hashed them.
     """
-    found, basis = load_outcome(entry.folder), describe_basis(entry)
+    found, basis = load_outcome(entry), describe_basis(entry)
     if found is None or found.basis.versions not in versions:
         return None
     if (found.model, found.basis.calib) != (entry.config.model, basis.calib):

@@ -88,7 +88,7 @@ class Running:
         """What it wrote, or what its end says."""
         progress = self.read_progress()
         _forget_progress(self.entry.folder)
-        written = load_outcome(self.entry.folder) if self.has_written else None
+        written = load_outcome(self.entry) if self.has_written else None
         if written is not None and self.process.returncode == EXIT_TAKEN:
             return written.model_copy(update={"is_earlier": True})
         peak = max(self.peak_bytes, 0 if written is None else written.peak_memory_bytes)

@@ -42,7 +42,7 @@ def summarize(
     Zoos that run parts of one side by side wait for each other here: whoever comes last has every outcome.
     """
     with hold_lock(zoo.folder / SUMMARY):
-        others = (load_outcome(entry.folder) for entry in zoo.entries if entry.name not in outcomes)
+        others = (load_outcome(entry) for entry in zoo.entries if entry.name not in outcomes)
         everything = [*outcomes.values(), *(outcome for outcome in others if outcome is not None)]
         document = build_document(zoo.source, zoo.folder, everything, earlier)
         return document, write_summary(document, zoo.folder)

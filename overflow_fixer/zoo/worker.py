@@ -158,9 +158,9 @@ def run_job(job: Job) -> ZooOutcome:
         make_folder(config.folder)
         use_custom_ops(config.custom_ops)
         basis = _hash_inputs(entry, basis)
-        found = None if job.force else load_outcome(config.folder)
+        found = None if job.force else load_outcome(entry)
         if found is not None and _still_holds(found, basis):
-            return found.model_copy(update={"basis": basis, "is_earlier": True})
+            return found.model_copy(update={"basis": basis, "model": config.model, "is_earlier": True})
         # nobody is there to choose what becomes of half a scan of what has changed since
         report = fix(config, _Progress(config.folder / PROGRESS_FILE), existing="replace")
     except FixError as error:

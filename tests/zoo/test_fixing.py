@@ -59,6 +59,45 @@ def test_a_folder_for_temporary_files_that_cannot_be_used_is_not_needed(
     assert found.passed, found.message
 
 
+def _move(entry: ZooEntry, name: str, out: Path) -> ZooEntry:
+    return replace(entry, name=name, config=entry.config.model_copy(update={"out": out}))
+
+
+def test_a_folder_that_was_copied_is_judged_by_its_own_files(add_model: AddModel, tmp_path: Path) -> None:
+    entry = make_entry(add_model("good"))
+    _fix(entry)
+    copy = _move(entry, "copy", tmp_path / "copy")
+    shutil.copytree(entry.folder, copy.folder)
+    (copy.folder / "good.fp16.onnx").unlink()
+    assert _fix(copy) == {"copy": False}
+    assert (copy.folder / "good.fp16.onnx").is_file()
+
+
+@pytest.mark.parametrize("host", [HERE, MACHINE])
+def test_a_folder_that_was_moved_is_not_run_again(host: Host, add_model: AddModel, tmp_path: Path) -> None:
+    entry = make_entry(add_model("good"))
+    _fix(entry)
+    moved = _move(entry, "moved", entry.folder.rename(tmp_path / "moved"))
+    (found,) = fix_zoo([moved], host)
+    assert (found.is_earlier, found.name, found.folder) == (True, "moved", moved.folder)
+    assert found.result is not None
+    assert found.result.artifact == moved.folder / "good.fp16.onnx"
+
+
+def test_a_zoo_is_not_run_again_from_another_working_folder(
+    add_model: AddModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = make_entry(add_model("good"))
+    for place, is_earlier in ((tmp_path, False), (entry.config.model.parent / "out", True)):
+        monkeypatch.chdir(place)
+        names = ("model", "calib", "out")
+        paths = {name: Path(os.path.relpath(tmp_path / getattr(entry.config, name))) for name in names}
+        here = replace(entry, config=entry.config.model_copy(update=paths))
+        (found,) = fix_zoo([here], MACHINE)
+        assert (found.is_earlier, found.model) == (is_earlier, here.config.model)
+        assert found.passed
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="who holds a lock is told on Linux")
 def test_a_model_whose_folder_was_in_use_is_run_again(add_model: AddModel) -> None:
     entry = make_entry(add_model("good"))
@@ -275,7 +314,7 @@ def test_a_limit_that_was_passed_is_tried_again_once_it_is_another(add_model: Ad
     entry = replace(make_entry(add_model("m")), timeout_minutes=1e-6)
     assert _fix(entry, host=MACHINE) == {"m": False}
     assert _fix(entry, host=MACHINE) == {"m": True}
-    found = load_outcome(entry.folder)
+    found = load_outcome(entry)
     assert found is not None
     assert found.kind == "timed_out"
     assert _fix(replace(entry, timeout_minutes=5.0), host=MACHINE) == {"m": False}

@@ -104,9 +104,9 @@ def test_good_and_broken_models_each_have_their_outcome(host: Host, add_model: A
     assert (result.fixed_mismatched, result.fixed_snr_db > 30) == (0, True)
     assert (good.folder / "report.json").is_file()
     assert outcomes["good"].peak_memory_bytes > 10_000_000
-    for name, found in outcomes.items():
-        kept = load_outcome(found.folder)
-        assert kept is not None, name
+    for entry in (good, torn, foreign, dataless):
+        kept, found = load_outcome(entry), outcomes[entry.name]
+        assert kept is not None, entry.name
         assert kept.model_dump_json() == found.model_dump_json()  # NaN is not itself
 
 
@@ -150,7 +150,7 @@ def test_no_process_outlives_a_pool_that_is_left(
     assert any(one.seconds > 0 and one.peak_bytes > 10_000_000 for one in pool.running)
     run.close()  # type: ignore[attr-defined]
     _wait_for(lambda: not _workers(endless.parent), 5.0)  # a cluster cancels, and does not say when it did
-    assert load_outcome(entries[0].folder) is None
+    assert load_outcome(entries[0]) is None
     assert not list(endless.parent.rglob(".ray-*"))
 
 

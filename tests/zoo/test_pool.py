@@ -122,7 +122,7 @@ def test_a_model_whose_folder_is_replaced_by_a_file_while_it_runs_fails_alone(en
         found += [outcome] if outcome is not None else []
     assert [(outcome.kind, outcome.exit_code) for outcome in found] == [("failed", 2)]
     assert f"{entry.folder} could not be written" in found[0].message
-    assert load_outcome(entry.folder) is None
+    assert load_outcome(entry) is None
 
 
 @pytest.mark.parametrize(("minutes", "told"), [(1.0, "1 minute"), (2.5, "2.5 minutes")])
@@ -189,10 +189,10 @@ def test_what_a_run_measured_is_kept_where_another_zoo_takes_its_outcome(add_mod
     while not (entry.folder / PROGRESS_FILE).exists():
         time.sleep(0.01)
     taken = _finish(second)
-    kept = load_outcome(entry.folder)
+    kept = load_outcome(entry)
     own = _finish(first)
     assert (own.is_earlier, taken.is_earlier) == (False, True)
-    for outcome in (own, taken, kept, load_outcome(entry.folder)):
+    for outcome in (own, taken, kept, load_outcome(entry)):
         assert outcome is not None
         assert outcome.seconds > 0.1
         assert outcome.peak_memory_bytes > 10_000_000
