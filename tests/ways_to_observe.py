@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
-from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.native import SWITCH
@@ -26,9 +25,10 @@ _NOTHING = 1e-6
 @contextmanager
 def use_probes(kind: Probes) -> Iterator[None]:
     """With the native operators, where they were built, or without. "shared": all tensors are noted to be small ones."""
-    with patch.dict(os.environ, {SWITCH: "0" if kind == "operators" else "1"}), ExitStack() as noted:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(SWITCH, "0" if kind == "operators" else "1")
         if kind == "shared":
-            noted.enter_context(patch.object(instrument, "find_small", _take_all_for_small))
+            patched.setattr(instrument, "find_small", _take_all_for_small)
         yield
 
 
