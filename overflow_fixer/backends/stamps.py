@@ -13,7 +13,8 @@ from overflow_fixer.records import PrecisionPlan
 def fingerprint(plan: PrecisionPlan, io_types: str) -> str:
     """What of a plan decides what is built, in 64 hexadecimal digits."""
     clamps = sorted((clamp.tensor, clamp.magnitude) for clamp in plan.clamps)
-    text = json.dumps([sorted(plan.pinned), clamps, io_types])
+    without_tf32 = [] if plan.tf32 else ["no TF32"]
+    text = json.dumps([sorted(plan.pinned), clamps, io_types, *without_tf32])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -94,13 +94,17 @@ class Clamp:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """All pins and clamps, and what was considered and pins nothing."""
+    """All pins and clamps, and what was considered and pins nothing.
+
+    `tf32`: whether FP32 layers of an engine may run in TF32, where the settings let them.
+    """
 
     model_sha256: str
     threshold: float
     pins: tuple[Pin, ...]
     clamps: tuple[Clamp, ...] = ()
     considered: tuple[Finding, ...] = ()
+    tf32: bool = True
 
     @cached_property
     def pinned(self) -> frozenset[str]:

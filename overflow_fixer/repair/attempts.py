@@ -70,6 +70,18 @@ def is_better(attempt: Attempt, best: Attempt, tolerance: Tolerance) -> bool:
     return attempt.wrong_inside(tolerance) < best.wrong_inside(tolerance)
 
 
+def may_lose_by_tf32(attempt: Attempt) -> bool:
+    """Whether it is an engine that may run in TF32, whose outputs are finite wherever they are in FP32.
+
+    Some kernel is seen to, or is in a region that shows none, and then something is pinned. TF32 has FP32's range.
+    """
+    engine = attempt.artifact.engine
+    if engine is None or not engine.tf32:
+        return False
+    may_run = engine.tf32_layers or (engine.opaque_layers and attempt.plan.pins)
+    return bool(may_run) and not any(error.is_float and error.mismatched for error in attempt.failing)
+
+
 def is_hopeless(error: TensorError, tolerance: Tolerance) -> bool:
     """Whether an output fails by nothing but what is NaN in FP32, which no precision can mend."""
     rest = replace(error, mismatched=0)

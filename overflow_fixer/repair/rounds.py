@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from overflow_fixer.errors import BackendError, ModelError
@@ -28,7 +28,7 @@ from overflow_fixer.records import (
     Tolerance,
     Verification,
 )
-from overflow_fixer.repair.attempts import Attempt, is_better, is_hopeless
+from overflow_fixer.repair.attempts import Attempt, is_better, is_hopeless, may_lose_by_tf32
 from overflow_fixer.repair.foresight import Foreseer
 from overflow_fixer.repair.proposals import RULE, Proposals
 
@@ -38,7 +38,10 @@ Build = Callable[[PrecisionPlan], tuple[Artifact, Verification]]
 Discard = Callable[[Artifact], None]
 """Told of an artifact that was built and is not needed any more."""
 
+_Key = tuple[frozenset[str], tuple[Clamp, ...], bool]
+
 _COSTLY_SHARE = 0.05
+_FORBADE_TF32 = "forbade TF32, of which products have as few bits as of FP16"
 
 
 def repair(
@@ -55,7 +58,7 @@ def repair(
 ) -> Repaired:
     """Widen the plan of `first` within a budget; returns the best attempt, every round, and what ended it.
 
-    What each round pins is told in proposals. A round that does not help is taken back. Once an attempt passes, pins of the
+    What each round pins is told in proposals; one may forbid an engine TF32 instead. A round that does not help is taken back. Once an attempt passes, pins of the
     repair that are foreseen not to be needed are taken back; where that is not what comes of it, at most `max_rounds` more try it,
     first with those of all costly nodes, then with the mildest. Nodes that the user excludes are not pinned.
     Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
@@ -95,11 +98,13 @@ class _Search:
     progress: Progress = silent
     rounds: list[RepairRound] = field(default_factory=list)
     findings: tuple[Finding, ...] = ()
-    built: set[tuple[frozenset[str], tuple[Clamp, ...]]] = field(default_factory=set)
+    built: set[_Key] = field(default_factory=set)
     spent: str = ""
+    blamed_tf32: bool = False
 
     def __post_init__(self) -> None:
         self.best = self.first
+        self.latest: tuple[Attempt, tuple[Finding, ...]] = self.first, ()
         self.built.add(_key_of(self.first.plan))
         self.builds = self.first.builds
         self.deadline = time.monotonic() + 60 * self.budget.max_minutes
@@ -110,6 +115,9 @@ class _Search:
     def widen(self) -> None:
         """Propose and try more pins, until the best attempt passes or nothing is left to try."""
         while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self._is_spent():
+            if self._blames_tf32():
+                self._try(self.latest[1], _FORBADE_TF32, tf32=False)
+                continue
             proposal = self.proposals.propose(self.best, self.findings, len(self.rounds))
             if proposal is None:
                 return
@@ -117,6 +125,23 @@ class _Search:
             self._try((*self.findings, *added), action)
         if self.rounds and not self.spent and not self._is_over() and self.proposals.has_wider(self.best):
             self.spent = "max_rounds"
+
+    def _blames_tf32(self) -> bool:
+        """Whether the latest engine may be wrong by its products in TF32 alone, which is asked until it was once.
+
+        That is where it runs some in TF32, or hides what it runs, and its outputs are foreseen to pass: as simulated, what is
+        pinned has all of FP32's bits. Of a model of which nothing can be foreseen a round is tried before.
+        """
+        attempt, findings = self.latest
+        if self.blamed_tf32 or not may_lose_by_tf32(attempt):
+            return False
+        foresight = self.foreseer.foresee(attempt, self.best)
+        if foresight is None:
+            self.blamed_tf32 = bool(self.rounds)
+        else:
+            with suppress(ModelError):  # memory can run out on another batch
+                self.blamed_tf32 = foresight.is_bearable(findings)
+        return self.blamed_tf32
 
     def narrow(self) -> None:
         """Take back pins that the repair added: what is foreseen not to be needed, else by trying.
@@ -199,12 +224,14 @@ class _Search:
             self.spent = "max_builds"
         return bool(self.spent)
 
-    def _try(self, findings: tuple[Finding, ...], action: str) -> bool:
+    def _try(self, findings: tuple[Finding, ...], action: str, tf32: bool = True) -> bool:
         """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer.
 
+        TF32 is forbidden where it is in the best plan, too.
         A plan that was built before, which regions can make of other findings, is not built again.
         """
         plan = add_pins(self.first.plan, self.graph, self.policy, findings)
+        plan = replace(plan, tf32=tf32 and self.best.plan.tf32)
         if _key_of(plan) in self.built:
             return False
         self.built.add(_key_of(plan))
@@ -215,6 +242,7 @@ class _Search:
             self._note(plan, f"{action}: {str(error).split('. Expected')[0]}")
             return False
         self.builds += attempt.builds
+        self.latest = attempt, findings
         is_narrower = len(findings) < len(self.findings) and attempt.verification.passed
         kept = is_narrower or is_better(attempt, self.best, self.tolerance)
         self._note(plan, action, attempt, kept)
@@ -256,9 +284,9 @@ class _Search:
         return True, -finding.value, finding.tensor in self.graph.by_label[finding.node].outputs
 
 
-def _key_of(plan: PrecisionPlan) -> tuple[frozenset[str], tuple[Clamp, ...]]:
+def _key_of(plan: PrecisionPlan) -> _Key:
     """What an artifact depends on."""
-    return plan.pinned, plan.clamps
+    return plan.pinned, plan.clamps, plan.tf32
 
 
 def _cut(labels: Sequence[str], size: int) -> list[frozenset[str]]:

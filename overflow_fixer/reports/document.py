@@ -28,7 +28,7 @@ from overflow_fixer.reports.verdict import judge, select_over, warn_of_random
 from overflow_fixer.reports.verification_document import describe_verification
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "3.3"
+SCHEMA_VERSION = "3.4"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -104,6 +104,8 @@ def _describe_engine(engine: Engine) -> Document:
         "fp16_layers": int(engine.fp16_layers),
         "reformat_layers": int(engine.reformat_layers),
         "opaque_layers": int(engine.opaque_layers),
+        "tf32": engine.tf32,
+        "tf32_layers": int(engine.tf32_layers),
         "fp32_layer_share": _divide(engine.fp32_layers, engine.layers),
         "pins": [encode_record(outcome) for outcome in engine.pins],
         "skipped": [encode_record(kept) for kept in engine.skipped],
@@ -183,6 +185,7 @@ def _describe_plan(report: FixReport) -> Document:
         "pins": [encode_record(pin) for pin in report.plan.pins],
         "clamps": [encode_record(clamp) for clamp in report.plan.clamps],
         "considered": [encode_record(finding) for finding in report.plan.considered],
+        "tf32": report.plan.tf32,
     }
 
 

@@ -74,8 +74,9 @@ def lay_out_engine(document: dict[str, Any]) -> Iterator[RenderableType]:
 
 def _say_kinds(engine: dict[str, Any]) -> str:
     other = count_other_layers(engine)
+    tf32 = f" ({engine['tf32_layers']} of all in TF32)" if engine["tf32_layers"] else ""
     return (
-        f"{say_plural(engine['layers'], 'layer')}: {engine['fp32_layers']} FP32, {engine['fp16_layers']} FP16, "
+        f"{say_plural(engine['layers'], 'layer')}: {engine['fp32_layers']} FP32{tf32}, {engine['fp16_layers']} FP16, "
         f"{engine['reformat_layers']} reformat, {engine['opaque_layers']} opaque"
         + (f", {other} other" if other else "")
     )

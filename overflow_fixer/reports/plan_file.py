@@ -19,7 +19,7 @@ from overflow_fixer.reports.numbers_json import (
 from overflow_fixer.reports.schemas import read_checked
 
 PLAN_SCHEMA = "plan.schema.json"
-PLAN_SCHEMA_VERSION = "1.1"
+PLAN_SCHEMA_VERSION = "1.2"
 
 
 def save_plan(plan: PrecisionPlan, path: Path | str) -> None:
@@ -32,6 +32,7 @@ def save_plan(plan: PrecisionPlan, path: Path | str) -> None:
         "pins": [encode_record(pin) for pin in plan.pins],
         "clamps": [encode_record(clamp) for clamp in plan.clamps],
         "considered": [encode_record(finding) for finding in plan.considered],
+        "tf32": plan.tf32,
     }
     write_text(Path(path), dump_json(document))
 
@@ -79,6 +80,7 @@ def _read_plan(document: dict[str, Any]) -> PrecisionPlan:
         pins=tuple(_read_pin(entry) for entry in document["pins"]),
         clamps=tuple(_read_clamp(entry) for entry in document["clamps"]),
         considered=tuple(_read_finding(entry) for entry in document["considered"]),
+        tf32=document["tf32"],
     )
 
 

@@ -85,6 +85,52 @@ def test_the_artifact_says_what_was_built(graph: Graph, tmp_path: Path) -> None:
     assert found.warnings == ("a warning",)
 
 
+def test_layers_in_tf32_are_counted_while_the_plan_allows_it(graph: Graph, tmp_path: Path) -> None:
+    kernels = {
+        "square": "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n",
+        "add": "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n",
+    }
+    built = engine(("square", "FP32"), ("add", "FP32"), ("softmax", "FP16"))
+    assert isinstance(built.information, dict)
+    for layer in built.information["Layers"]:
+        layer["TacticName"] = kernels.get(layer["Name"], "")
+    script, plan = small_script(built, built), make_plan(graph, "square")
+    with _tensorrt(script):
+        found = _engine(emit(graph, plan, tmp_path / "model.engine", SETTINGS))
+        assert (found.tf32, found.tf32_layers, found.warnings) == (True, 1, ())
+        without = emit(graph, replace(plan, tf32=False), tmp_path / "other.engine", SETTINGS)
+    assert "TF32" not in script.asked[1].flags
+    assert not _engine(without).tf32
+    (told,) = _engine(without).warnings
+    assert told.startswith(
+        "The plan forbids TF32 (tf32 in plan.json), in which products round what they multiply"
+    )
+
+
+@pytest.mark.parametrize("variant", ["8.6", "10.12"])
+def test_the_settings_forbid_tf32_without_a_word_of_the_plan(
+    graph: Graph, tmp_path: Path, variant: Variant
+) -> None:
+    """Whatever it says of TF32."""
+    script = small_script(engine(*MIXED)) if variant == "8.6" else _strong_script(engine(("square", "FP32")))
+    plan = replace(make_plan(graph, "square"), tf32=False)
+    with _tensorrt(script, variant):
+        found = _engine(emit(graph, plan, tmp_path / "model.engine", replace(SETTINGS, tf32=False)))
+    assert (found.tf32, found.warnings) == (False, ())
+    assert "TF32" not in script.asked[0].flags
+
+
+def test_a_typed_model_is_built_without_tf32_where_the_plan_forbids_it(graph: Graph, tmp_path: Path) -> None:
+    script = _strong_script(engine(("square", "FP32")), engine(content=b"marked"))
+    plan = replace(make_plan(graph, "square"), tf32=False)
+    with _tensorrt(script, "11"):
+        artifact = emit(graph, plan, tmp_path / "model.engine", SETTINGS)
+        open_tracer(graph, plan, artifact, ["s"], SETTINGS)
+    assert [asked.flags for asked in script.asked] == [set(), set()]
+    assert not _engine(artifact).tf32
+    assert _engine(artifact).warnings[0].startswith("The plan forbids TF32")
+
+
 def test_an_engine_of_a_newer_opset_than_its_parser_is_doubted_first(graph: Graph, tmp_path: Path) -> None:
     script = small_script(engine(*MIXED, warnings=("a warning",)))
     newer = replace(graph, opset=18)

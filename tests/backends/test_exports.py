@@ -145,6 +145,21 @@ def test_a_script_imports_nothing_but_tensorrt_and_polygraphy(kind: str, tmp_pat
     assert "--fp16 --precision-constraints obey" in text
 
 
+@pytest.mark.parametrize("by_settings", [False, True])
+@pytest.mark.parametrize("by_plan", [False, True])
+@pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader", "trtexec"])
+def test_tf32_is_allowed_where_settings_and_plan_do(
+    kind: str, by_plan: bool, by_settings: bool, tmp_path: Path
+) -> None:
+    graph, trt = recorded_graph("conv_chain"), fake_tensorrt("8.6", recorded_script("conv_chain"))
+    plan = replace(make_plan(graph, "/fc/Gemm"), tf32=by_plan)
+    with use_standin_gpu(trt):
+        exported = Export(graph, plan, _engine_artifact(graph), replace(_PLAIN, tf32=by_settings), tmp_path)
+        written = exports.write_exports([kind], exported)
+    text = "".join(path.read_text() for path in written)
+    assert ("--no-tf32" in text or "--noTF32" in text) is not (by_plan and by_settings)
+
+
 @pytest.mark.parametrize("kind", ["polygraphy-npps", "polygraphy-loader"])
 def test_a_script_asks_for_no_fp16_where_every_node_is_pinned(kind: str, tmp_path: Path) -> None:
     graph = recorded_graph("conv_chain")

@@ -52,6 +52,13 @@ def _parse_one(item: Any, *nodes: str) -> EngineLayer:
 # ---------------------------------------------------------------- recorded engines
 
 
+@pytest.mark.parametrize(("name", "count"), [("conv_chain pinned", 6), ("conv_chain plain", 0)])
+def test_kernels_tell_which_layers_run_in_tf32(name: str, count: int) -> None:
+    found = [layer for layer in _recorded(name).values() if layer.is_tf32]
+    assert len(found) == count
+    assert all(layer.is_fp32 and layer.nodes for layer in found)
+
+
 def test_raw_control_characters_are_read() -> None:
     told = _TOLD["conv_chain plain"]["told"]
     assert "\x1e" in told

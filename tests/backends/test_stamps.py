@@ -12,7 +12,7 @@ from overflow_fixer.errors import BackendError
 from overflow_fixer.records import Clamp, Pin, PrecisionPlan
 
 
-def test_the_fingerprint_is_of_pins_clamps_and_io_types() -> None:
+def test_the_fingerprint_is_of_pins_clamps_tf32_and_io_types() -> None:
     plan = PrecisionPlan("model", 1e4, (), (Clamp("a", 2.0, "r"), Clamp("b", 3.0, "r")))
     turned = replace(plan, threshold=5.0, clamps=plan.clamps[::-1])
     assert fingerprint(plan, "keep") == fingerprint(turned, "keep")
@@ -21,9 +21,10 @@ def test_the_fingerprint_is_of_pins_clamps_and_io_types() -> None:
         fingerprint(replace(plan, pins=(Pin("n", "Relu", (), ()),)), "keep"),
         fingerprint(replace(plan, clamps=()), "keep"),
         fingerprint(replace(plan, clamps=(Clamp("a", 2.5, "r"), plan.clamps[1])), "keep"),
+        fingerprint(replace(plan, tf32=False), "keep"),
         fingerprint(plan, "fp16"),
     ]
-    assert len({fingerprint(plan, "keep"), *others}) == 5
+    assert len({fingerprint(plan, "keep"), *others}) == 6
 
 
 def test_the_types_that_a_file_was_built_with_are_named() -> None:

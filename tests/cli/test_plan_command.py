@@ -118,7 +118,7 @@ def test_how_sure_the_plan_is_is_said(out: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{}", "[1]", '{"schema_version": "1.1"}', '{"schema_version": "1.1", "model_sha256": 7}', "\udcff"],
+    ["", "{}", "[1]", '{"schema_version": "1.2"}', '{"schema_version": "1.2", "model_sha256": 7}', "\udcff"],
 )
 def test_a_file_that_is_no_plan_is_replaced_silently(
     out: Path, capsys: pytest.CaptureFixture[str], content: str

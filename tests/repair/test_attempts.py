@@ -11,8 +11,12 @@ import pytest
 from in_memory_calibration import node
 from repair_trials import TOLERANCE, Trial, cancelling
 
-from overflow_fixer.records import Tolerance
-from overflow_fixer.repair.attempts import Attempt, is_better, is_hopeless
+from overflow_fixer.records import Engine, Finding, Pin, Tolerance
+from overflow_fixer.repair.attempts import Attempt, is_better, is_hopeless, may_lose_by_tf32
+
+
+def _engine(tf32: bool = True, seen: int = 0, hidden: int = 0) -> Engine:
+    return Engine("8.6", "GPU", (9, 0), "weak", "obey", 9, 1, 0, 0, hidden, tf32=tf32, tf32_layers=seen)
 
 
 @pytest.fixture
@@ -104,3 +108,26 @@ def test_only_what_fails_by_nan_of_fp32_alone_is_hopeless(
 ) -> None:
     (verdict,) = _with(attempt, **error).verification.outputs
     assert is_hopeless(verdict.error, TOLERANCE) is hopeless
+
+
+@pytest.mark.parametrize(
+    ("engine", "pinned", "may"),
+    [
+        (_engine(seen=1), False, True),
+        (_engine(hidden=1), True, True),
+        (_engine(hidden=1), False, False),
+        (_engine(), True, False),
+        (_engine(tf32=False, seen=1, hidden=1), True, False),
+        (None, True, False),
+    ],
+    ids=["seen", "hidden", "hidden, nothing pinned", "not in TF32", "forbidden", "no engine"],
+)
+def test_what_runs_in_tf32_or_may_do_so_unseen_may_lose_by_it(
+    attempt: Attempt, engine: Engine | None, pinned: bool, may: bool
+) -> None:
+    finding = Finding("user", "MatMul_y", "y", 1.0, 1.0, "")
+    pins = (Pin("MatMul_y", "MatMul", ("y",), (finding,)),) if pinned else ()
+    artifact = replace(attempt.artifact, engine=engine)
+    changed = replace(attempt, plan=replace(attempt.plan, pins=pins), artifact=artifact)
+    assert may_lose_by_tf32(changed) is may
+    assert not may_lose_by_tf32(_with(changed, mismatched=1))

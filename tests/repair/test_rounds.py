@@ -47,6 +47,7 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.repair.attempts import Attempt
+from overflow_fixer.repair.foresight import Foreseer
 from overflow_fixer.repair.rounds import _Search, repair
 from overflow_fixer.repair.switchboard import Switchboard
 
@@ -216,6 +217,97 @@ def test_no_round_is_kept_for_all_of_an_engine_of_which_all_leads_to_what_fails(
     deep = itertools.chain(*(cancelling(i, f"h{i - 1}" if i else "x") for i in range(4)))
     _, rounds = _Stubborn(tmp_path, [*deep], outputs="h3").repair(max_rounds=4)
     assert [found.action == "pinned all that leads to h3" for found in rounds[:4]] == [False] * 3 + [True]
+
+
+class _InTf32(Trial):
+    """As an engine whose pinned products are as wrong in TF32 as they were in FP16."""
+
+    kernels: tuple[bool, int, int] = (True, 2, 0)
+    """Whether TF32 is allowed, how many layers are seen in it, and how many show nothing."""
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        is_first = not self.built
+        artifact, found = super().build(plan)
+        if is_first:
+            self.wrong = found
+        allowed, seen, opaque = self.kernels
+        tf32 = allowed and plan.tf32
+        engine = Engine("8.6", "GPU", (9, 0), "weak", "obey", 1, 1, 0, 0, opaque, tf32=tf32, tf32_layers=seen)
+        return replace(artifact, engine=engine), found if not plan.tf32 else self.wrong
+
+
+@pytest.mark.parametrize("kernels", [(True, 2, 0), (True, 0, 1)], ids=["seen", "hidden"])
+def test_an_engine_that_is_wrong_where_simulated_pins_suffice_is_built_without_tf32(
+    kernels: tuple[bool, int, int], tmp_path: Path
+) -> None:
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    trial.kernels = kernels
+    best, rounds = trial.repair()
+    assert best.verification.passed
+    assert not best.plan.tf32
+    assert best.plan.pinned == {"Add_b0", "Sub_d0"}
+    pinned, forbade, *narrower = rounds
+    assert pinned.action.startswith("pinned where ")
+    assert (pinned.kept, pinned.passed) == (False, False)
+    assert forbade.action == "forbade TF32, of which products have as few bits as of FP16"
+    assert set(forbade.added) == set(pinned.added)
+    assert (forbade.kept, forbade.passed) == (True, True)
+    assert all(found.action.startswith("took back ") for found in narrower)
+    assert [plan.tf32 for plan in trial.built] == [True, True] + [False] * (1 + len(narrower))
+
+
+@pytest.mark.parametrize(
+    "kernels", [(False, 2, 1), (True, 0, 0)], ids=["forbidden by the settings", "none in TF32"]
+)
+def test_an_engine_without_tf32_is_not_built_without_it_again(
+    kernels: tuple[bool, int, int], tmp_path: Path
+) -> None:
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    trial.kernels = kernels
+    best, rounds = trial.repair()
+    assert not best.verification.passed
+    assert rounds
+    assert all(plan.tf32 for plan in trial.built)
+
+
+class _WrongWithoutTf32(_InTf32):
+    """As an engine that is wrong for another reason."""
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        return super().build(plan)[0], self.wrong
+
+
+def test_tf32_is_allowed_again_where_it_was_not_to_blame(tmp_path: Path) -> None:
+    trial = _WrongWithoutTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    best, rounds = trial.repair()
+    assert best.plan.tf32
+    assert [found.kept for found in rounds if found.action.startswith("forbade")] == [False]
+    tf32 = [plan.tf32 for plan in trial.built]
+    assert tf32.count(False) == 1
+    assert tf32[-1]
+
+
+def test_tf32_is_not_blamed_while_the_pins_are_foreseen_not_to_suffice(tmp_path: Path) -> None:
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    search = _search(trial)
+    assert not search._blames_tf32()
+    assert not search.blamed_tf32
+
+
+def test_tf32_of_what_cannot_be_foreseen_is_blamed_behind_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Foreseer, "foresee", lambda *_: None)
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    _, rounds = trial.repair()
+    assert [found.action.startswith("forbade") for found in rounds[:2]] == [False, True]
+
+
+def test_tf32_is_not_blamed_for_what_is_not_finite(tmp_path: Path) -> None:
+    """It reaches as far as FP32."""
+    trial = _InTf32(tmp_path, [*vanishing(), node("Identity", "h0", "y")])
+    trial.repair()
+    assert all(plan.tf32 for plan in trial.built)
 
 
 class _Hopeless(_Stubborn):

@@ -290,6 +290,13 @@ def test_layers_of_no_float_type_are_counted_as_others(tmp_path: Path) -> None:
     assert "19 reformat, 3 opaque\n" in render_text(_change_engine(report, layers=213))
 
 
+@pytest.mark.parametrize("kind", ["text", "html"])
+def test_layers_in_tf32_are_told(kind: str, tmp_path: Path) -> None:
+    report = make_engine_report(tmp_path)
+    assert "41 FP32 (7 of all in TF32), 150 FP16" in _say(kind, _change_engine(report, tf32_layers=7))
+    assert "41 FP32, 150 FP16" in _say(kind, report)
+
+
 def test_the_share_of_an_engine_without_layers_is_not_a_number(tmp_path: Path) -> None:
     report = _change_engine(make_engine_report(tmp_path), layers=0, fp32_layers=0)
     assert build_document(report)["engine"]["fp32_layer_share"] == "NaN"

@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_plan_file_is_stamped(path: Path) -> None:
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert document["schema_version"] == "1.1"
+    assert document["schema_version"] == "1.2"
     assert document["tool_version"] == __version__
     assert document["model_sha256"] == SHA
     assert document["pins"][1]["findings"][0]["value"] == "Infinity"

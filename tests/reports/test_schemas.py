@@ -111,7 +111,7 @@ def test_json_of_another_kind(plan_file: Path, text: str) -> None:
 
 def test_another_version_is_named_before_anything_else(plan_file: Path) -> None:
     plan_file.write_text('{"schema_version": "2.0", "nodes": []}')
-    assert "its schema_version is '2.0', and this version reads '1.1'" in _refusal(plan_file)
+    assert "its schema_version is '2.0', and this version reads '1.2'" in _refusal(plan_file)
 
 
 def test_a_long_complaint_is_cut() -> None:

@@ -28,7 +28,6 @@ from overflow_fixer.progress import Progress, silent
 from overflow_fixer.records import (
     Artifact,
     BuildSettings,
-    Constraints,
     Engine,
     Kept,
     PinOutcome,
@@ -131,7 +130,7 @@ def open_tracer(
         return weak.run()[1]
     parsed = parse_typed(trt, found, load_typed(artifact), graph.path, settings.shapes)
     mark_tensors(parsed.network, read_layers(parsed.network), tensors)
-    precision = Precision(fp16=False, tf32=settings.tf32)
+    precision = Precision(fp16=False, tf32=settings.tf32 and plan.tf32)
     return EngineRunner(trt, build(trt, found, parsed.network, precision, settings, silent).plan)
 
 
@@ -157,7 +156,7 @@ def emit_fp32(graph: Graph, path: Path, settings: BuildSettings, tf32: bool) -> 
     layers = _inspect(trt, built, owners, settings)
     nothing = PrecisionPlan(graph.sha256, 0.0, ())
     nodes = _computing(graph)
-    engine = _summarize(found, typing, "none", layers, built)
+    engine = _summarize(found, typing, precision, layers, built)
     artifact = Artifact(
         "tensorrt", path, (path, sidecar_of(path)), (), nodes, (), engine.reformat_layers, engine
     )
@@ -184,7 +183,7 @@ def _emit_weak(
     weak = WeakBuild(trt, found, graph, plan, settings, progress)
     built, runner, layers, outcomes = weak.run()
     del runner
-    engine = _summarize(found, "weak", weak.constraints, layers, built, outcomes)
+    engine = _summarize(found, "weak", weak.precision, layers, built, outcomes)
     engine = _complete(engine, weak)
     fp32 = _fp32_nodes(weak, layers, outcomes)
     computing = _computing(graph)
@@ -215,13 +214,14 @@ def _emit_strong(
     typed = mixed_onnx.emit(graph, plan, typed_path, io_types=settings.io_types)
     typed_graph = load_graph(typed_path)
     parsed = parse_typed(trt, found, typed_graph, graph.path, settings.shapes)
-    precision = Precision(fp16=False, tf32=settings.tf32)
+    precision = Precision(fp16=False, tf32=settings.tf32 and plan.tf32)
     built = build(trt, found, parsed.network, precision, settings, progress)
     layers = _inspect(trt, built, _owners(parsed.network, typed_graph), settings)
     pinned = [node.label for node in graph.nodes if node.label in plan.pinned]
     casts = [node.label for node in typed_graph.nodes if node.op_type == "Cast"]
-    engine = _summarize(found, "strong", "none", layers, built, judge_pins(layers, pinned, (), casts))
-    engine = replace(engine, warnings=(*filter(None, [parsed.note]), *engine.warnings))
+    engine = _summarize(found, "strong", precision, layers, built, judge_pins(layers, pinned, (), casts))
+    doubts = filter(None, [_say_without_tf32(plan, settings), parsed.note])
+    engine = replace(engine, warnings=(*doubts, *engine.warnings))
     artifact = Artifact(
         backend="tensorrt",
         path=path,
@@ -252,7 +252,7 @@ def _owners(network: Any, graph: Graph) -> dict[str, str]:
 def _summarize(
     found: Capabilities,
     typing: Typing,
-    constraints: Constraints,
+    precision: Precision,
     layers: Sequence[EngineLayer],
     built: Built,
     outcomes: Sequence[PinOutcome] = (),
@@ -264,12 +264,14 @@ def _summarize(
         gpu=device.name,
         compute_capability=device.compute_capability,
         typing=typing,
-        constraints=constraints,
+        constraints=precision.constraints,
         layers=len(layers),
         fp32_layers=sum(layer.is_fp32 for layer in working),
         fp16_layers=sum(layer.is_fp16 for layer in working),
         reformat_layers=len(layers) - len(working),
         opaque_layers=sum(layer.is_opaque for layer in working),
+        tf32=precision.tf32,
+        tf32_layers=sum(layer.is_tf32 for layer in working),
         pins=tuple(outcomes),
         build_seconds=built.seconds,
         warnings=built.warnings,
@@ -278,7 +280,8 @@ def _summarize(
 
 def _complete(engine: Engine, weak: WeakBuild) -> Engine:
     without_fp16 = "" if weak.precision.fp16 else _WITHOUT_FP16
-    doubts = filter(None, [without_fp16, weak.parsed.note, doubt_opset(weak.graph, weak.found)])
+    without_tf32 = _say_without_tf32(weak.plan, weak.settings)
+    doubts = filter(None, [without_fp16, without_tf32, weak.parsed.note, doubt_opset(weak.graph, weak.found)])
     return replace(
         engine,
         skipped=weak.pinning.skipped,
@@ -287,6 +290,15 @@ def _complete(engine: Engine, weak: WeakBuild) -> Engine:
         warnings=(*weak.notes, *doubts, *engine.warnings),
         builds=weak.builds,
         build_seconds=round(weak.seconds, 3),
+    )
+
+
+def _say_without_tf32(plan: PrecisionPlan, settings: BuildSettings) -> str:
+    if plan.tf32 or not settings.tf32:
+        return ""
+    return (
+        "The plan forbids TF32 (tf32 in plan.json), in which products round what they multiply to 10 bits, as FP16 does: "
+        "with it the engine was wrong."
     )
 
 

@@ -29,7 +29,7 @@ class EngineLayer:
     """One layer of an engine: its fused name, the ONNX nodes in it, the types of its inputs and outputs.
 
     `types` are of "fp32", "fp16", "bf16", "int" and "?" (what TensorRT does not tell). `is_opaque` marks
-    a region whose inside the inspector does not show (Myelin).
+    a region whose inside the inspector does not show (Myelin). `tactic` is the name of its kernel, where that is told.
     """
 
     name: str
@@ -37,6 +37,7 @@ class EngineLayer:
     nodes: tuple[str, ...]
     types: tuple[str, ...]
     is_opaque: bool
+    tactic: str = ""
 
     @property
     def is_reformat(self) -> bool:
@@ -46,6 +47,11 @@ class EngineLayer:
     def is_fp32(self) -> bool:
         """Whether the layer can be seen to run in FP32: floats at its borders, and all of them FP32."""
         return "fp32" in self.types and not {"fp16", "bf16"} & set(self.types) and not self.is_opaque
+
+    @property
+    def is_tf32(self) -> bool:
+        """Whether its kernel is named as one that rounds what it multiplies to TF32, of which the borders are FP32."""
+        return "tf32" in self.tactic
 
     @property
     def is_fp16(self) -> bool:
@@ -146,7 +152,8 @@ def _parse_layer(item: str | Mapping[str, Any], owners: Mapping[str, str]) -> En
     name, kind = str(item.get("Name", "")), str(item.get("LayerType", ""))
     tensors = (*item.get("Inputs", ()), *item.get("Outputs", ()))
     nodes = tuple(dict.fromkeys(find_nodes(name, str(item.get("Metadata", "")), owners)))
-    return EngineLayer(name, kind, nodes, tuple(_type_of(t) for t in tensors), is_opaque(name, kind))
+    types, tactic = tuple(_type_of(t) for t in tensors), str(item.get("TacticName", ""))
+    return EngineLayer(name, kind, nodes, types, is_opaque(name, kind), tactic)
 
 
 def is_opaque(name: str, kind: str = "") -> bool:

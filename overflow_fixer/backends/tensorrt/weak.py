@@ -81,7 +81,7 @@ class WeakBuild:
     @property
     def precision(self) -> Precision:
         fp16 = leaves_fp16(self.graph, {*self.pinned, *self.widened}, self.settings.io_types)
-        return Precision(fp16, self.settings.tf32, self.constraints)
+        return Precision(fp16, self.settings.tf32 and self.plan.tf32, self.constraints)
 
     def run(self) -> tuple[Built, EngineRunner, tuple[EngineLayer, ...], tuple[PinOutcome, ...]]:
         """Build, read the engine, and widen the pins that were not honoured over what they were fused with."""

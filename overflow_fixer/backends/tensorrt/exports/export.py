@@ -31,6 +31,11 @@ class Export:
         return fingerprint(self.plan, self.settings.io_types)
 
     @property
+    def tf32(self) -> bool:
+        """Whether FP32 layers may run in TF32, by the settings and by the plan."""
+        return self.settings.tf32 and self.plan.tf32
+
+    @property
     def pins(self) -> tuple[ExportedPin, ...]:
         return choose_pins(self.graph, self.plan, self.artifact)
 

@@ -180,7 +180,7 @@ def _polygraphy_options(export: Export) -> Iterator[str]:
     if export.enforcement.fp16:
         yield from ("--fp16", "--precision-constraints", export.enforcement.constraints)
     yield from ("-o", f"{export.graph.path.stem}.polygraphy.engine")
-    if not settings.tf32:
+    if not export.tf32:
         yield "--no-tf32"
     opened = {
         spec.name: settings.shapes[spec.name]

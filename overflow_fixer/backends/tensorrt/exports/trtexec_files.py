@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def write_trtexec(export: Export) -> tuple[Path, ...]:
             "--backend tensorrt. Build it with that."
         )
     command, changed = (_read_weak if engine.typing == "weak" else _read_strong)(export)
-    arguments = render_arguments(command, export.settings)
+    arguments = render_arguments(command, replace(export.settings, tf32=export.tf32))
     if not changed:
         remove_left_over(line, _name_model(export))
     write_text(listed, "".join(f"{argument}\n" for argument in arguments))
