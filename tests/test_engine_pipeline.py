@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from fake_tensorrt import Variant
+from in_memory_calibration import make_model, node
 from standin_gpu import use_standin_gpu
 from typed_models import write_model
 from working_tensorrt import working_tensorrt
@@ -22,6 +24,7 @@ from overflow_fixer.errors import BackendError, ConfigError, FixError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.records import BuildSettings, FixReport, PrecisionPlan, ShapeRange
+from overflow_fixer.reports.plan_file import load_plan
 from overflow_fixer.reports.verdict import judge
 from overflow_fixer.trials.bench import Bench
 
@@ -105,6 +108,39 @@ def test_a_repair_keeps_few_of_its_engines(
     assert max(kept) <= 4  # the FP32 engine besides
     assert report.artifact.path.is_file()
     assert not list(out.glob(".trials-*"))
+
+
+@pytest.mark.parametrize("variant", list(TYPING))
+def test_a_product_that_needs_more_than_the_bits_of_tf32_is_built_without_it(
+    variant: Variant, tmp_path: Path
+) -> None:
+    """The plan has the pins that suffice, so nothing more is pinned; what was verified is what is built of plan.json."""
+    weights = {"w": np.eye(16, dtype=np.float32) * np.float32(249.3), "b": np.full(16, 3000, np.float32)}
+    nodes = [node("Gemm", "x w b", "phase"), node("Cos", "phase", "y")]
+    onnx.save(make_model(nodes, {"x": [16, 16]}, "y", weights), tmp_path / "model.onnx")
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        x = np.random.default_rng(number).uniform(-4, 4, (16, 16)).astype(np.float32)
+        np.savez(tmp_path / f"data/{number}.npz", x=x)
+    flags = {"model": tmp_path / "model.onnx", "calib": tmp_path / "data", "out": tmp_path / "out"}
+    config = make_config(None, {**flags, "build": {"backend": "tensorrt"}})
+    with use_standin_gpu(working_tensorrt(variant, tmp_path / "works", tf32=True)):
+        report = fix(config)
+        again = verify_built(config)
+    assert report.passed
+    (forbade,) = report.rounds
+    assert (forbade.action, forbade.added, forbade.kept) == (
+        "forbade TF32, of which products have as few bits as of FP16",
+        (),
+        True,
+    )
+    assert {pin.node for pin in report.plan.pins} == {"Gemm_phase", "Cos_y"}
+    engine = report.artifact.engine
+    assert engine is not None
+    assert (engine.tf32, engine.tf32_layers) == (False, 0)
+    assert not load_plan(tmp_path / "out/plan.json").tf32
+    assert again.passed
+    assert again.fixed.outputs == report.fixed.outputs
 
 
 def test_nothing_is_repaired_where_tensorrt_is_wrong_in_fp32_too(

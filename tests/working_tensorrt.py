@@ -3,7 +3,8 @@
 `working_tensorrt(variant, folder)` is `fake_tensorrt` with a parser that makes one layer of each node (casts
 are fused into what they stand beside, as TensorRT does), a builder that takes a layer for FP16 unless it is
 pinned or the model says otherwise, and contexts that read and write the addresses that they are given. What
-an engine tells of itself is spelled as its release spells it.
+an engine tells of itself is spelled as its release spells it. With `tf32` products in FP32 round what they multiply to
+10 bits, unless that flag is cleared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,17 @@ class Works:
     """What was parsed and built: models by network, what each engine computes, and contexts that live."""
 
     folder: Path
+    tf32: bool
     models: dict[Any, Path] = field(default_factory=dict)
     computes: dict[bytes, Callable[[Arrays], Arrays]] = field(default_factory=dict)
     contexts: int = 0
     most_contexts: int = 0
 
 
-def working_tensorrt(variant: Variant, folder: Path) -> Any:
+def working_tensorrt(variant: Variant, folder: Path, tf32: bool = False) -> Any:
     """The module of a variant; models that it parsed are kept in `folder`."""
     trt = fake_tensorrt(variant, Script())
-    trt.works = Works(folder)
+    trt.works = Works(folder, tf32)
     trt.OnnxParser = _make_parser(trt, variant)
     trt.Builder = _make_builder(trt, variant)
     trt.IExecutionContext = _make_context(trt)
@@ -121,7 +123,7 @@ def _make_builder(trt: Any, variant: Variant) -> type:
     class Builder(trt.Builder):  # type: ignore[misc]
         def build_serialized_network(self, network: Any, config: Any) -> Any:
             content = f"engine {len(trt.works.computes)} of {variant}".encode()
-            flags = {flag.name for flag in config._flags}
+            flags = {flag.name for flag in config._flags} - (set() if trt.works.tf32 else {"TF32"})
             compute = _open_compute(trt, network, flags)
             io = tuple(_io(network, config))
             trt.script.outcomes[:] = [Plan(content, _tell(network, flags, variant), io)]
@@ -146,16 +148,19 @@ def _open_compute(trt: Any, network: Any, flags: set[str]) -> Callable[[Arrays],
     graph = load_graph(path)
     extra = [t.name for t in network._outputs if t.name not in graph.outputs]
     runner: Runner
+    round_products = _round_products if "TF32" in flags else lambda path: path
     if network._is_strong():
-        runner = mixed_onnx.open_runner(Artifact("onnx", path, (path,), (), (), (), 0), extra)
+        typed = Artifact("onnx", round_products(path), (path,), (), (), (), 0)
+        runner = mixed_onnx.open_runner(typed, extra)
     elif "FP16" in flags:
         pinned = {layer.name for layer in network._layers if layer._precision is not None}
         labels = [node.label for node in graph.nodes if node.label in pinned]
         place = path.with_name(f"weak{len(trt.works.computes)}.onnx")
         typed = mixed_onnx.emit(graph, make_plan(graph, *labels), place)
+        typed = replace(typed, path=round_products(typed.path))
         runner = mixed_onnx.open_runner(typed, extra)
     else:
-        model = onnx.load(path)
+        model = onnx.load(round_products(path))
         mark_outputs(model, extra)
         runner = SessionRunner(open_session(model, path.parent))
     kinds = {spec.name: _NUMPY[_DTYPES[spec.elem_type]] for spec in graph.inputs}
@@ -172,6 +177,33 @@ def _open_compute(trt: Any, network: Any, flags: set[str]) -> Callable[[Arrays],
         return last[1]
 
     return compute
+
+
+def _round_products(path: Path) -> Path:
+    """The model with what Gemm and MatMul multiply in FP32 rounded to 11 significant bits, by Veltkamp's splitting."""
+    model = shape_inference.infer_shapes(onnx.load(path))
+    graph = model.graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    nodes = list(graph.node)
+    del graph.node[:]
+    factor = onnx.helper.make_tensor("", TensorProto.FLOAT, [], [2**13 + 1])
+    for node in nodes:
+        for slot in (0, 1) if node.op_type in ("Gemm", "MatMul") and types[node.output[0]] == 1 else ():
+            x, prefix = node.input[slot], f"tf32_{node.output[0]}_{slot}_"
+            wide, high, low = (prefix + part for part in ("wide", "high", "low"))
+            graph.node.add(op_type="Constant", output=[prefix]).attribute.add(name="value", type=4, t=factor)
+            for kind, read, written in (
+                ("Mul", (x, prefix), wide),
+                ("Sub", (wide, x), low),
+                ("Sub", (wide, low), high),
+            ):
+                graph.node.add(op_type=kind, input=read, output=[written], name=written)
+            node.input[slot] = high
+        graph.node.append(node)
+    rounded = path.with_name(f"{path.stem}_tf32.onnx")
+    onnx.save(model, rounded)
+    return rounded
 
 
 def _tell(network: Any, flags: set[str], variant: Variant) -> dict[str, Any]:
@@ -207,11 +239,17 @@ def _tell(network: Any, flags: set[str], variant: Variant) -> dict[str, Any]:
                 "LayerType": "kgen",
                 "Inputs": [row(t.name, kind(t, layer)) for t in inputs],
                 "Outputs": [row(t.name, kind(t, layer)) for t in outputs],
+                "TacticName": _name_kernel(layer, flags, [kind(t, layer) for t in layer._outputs]),
                 "Metadata": "\x1e".join(part.metadata for part in parts),
             }
         )
     rest: dict[str, Any] = {"I/O Tensors": []} if variant == "11" else {"Bindings": []}
     return {"Layers": found, **rest}
+
+
+def _name_kernel(layer: Any, flags: set[str], kinds: list[str]) -> str:
+    is_product = layer.type.name == "MATRIX_MULTIPLY" and kinds == ["FP32"]
+    return f"gemm_f32f32_{'tf32f32' if 'TF32' in flags else 'f32f32'}_f32" if is_product else ""
 
 
 def _make_context(trt: Any) -> type:
