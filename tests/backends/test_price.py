@@ -30,7 +30,7 @@ from overflow_fixer.records import (
 
 SETTINGS = BuildSettings(shapes={"x": ShapeRange((1, 4), (2, 4), (8, 4))})
 BATCH = Batch("batch 2", {"x": np.zeros((2, 4), np.float32)})
-ENGINE = Engine("8.6.1", "GPU", (9, 0), "weak", "obey", 10, 2, 6, 2, 0)
+ENGINE = Engine("8.6.1", "GPU", (9, 0), "weak", "obey", 10, 2, 6, 2, 0, tf32=True)
 LAYERS = (
     ("square", "FP32"),
     ("PWN(softmax, add)", "FP16"),
@@ -131,6 +131,15 @@ PINNED = replace(ENGINE, pins=tuple(PinOutcome(f"wide{index}", "honoured") for i
 WIDE = tuple(f"wide{index}" for index in range(8))
 OPENING = "FP16 brings nothing: the fixed engine takes 3 ms, FP32 with TF32 3 ms."
 UNKNOWN = "What the engine shows of itself does not tell why."
+
+
+def test_an_engine_to_which_tf32_is_forbidden_is_held_against_fp32_without_it() -> None:
+    """With it FP32 is faster, and may be wrong."""
+    artifact = _artifact(PATH, replace(PINNED, tf32=False), 0, WIDE)
+    assert _remarks(artifact, {FIXED: 3.0, NAIVE: 2.0, FP32: 1.0, FP32_EXACT: 4.0}) == ()
+    told = _remarks(artifact, {FIXED: 3.0, NAIVE: 2.0, FP32: 1.0, FP32_EXACT: 3.0})
+    assert told[0] == "FP16 brings nothing: the fixed engine takes 3 ms, FP32 without TF32 3 ms."
+    assert any(remark.startswith("The pins cost it") for remark in told)
 
 
 @pytest.mark.parametrize("fixed", [0.5, 2.8])

@@ -35,13 +35,24 @@ def measure_price(
 
 
 def _explain_slowness(latencies: tuple[Latency, ...], fixed: Artifact) -> Iterator[str]:
-    """Where the fixed engine is hardly faster than FP32: every cause that the engine shows."""
-    p50 = {latency.name: latency.p50_ms for latency in latencies}
-    against = p50.get(FP32, math.nan)
-    if fixed.engine is None or not p50[FIXED] > _WORTHWHILE * against:
+    """Where the fixed engine is hardly faster than FP32: every cause that the engine shows.
+
+    That is FP32 with TF32, but for a fixed engine to which it is forbidden.
+    """
+    if fixed.engine is None:
         return
-    yield f"FP16 brings nothing: the fixed engine takes {p50[FIXED]:.4g} ms, FP32 with TF32 {against:.4g} ms."
-    causes = [*_blame_device(), *_blame_pins(fixed, p50), *_blame_layers(fixed), *_blame_size(p50[FIXED])]
+    p50 = {latency.name: latency.p50_ms for latency in latencies}
+    name, told = (FP32, "with") if fixed.engine.tf32 else (FP32_EXACT, "without")
+    against = p50.get(name, math.nan)
+    if not p50[FIXED] > _WORTHWHILE * against:
+        return
+    yield f"FP16 brings nothing: the fixed engine takes {p50[FIXED]:.4g} ms, FP32 {told} TF32 {against:.4g} ms."
+    causes = [
+        *_blame_device(),
+        *_blame_pins(fixed, p50, against),
+        *_blame_layers(fixed),
+        *_blame_size(p50[FIXED]),
+    ]
     yield from causes or ["What the engine shows of itself does not tell why."]
 
 
@@ -51,7 +62,7 @@ def _blame_device() -> Iterator[str]:
         yield f"This GPU (compute capability {major}.{minor}) has no fast FP16 units."
 
 
-def _blame_pins(fixed: Artifact, p50: Mapping[str, float]) -> Iterator[str]:
+def _blame_pins(fixed: Artifact, p50: Mapping[str, float], fp32_ms: float) -> Iterator[str]:
     engine = fixed.engine
     assert engine is not None
     total = len(fixed.fp16_nodes) + len(fixed.fp32_nodes)
@@ -60,7 +71,7 @@ def _blame_pins(fixed: Artifact, p50: Mapping[str, float]) -> Iterator[str]:
     if not pinned or naive >= _WORTHWHILE * p50[FIXED]:
         return
     told = f"{pinned} of {total} float nodes are pinned, and plain FP16 takes {naive:.4g} ms"
-    brings = naive <= _WORTHWHILE * p50[FP32]
+    brings = naive <= _WORTHWHILE * fp32_ms
     yield f"The pins cost it: {told}." if brings else f"{told}, which is no gain over FP32 either."
 
 
