@@ -114,34 +114,54 @@ class _Search:
 
     def widen(self) -> None:
         """Propose and try more pins, until the best attempt passes or nothing is left to try."""
-        while len(self.rounds) < self.budget.max_rounds and not self._is_over() and not self._is_spent():
-            if self._blames_tf32():
-                self._try(self.latest[1], _FORBADE_TF32, tf32=False)
-                continue
-            proposal = self.proposals.propose(self.best, self.findings, len(self.rounds))
-            if proposal is None:
-                return
-            action, added = proposal
-            self._try((*self.findings, *added), action)
+        while self.budget.max_rounds and not self._is_over() and self._step():
+            pass
         if self.rounds and not self.spent and not self._is_over() and self.proposals.has_wider(self.best):
             self.spent = "max_rounds"
+
+    def _step(self) -> bool:
+        """Forbid TF32, which is no widening and takes no round of the budget, or pin more; False where neither is left."""
+        widenings = sum(not found.action.startswith(_FORBADE_TF32) for found in self.rounds)
+        has_rounds = widenings < self.budget.max_rounds
+        if has_rounds and self._is_spent():
+            return False
+        if self._blames_tf32() and not self._is_spent():
+            self._try(self.latest[1], _FORBADE_TF32, tf32=False)
+            return True
+        if not has_rounds or self.spent:
+            return False
+        proposal = self.proposals.propose(self.best, self.findings, widenings)
+        if proposal is None:
+            return False
+        action, added = proposal
+        self._try((*self.findings, *added), action)
+        return True
 
     def _blames_tf32(self) -> bool:
         """Whether the latest engine may be wrong by its products in TF32 alone, which is asked until it was once.
 
         That is where it runs some in TF32, or hides what it runs, and its outputs are foreseen to pass: as simulated, what is
-        pinned has all of FP32's bits. Of a model of which nothing can be foreseen a round is tried before.
+        pinned has all of FP32's bits. Of a model of which nothing can be foreseen a round is tried before. Where nothing is in
+        FP16 any more, it is so whatever was blamed before.
         """
         attempt, findings = self.latest
-        if self.blamed_tf32 or not may_lose_by_tf32(attempt):
+        is_built = _key_of(self._plan(findings, tf32=False)) in self.built
+        if is_built or not may_lose_by_tf32(attempt):
             return False
+        if not attempt.artifact.fp16_nodes:
+            return True
+        if self.blamed_tf32:
+            return False
+        self.blamed_tf32 = self._is_foreseen_to_pass(attempt, findings)
+        return self.blamed_tf32
+
+    def _is_foreseen_to_pass(self, attempt: Attempt, findings: tuple[Finding, ...]) -> bool:
         foresight = self.foreseer.foresee(attempt, self.best)
         if foresight is None:
-            self.blamed_tf32 = bool(self.rounds)
-        else:
-            with suppress(ModelError):  # memory can run out on another batch
-                self.blamed_tf32 = foresight.is_bearable(findings)
-        return self.blamed_tf32
+            return bool(self.rounds)
+        with suppress(ModelError):  # memory can run out on another batch
+            return foresight.is_bearable(findings)
+        return False
 
     def narrow(self) -> None:
         """Take back pins that the repair added: what is foreseen not to be needed, else by trying.
@@ -227,11 +247,9 @@ class _Search:
     def _try(self, findings: tuple[Finding, ...], action: str, tf32: bool = True) -> bool:
         """Build and verify the first plan with these findings; keep it if it helps, or passes with fewer.
 
-        TF32 is forbidden where it is in the best plan, too.
         A plan that was built before, which regions can make of other findings, is not built again.
         """
-        plan = add_pins(self.first.plan, self.graph, self.policy, findings)
-        plan = replace(plan, tf32=tf32 and self.best.plan.tf32)
+        plan = self._plan(findings, tf32)
         if _key_of(plan) in self.built:
             return False
         self.built.add(_key_of(plan))
@@ -252,6 +270,11 @@ class _Search:
         if loser is not self.first:
             self.discard(loser.artifact)
         return kept
+
+    def _plan(self, findings: tuple[Finding, ...], tf32: bool) -> PrecisionPlan:
+        """The first plan with these findings; TF32 is forbidden where it is in the best plan, too."""
+        plan = add_pins(self.first.plan, self.graph, self.policy, findings)
+        return replace(plan, tf32=tf32 and self.best.plan.tf32)
 
     def _note(
         self, plan: PrecisionPlan, action: str, attempt: Attempt | None = None, kept: bool = False

@@ -47,7 +47,7 @@ from overflow_fixer.records import (
     Verification,
 )
 from overflow_fixer.repair.attempts import Attempt
-from overflow_fixer.repair.foresight import Foreseer
+from overflow_fixer.repair.foresight import Foreseer, Foresight
 from overflow_fixer.repair.rounds import _Search, repair
 from overflow_fixer.repair.switchboard import Switchboard
 
@@ -278,13 +278,81 @@ class _WrongWithoutTf32(_InTf32):
 
 
 def test_tf32_is_allowed_again_where_it_was_not_to_blame(tmp_path: Path) -> None:
+    """And is blamed once more where nothing is left in FP16."""
     trial = _WrongWithoutTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
     best, rounds = trial.repair()
     assert best.plan.tf32
-    assert [found.kept for found in rounds if found.action.startswith("forbade")] == [False]
+    assert [found.kept for found in rounds if found.action.startswith("forbade")] == [False, False]
     tf32 = [plan.tf32 for plan in trial.built]
-    assert tf32.count(False) == 1
-    assert tf32[-1]
+    assert tf32.count(False) == 2
+    assert not tf32[-1]
+    assert trial.built[-1].pinned == set(trial.graph.by_label)
+
+
+class _StubbornInTf32(_InTf32):
+    """As an engine that is wrong in FP16 whatever is pinned beside it, and in FP32 by TF32."""
+
+    def build(self, plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        artifact, found = super().build(plan)
+        return artifact, found if plan.pinned >= set(self.graph.by_label) else self.wrong
+
+
+@pytest.mark.parametrize("max_rounds", [3, 6, 12])
+def test_tf32_is_blamed_again_once_nothing_is_in_fp16(max_rounds: int, tmp_path: Path) -> None:
+    """The engine without both is known to be right, and was the one that was never built."""
+    trial = _StubbornInTf32(tmp_path, [*cancelling(), node("Tanh", "x", "z")], outputs="h0 z")
+    best, rounds = trial.repair(max_rounds)
+    assert best.verification.passed
+    assert best.plan.pinned == set(trial.graph.by_label)
+    forbade = [found.passed for found in rounds if found.action.startswith("forbade")]
+    assert forbade == [False, True]
+    passed = [found.passed for found in rounds].index(True)
+    assert passed + 1 - len(forbade) <= max_rounds
+    assert trial.spent == ""
+
+
+@pytest.mark.parametrize("max_rounds", [0, 1])
+def test_to_forbid_tf32_takes_no_round_of_the_budget(max_rounds: int, tmp_path: Path) -> None:
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    best, rounds = trial.repair(max_rounds)
+    assert best.verification.passed is (max_rounds == 1)
+    assert [found.action.startswith("forbade") for found in rounds[:2]] == [False, True][: 2 * max_rounds]
+    assert trial.spent == ""
+
+
+def test_without_a_round_tf32_is_not_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Search, "_is_foreseen_to_pass", lambda *_: True)
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    _, rounds = trial.repair(max_rounds=0)
+    assert rounds == ()
+
+
+def test_what_ended_with_its_last_round_was_not_ended_by_its_builds(tmp_path: Path) -> None:
+    trial = _Stubborn(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    _, rounds = trial.repair(max_rounds=1, max_builds=2)
+    assert len(rounds) == 1
+    assert trial.spent == "max_rounds"
+
+
+def test_to_forbid_tf32_takes_a_build_of_the_budget(tmp_path: Path) -> None:
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    _, rounds = trial.repair(1, max_builds=2)
+    assert len(rounds) == 1
+    assert trial.spent == "max_builds"
+
+
+def test_an_engine_that_cannot_be_built_without_tf32_is_tried_once(tmp_path: Path) -> None:
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+
+    def refuse(plan: PrecisionPlan) -> tuple[Artifact, Verification]:
+        if not plan.tf32:
+            raise BackendError("no kernel. Expected one.")
+        return trial.build(plan)
+
+    _, rounds = trial.repair(build=refuse)
+    failed = [set(found.added) for found in rounds if found.action.startswith("forbade")]
+    assert failed == [{"Add_b0", "Sub_d0"}, set(trial.graph.by_label)]
+    assert all(found.action.endswith(": no kernel") for found in rounds if found.action.startswith("forbade"))
 
 
 def test_tf32_is_not_blamed_while_the_pins_are_foreseen_not_to_suffice(tmp_path: Path) -> None:
@@ -301,6 +369,19 @@ def test_tf32_of_what_cannot_be_foreseen_is_blamed_behind_a_round(
     trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
     _, rounds = trial.repair()
     assert [found.action.startswith("forbade") for found in rounds[:2]] == [False, True]
+
+
+def test_tf32_is_not_blamed_where_memory_ends_while_foreseeing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> bool:
+        raise ModelError("bad allocation")
+
+    monkeypatch.setattr(Foresight, "is_bearable", run_out)
+    trial = _InTf32(tmp_path, [*cancelling(), node("MatMul", "h0 w1", "y")])
+    _, rounds = trial.repair()
+    forbade = [set(found.added) for found in rounds if found.action.startswith("forbade")]
+    assert forbade in ([], [set(trial.graph.by_label)])
 
 
 def test_tf32_is_not_blamed_for_what_is_not_finite(tmp_path: Path) -> None:
