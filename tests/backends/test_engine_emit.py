@@ -250,6 +250,7 @@ def test_an_fp32_engine_has_no_fp16_in_it(graph: Graph, tmp_path: Path, tf32: bo
     assert (asked.flags, asked.precisions, asked.output_types) == (flags, {}, {})
     assert (artifact.fp16_nodes, artifact.fp32_nodes) == ((), ("square", "softmax", "add", "topk"))
     assert (_engine(artifact).constraints, _engine(artifact).pins) == ("none", ())
+    assert _engine(artifact).tf32 is tf32
     assert artifact.path.read_bytes() == b"engine"
 
 

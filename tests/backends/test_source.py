@@ -432,6 +432,16 @@ def test_a_pinned_sigmoid_that_is_given_out_is_written_out(tmp_path: Path) -> No
     np.testing.assert_allclose(moved, 1 / (1 + np.exp(-2 * x.astype(float))), rtol=1e-6)
 
 
+def test_names_that_are_taken_are_not_given_to_what_writes_a_sigmoid_out(tmp_path: Path) -> None:
+    text = """g (float[4] x) => (float[4] y, float[4] sigmoid_of_y__power) {
+        sigmoid_of_y__power = Abs(x) y = Sigmoid(x) }"""
+    graph = load_graph(write_model(tmp_path, text))
+    source = find_source(graph, make_plan(graph, graph.nodes[1].label), OLD, {})
+    assert isinstance(source, bytes)
+    onnx.checker.check_model(onnx.ModelProto.FromString(source))
+    assert "Sigmoid" not in [one.op_type for one in onnx.ModelProto.FromString(source).graph.node]
+
+
 @pytest.mark.parametrize("pinned", [[], ["hidden"]])
 def test_no_other_sigmoid_changes_what_tensorrt_is_given(tmp_path: Path, pinned: list[str]) -> None:
     graph = load_graph(write_model(tmp_path, _SIGMOIDS))

@@ -131,3 +131,4 @@ def test_what_runs_in_tf32_or_may_do_so_unseen_may_lose_by_it(
     changed = replace(attempt, plan=replace(attempt.plan, pins=pins), artifact=artifact)
     assert may_lose_by_tf32(changed) is may
     assert not may_lose_by_tf32(_with(changed, mismatched=1))
+    assert may_lose_by_tf32(_with(changed, mismatched=1, is_float=False)) is may

@@ -297,6 +297,12 @@ def test_layers_in_tf32_are_told(kind: str, tmp_path: Path) -> None:
     assert "41 FP32, 150 FP16" in _say(kind, report)
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+def test_whether_layers_may_run_in_tf32_is_told(tf32: bool, tmp_path: Path) -> None:
+    report = _change_engine(make_engine_report(tmp_path), tf32=tf32)
+    assert build_document(report)["engine"]["tf32"] is tf32
+
+
 def test_the_share_of_an_engine_without_layers_is_not_a_number(tmp_path: Path) -> None:
     report = _change_engine(make_engine_report(tmp_path), layers=0, fp32_layers=0)
     assert build_document(report)["engine"]["fp32_layer_share"] == "NaN"

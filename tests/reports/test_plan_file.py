@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from report_factories import CONTROL, HOSTILE, SHA, make_crowded, make_lost, mak
 from overflow_fixer import __version__
 from overflow_fixer.errors import OutputError, PlanError
 from overflow_fixer.records import Clamp, Finding, Pin, PrecisionPlan
-from overflow_fixer.reports.plan_file import load_plan, save_plan
+from overflow_fixer.reports.document import build_document
+from overflow_fixer.reports.plan_file import load_plan, read_reported, save_plan
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ["NaN", HOSTILE, CONTROL]
@@ -38,6 +40,7 @@ _PLANS = st.builds(
     pins=st.lists(_PINS, max_size=3).map(tuple),
     clamps=st.lists(st.builds(Clamp, _TEXTS, st.floats(), _TEXTS, _NAMES), max_size=3).map(tuple),
     considered=st.lists(_FINDINGS, max_size=3).map(tuple),
+    tf32=st.booleans(),
 )
 
 
@@ -48,11 +51,14 @@ def test_a_plan_comes_back_exactly(tmp_path: Path, plan: PrecisionPlan) -> None:
     assert repr(load_plan(tmp_path / "plan.json")) == repr(plan)  # repr tells every float, NaN and -0.0 too
 
 
+@pytest.mark.parametrize("tf32", [True, False])
 @pytest.mark.parametrize("make", [make_report, make_lost, make_crowded])
-def test_a_report_and_its_plan_file_agree(tmp_path: Path, make: Any) -> None:
-    plan = make(tmp_path).plan
-    save_plan(plan, tmp_path / "plan.json")
-    assert repr(load_plan(tmp_path / "plan.json")) == repr(plan)
+def test_a_report_and_its_plan_file_agree(tmp_path: Path, make: Any, tf32: bool) -> None:
+    report = make(tmp_path)
+    report = replace(report, plan=replace(report.plan, tf32=tf32))
+    save_plan(report.plan, tmp_path / "plan.json")
+    assert repr(load_plan(tmp_path / "plan.json")) == repr(report.plan)
+    assert repr(read_reported(build_document(report))) == repr(report.plan)
 
 
 @pytest.fixture

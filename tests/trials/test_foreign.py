@@ -17,6 +17,7 @@ from overflow_fixer.errors import BackendError, ConfigError, ModelError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.progress import silent
 from overflow_fixer.records import Verification
+from overflow_fixer.trials import foreign
 from overflow_fixer.trials.foreign import verify_foreign
 
 _SQUARE = [node("Mul", "x x", "s"), node("Sqrt", "s", "y")]
@@ -109,3 +110,27 @@ def test_a_model_that_no_runtime_takes_is_refused_and_not_simulated(
     """In FP32, as it is simulated, FP16 and FP32 are one type. The message is about this file, not about the original."""
     with pytest.raises(BackendError, match=rf"refuses .*typed\.onnx: .*{told}"):
         _verify(tmp_path, nodes, 1.0)
+
+
+def test_what_only_the_simulation_is_refused_for_is_told_of_this_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign.mixed_onnx, "find_fault", lambda path: None)
+    with pytest.raises(BackendError, match=r"refuses .*typed\.onnx: .*NoSuchOperator"):
+        _verify(tmp_path, [node("NoSuchOperator", "x", "y")], 1.0)
+
+
+def test_want_of_memory_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = ModelError("bad allocation")
+    monkeypatch.setattr(foreign.mixed_onnx, "find_fault", lambda path: fault)
+    with pytest.raises(ModelError) as raised:
+        _verify(tmp_path, _IN_FP16, 1.0)
+    assert raised.value is fault
+
+
+def test_a_file_that_is_no_model_is_told_as_an_artifact(tmp_path: Path) -> None:
+    _verify(tmp_path, _IN_FP16, 1.0)
+    (tmp_path / "typed.onnx").write_bytes(b"no model")
+    config = FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "b.npz")
+    with pytest.raises(BackendError, match=r"typed\.onnx"):
+        verify_foreign(config, load_graph(config.model), tmp_path / "typed.onnx", silent)
