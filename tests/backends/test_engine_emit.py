@@ -105,6 +105,7 @@ def test_layers_in_tf32_are_counted_while_the_plan_allows_it(graph: Graph, tmp_p
     assert told.startswith(
         "The plan forbids TF32 (tf32 in plan.json), in which products round what they multiply"
     )
+    assert told.endswith("10 bits, as FP16 does. A repair forbids it where that makes an engine less wrong.")
 
 
 @pytest.mark.parametrize("variant", ["8.6", "10.12"])

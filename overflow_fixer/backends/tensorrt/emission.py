@@ -297,8 +297,8 @@ def _say_without_tf32(plan: PrecisionPlan, settings: BuildSettings) -> str:
     if plan.tf32 or not settings.tf32:
         return ""
     return (
-        "The plan forbids TF32 (tf32 in plan.json), in which products round what they multiply to 10 bits, as FP16 does: "
-        "with it the engine was wrong."
+        "The plan forbids TF32 (tf32 in plan.json), in which products round what they multiply to 10 bits, as FP16 does. "
+        "A repair forbids it where that makes an engine less wrong."
     )
 
 
