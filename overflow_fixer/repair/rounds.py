@@ -138,15 +138,14 @@ class _Search:
         return True
 
     def _blames_tf32(self) -> bool:
-        """Whether the latest engine may be wrong by its products in TF32 alone, which is asked until it was once.
+        """Whether the latest engine may be wrong by its products in TF32 alone, which is asked until it is said once.
 
         That is where it runs some in TF32, or hides what it runs, and its outputs are foreseen to pass: as simulated, what is
         pinned has all of FP32's bits. Of a model of which nothing can be foreseen a round is tried before. Where nothing is in
         FP16 any more, it is so whatever was blamed before.
         """
         attempt, findings = self.latest
-        is_built = _key_of(self._plan(findings, tf32=False)) in self.built
-        if is_built or not may_lose_by_tf32(attempt):
+        if not may_lose_by_tf32(attempt) or _key_of(self._plan(findings, tf32=False)) in self.built:
             return False
         if not attempt.artifact.fp16_nodes:
             return True
