@@ -48,7 +48,8 @@ class Engine:
 
     Layer counts are of the engine's layers, each counted once at most: `reformat_layers` only convert,
     `opaque_layers` (Myelin regions) show only their borders, `fp32_layers` and `fp16_layers` of the rest
-    by the floats at their borders. `tf32_layers` are those whose kernels show that they run in TF32, and `tf32` is whether any may.
+    by the floats at their borders. `tf32_layers` are those whose kernels show that they run in TF32, and
+    `tf32` is whether any may.
     `constraints` is how pins were enforced: "obey", "prefer" (a last resort: the builder may have
     ignored some), "none" where nothing is pinned or types come from the model. `skipped` are layers of
     pinned nodes that cannot be pinned, `dropped` pins that were given up to get a build at all, both

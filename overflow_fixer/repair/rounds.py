@@ -58,10 +58,10 @@ def repair(
 ) -> Repaired:
     """Widen the plan of `first` within a budget; returns the best attempt, every round, and what ended it.
 
-    What each round pins is told in proposals; one may forbid an engine TF32 instead. A round that does not help is taken back. Once an attempt passes, pins of the
-    repair that are foreseen not to be needed are taken back; where that is not what comes of it, at most `max_rounds` more try it,
-    first with those of all costly nodes, then with the mildest. Nodes that the user excludes are not pinned.
-    Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
+    What each round pins is told in proposals; one may forbid an engine TF32 instead. A round that does not help is taken back.
+    Once an attempt passes, pins of the repair that are foreseen not to be needed are taken back; where that is not what comes of
+    it, at most `max_rounds` more try it, first with those of all costly nodes, then with the mildest. Nodes that the user excludes
+    are not pinned. Stops at once where no precision can help: outputs that are NaN in FP32. `max_rounds` is the budget's.
 
     A plan that the backend cannot build is a round that did not help. `discard` is given each artifact
     that is not the best any more, that of `first` excepted. `progress` is told of what takes long besides building.
@@ -101,6 +101,7 @@ class _Search:
     built: set[_Key] = field(default_factory=set)
     spent: str = ""
     blamed_tf32: bool = False
+    rounds_against_tf32: int = 0
 
     def __post_init__(self) -> None:
         self.best = self.first
@@ -121,11 +122,12 @@ class _Search:
 
     def _step(self) -> bool:
         """Forbid TF32, which is no widening and takes no round of the budget, or pin more; False where neither is left."""
-        widenings = sum(not found.action.startswith(_FORBADE_TF32) for found in self.rounds)
+        widenings = len(self.rounds) - self.rounds_against_tf32
         has_rounds = widenings < self.budget.max_rounds
         if has_rounds and self._is_spent():
             return False
         if self._blames_tf32() and not self._is_spent():
+            self.rounds_against_tf32 += 1
             self._try(self.latest[1], _FORBADE_TF32, tf32=False)
             return True
         if not has_rounds or self.spent:

@@ -38,8 +38,8 @@ class Changes:
     `clamps` are the plan's, and `sigmoids` what those write that are to be written out, with prefixes of free names. `axes` are
     those that reductions have as constant inputs, `partial_shapes` what Shape nodes write that give a part, with such prefixes:
     both are overlooked before TensorRT 10. `grid_modes` are those of GridSample, of which other names would be taken for the
-    nearest element. `unbounded` are inputs of a Clip that are infinite, `unequal` dimensions that share
-    a name with others and need not be equal, `sizes` those that open dimensions get: all three are refused as they are.
+    nearest element. `unbounded` are inputs of a Clip that are infinite, `unequal` dimensions that share a name with others and
+    need not be equal, `sizes` those that open dimensions get: all three are refused as they are.
     """
 
     clamps: Mapping[str, Clamp]

@@ -91,7 +91,8 @@ def find_source(
     """The model's file, or its bytes where something is changed for TensorRT, which is to be built for these shapes.
 
     That is where functions were inlined, the plan changes something, or something is refused or overlooked as it is: see
-    changes.Changes. No plan is of a model that is to be as it is. Open dimensions of inputs get these `sizes`. Raises BackendError where the bytes would not fit one message.
+    changes.Changes. Without a plan nothing is changed for one. Open dimensions of inputs get these `sizes`. Raises BackendError
+    where the bytes would not fit one message.
     """
     changes = find_changes(graph, plan, found, shapes, sizes)
     if not (changes.is_any or graph.is_inlined):
