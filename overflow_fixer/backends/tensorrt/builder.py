@@ -15,7 +15,7 @@ from overflow_fixer.backends.tensorrt.profiles import add_profile
 from overflow_fixer.backends.tensorrt.timings import attach_timings, find_obstacle, save_timings
 from overflow_fixer.errors import BackendError, ConfigError
 from overflow_fixer.progress import Progress
-from overflow_fixer.records import BuildSettings, Constraints
+from overflow_fixer.records import BuildSettings, Constraints, PrecisionPlan
 
 _DISOBEDIENT = re.compile(
     r"No implementation of layer (.+?) obeys|No supported formats for (.+?)\.?\)?$|implementation for node (.+?)\.?\)?\.?$",
@@ -31,6 +31,11 @@ class Precision:
     fp16: bool
     tf32: bool = True
     constraints: Constraints = "none"
+
+
+def allows_tf32(settings: BuildSettings, plan: PrecisionPlan) -> bool:
+    """Whether FP32 layers may run in TF32: where neither forbids it."""
+    return settings.tf32 and plan.tf32
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 from overflow_fixer.backends import mixed_onnx
 from overflow_fixer.backends.fit import check_fit
 from overflow_fixer.backends.mixed_onnx.assignment import computes_float
-from overflow_fixer.backends.tensorrt.builder import Built, Precision, build, check_features
+from overflow_fixer.backends.tensorrt.builder import Built, Precision, allows_tf32, build, check_features
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities, choose_typing, import_tensorrt, probe
 from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.backends.tensorrt.engine_file import read_artifact, sidecar_of, write_engine
@@ -130,7 +130,7 @@ def open_tracer(
         return weak.run()[1]
     parsed = parse_typed(trt, found, load_typed(artifact), graph.path, settings.shapes)
     mark_tensors(parsed.network, read_layers(parsed.network), tensors)
-    precision = Precision(fp16=False, tf32=settings.tf32 and plan.tf32)
+    precision = Precision(fp16=False, tf32=allows_tf32(settings, plan))
     return EngineRunner(trt, build(trt, found, parsed.network, precision, settings, silent).plan)
 
 
@@ -214,7 +214,7 @@ def _emit_strong(
     typed = mixed_onnx.emit(graph, plan, typed_path, io_types=settings.io_types)
     typed_graph = load_graph(typed_path)
     parsed = parse_typed(trt, found, typed_graph, graph.path, settings.shapes)
-    precision = Precision(fp16=False, tf32=settings.tf32 and plan.tf32)
+    precision = Precision(fp16=False, tf32=allows_tf32(settings, plan))
     built = build(trt, found, parsed.network, precision, settings, progress)
     layers = _inspect(trt, built, _owners(parsed.network, typed_graph), settings)
     pinned = [node.label for node in graph.nodes if node.label in plan.pinned]

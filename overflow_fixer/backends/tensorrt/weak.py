@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overflow_fixer.backends.mixed_onnx.assignment import writes_float
-from overflow_fixer.backends.tensorrt.builder import Built, DisobedientError, Precision, build
+from overflow_fixer.backends.tensorrt.builder import Built, DisobedientError, Precision, allows_tf32, build
 from overflow_fixer.backends.tensorrt.capabilities import Capabilities
 from overflow_fixer.backends.tensorrt.fusion import extend_over_fusions, say_fused, say_fused_in_fp16
 from overflow_fixer.backends.tensorrt.inspection import (
@@ -81,7 +81,7 @@ class WeakBuild:
     @property
     def precision(self) -> Precision:
         fp16 = leaves_fp16(self.graph, {*self.pinned, *self.widened}, self.settings.io_types)
-        return Precision(fp16, self.settings.tf32 and self.plan.tf32, self.constraints)
+        return Precision(fp16, allows_tf32(self.settings, self.plan), self.constraints)
 
     def run(self) -> tuple[Built, EngineRunner, tuple[EngineLayer, ...], tuple[PinOutcome, ...]]:
         """Build, read the engine, and widen the pins that were not honoured over what they were fused with."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overflow_fixer.backends.stamps import fingerprint
+from overflow_fixer.backends.tensorrt.builder import allows_tf32
 from overflow_fixer.backends.tensorrt.exports.chosen_pins import (
     Enforcement,
     ExportedPin,
@@ -32,8 +33,7 @@ class Export:
 
     @property
     def tf32(self) -> bool:
-        """Whether FP32 layers may run in TF32, by the settings and by the plan."""
-        return self.settings.tf32 and self.plan.tf32
+        return allows_tf32(self.settings, self.plan)
 
     @property
     def pins(self) -> tuple[ExportedPin, ...]:
