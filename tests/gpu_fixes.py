@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -141,3 +141,13 @@ def snr_db(expected: Array, found: Array) -> float:
     wanted = expected.astype(np.float64)
     noise = np.square(wanted - found).sum()
     return float(10 * np.log10(np.square(wanted).sum() / noise)) if noise else np.inf
+
+
+def fix_on_batches(model: Path, batches: Iterable[Array]) -> FixReport:
+    """The model, whose one input is x, fixed with a TensorRT engine on these batches, all in its folder."""
+    folder = model.parent
+    (folder / "calib").mkdir()
+    for number, batch in enumerate(batches):
+        np.savez(folder / f"calib/{number}.npz", x=batch)
+    build = BuildOptions(backend="tensorrt")
+    return fix(FixConfig(model=model, calib=folder / "calib", out=folder / "out", build=build))

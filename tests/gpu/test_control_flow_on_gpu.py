@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_fixes import fix_on_batches
 from typed_models import write_model
 
-from overflow_fixer import FixReport, fix
-from overflow_fixer.config import BuildOptions, FixConfig
+from overflow_fixer import FixReport
 
 pytestmark = pytest.mark.gpu
 
@@ -22,18 +22,8 @@ LOOP = """c = Constant <value = bool {1}> ()
 
 def _fix(folder: Path, text: str) -> FixReport:
     model = write_model(folder, text, opset=17)
-    (folder / "calib").mkdir()
     generator = np.random.default_rng(0)
-    for number in range(3):
-        batch = generator.standard_normal((4, 8), np.float32)
-        np.savez(folder / f"calib/{number}.npz", x=batch)
-    config = FixConfig(
-        model=model,
-        calib=folder / "calib",
-        out=folder / "out",
-        build=BuildOptions(backend="tensorrt"),
-    )
-    return fix(config)
+    return fix_on_batches(model, (generator.standard_normal((4, 8), np.float32) for _ in range(3)))
 
 
 def test_a_loop_whose_state_passes_the_largest_fp16_is_right(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from gpu_fixes import fix_on_batches
 from in_memory_calibration import make_model, node
-
-from overflow_fixer import fix
-from overflow_fixer.config import BuildOptions, FixConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -19,16 +17,11 @@ def test_a_phase_behind_a_product_is_right_whatever_kernel_it_gets(tmp_path: Pat
     """Of 2000 to 4000, rounded to 10 bits, a cosine keeps 16 dB; which kernel is the fastest is found by timing."""
     weights = {"w": np.eye(256, dtype=np.float32) * np.float32(249.3), "b": np.full(256, 3000, np.float32)}
     nodes = [node("Gemm", "x w b", "phase"), node("Cos", "phase", "y")]
-    onnx.save(make_model(nodes, {"x": [256, 256]}, "y", weights), tmp_path / "model.onnx")
-    (tmp_path / "calib").mkdir()
+    model = tmp_path / "model.onnx"
+    onnx.save(make_model(nodes, {"x": [256, 256]}, "y", weights), model)
     generator = np.random.default_rng(0)
-    for number in range(3):
-        x = generator.uniform(-4, 4, (256, 256)).astype(np.float32)
-        np.savez(tmp_path / f"calib/{number}.npz", x=x)
-    build = BuildOptions(backend="tensorrt")
-    report = fix(
-        FixConfig(model=tmp_path / "model.onnx", calib=tmp_path / "calib", out=tmp_path / "out", build=build)
-    )
+    batches = (generator.uniform(-4, 4, (256, 256)).astype(np.float32) for _ in range(3))
+    report = fix_on_batches(model, batches)
     assert report.passed
     assert report.artifact.engine is not None
     assert report.artifact.engine.tf32_layers == 0
