@@ -58,17 +58,20 @@ def fix(
     *,
     over: OnOver = ignore_over,
     existing: Existing = "renew",
+    ranges_path: Path | str | None = None,
 ) -> FixReport:
     """Scan, plan, build, verify and repair one model; write everything to `config.folder`.
 
     `over` is called with the tensors over the threshold as the scan finds them: see collect_ranges. A
     scan that was stopped goes on; a finished one of something else is replaced; what else is where
-    the ranges belong is an error, unless `existing` says otherwise: see resumption.Existing.
+    the ranges belong is an error, unless `existing` says otherwise: see resumption.Existing. With `ranges_path`
+    nothing is scanned: the plan is made of those ranges (a merge, say), and verified on the data of `config`.
 
     Returns the report whether verification passed or not: see `FixReport.passed`. Raises a FixError
     for what cannot be done, such as to write where another run does; what had been written by then stays valid.
     """
     clock = Clock()
+    ranges_path = None if ranges_path is None else Path(ranges_path)
     check_folders(config.folder, config.calib)
     use_custom_ops(config.custom_ops)
     backend, reason = choose_backend(config.build.backend)
@@ -76,6 +79,7 @@ def fix(
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
+        ranges = None if ranges_path is None else load_ranges(ranges_path)
     check_request(config, graph, calibration, BACKENDS[backend])
     check_place(config, graph, backend)
     with claim_folder(config.folder):
@@ -85,7 +89,9 @@ def fix(
         policy = make_policy(config, backend)
         check_policy(graph, policy)
         with clock.time("scan"):
-            ranges = scan(config, graph, calibration, progress, over, existing)
+            if ranges is None:
+                ranges = scan(config, graph, calibration, progress, over, existing)
+            check_ranges(graph, ranges)
         with need_folder(config.folder):
             with clock.time("plan"), refuse_malformed(graph.path):
                 plan = plan_precision(graph, ranges, policy)
@@ -95,8 +101,10 @@ def fix(
             ):
                 result = try_all(config, bench, plan, clock)
                 best = replace(result.best, artifact=bench.ship(result.best.artifact))
-            result = _save_plan(config.folder, replace(result, best=best))
-            report = _make_report(config, bench, plan, result, reason, clock)
+            warnings = (*say_changed_data(ranges, calibration), *result.warnings)
+            result = _save_plan(config.folder, replace(result, best=best, warnings=warnings))
+            read = (ranges_path or config.folder / "ranges.h5", config.folder / "plan.json")
+            report = _make_report(config, bench, plan, result, reason, clock, read)
             return _write(report, config, bench, fused)
 
 
@@ -154,8 +162,7 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
         attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
         naive = _compare_naive(config, bench, attempt, warnings)
         result = Tried(attempt, naive, warnings=tuple(warnings))
-    report = _make_report(config, bench, plan, result, reason, clock)
-    report = replace(report, files=(ranges_path, plan_path, *artifact.files))
+    report = _make_report(config, bench, plan, result, reason, clock, (ranges_path, plan_path))
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
 
 
@@ -215,8 +222,15 @@ def _save_plan(folder: Path, result: Tried) -> Tried:
 
 
 def _make_report(
-    config: FixConfig, bench: Bench, first_plan: PrecisionPlan, result: Tried, reason: str, clock: Clock
+    config: FixConfig,
+    bench: Bench,
+    first_plan: PrecisionPlan,
+    result: Tried,
+    reason: str,
+    clock: Clock,
+    stages: tuple[Path, ...],
 ) -> FixReport:
+    """`stages` are the files of the stages before: of the ranges and of the plan."""
     graph, ranges, best = bench.graph, bench.ranges, result.best
     with clock.time("caveats"):
         warnings = (*result.warnings, *find_caveats(config, bench, result))
@@ -238,7 +252,7 @@ def _make_report(
         rounds=result.rounds,
         share=count_share(graph, best.artifact, next(iter(bench.calibration))),
         tolerance=bench.tolerance,
-        files=(config.folder / "ranges.h5", config.folder / "plan.json", *best.artifact.files),
+        files=(*stages, *best.artifact.files),
         durations_seconds=clock.seconds,
         warnings=warnings,
         price=result.price,

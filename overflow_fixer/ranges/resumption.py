@@ -34,7 +34,7 @@ def find_begun(path: Path, key: ScanKey, existing: Existing) -> Recording | None
         return None
     raise PlanError(
         f"{path} holds {_describe(header)}, and this one differs in {'; '.join(differences)}. Expected the same model, "
-        f"data, settings and versions, so that every number in a file is of one scan. {_advise(header)}"
+        f"data, settings and versions, so that every number in a file is of one scan. {_advise(path, header)}"
     )
 
 
@@ -47,10 +47,10 @@ def _describe(header: Header) -> str:
     return f"an unfinished scan ({header.batches_done} of {batches})"
 
 
-def _advise(header: Header) -> str:
+def _advise(path: Path, header: Header) -> str:
     start_over = "start over with --fresh, which replaces the file, or name another folder with --out"
     if header.part_count > 1:
-        return f"Go on from the merge with fix-fp16 plan, build and verify; or {start_over}."
+        return f"Go on from the merge: fix-fp16 MODEL --calib PATH --ranges {path}; or {start_over}."
     if header.is_finished:
         return f"{start_over[0].upper()}{start_over[1:]}."
     return f"Put them back as they were to go on after its last batch; or {start_over}."

@@ -49,8 +49,8 @@ def say_changed_data(ranges: RangeTable, data: CalibrationSet) -> Iterator[str]:
     if data.source in ranges.fingerprints.values() and data.fingerprint not in ranges.fingerprints:
         yield (
             f"The calibration data {data.source} are not what was scanned: the files, or the options that make batches of them, "
-            "changed since. The plan was made for the ranges of what was there. Scan and plan again, or run fix-fp16 MODEL, to have "
-            "it made for these."
+            "changed since. The plan was made for the ranges of what was there. Scan and plan again, or run fix-fp16 MODEL without "
+            "--ranges, to have it made for these."
         )
 
 

@@ -170,7 +170,10 @@ def test_a_merge_serves_every_later_stage(run: Run, data: Path, tmp_path: Path, 
     code, _, error = run(model, "--calib", data, "--out", merged)
     assert code == 5
     assert "holds a merge of 2 scans (3 batches)" in error
-    assert "Go on from the merge with fix-fp16 plan, build and verify" in error
+    assert f"Go on from the merge: fix-fp16 MODEL --calib PATH --ranges {merged / 'ranges.h5'}" in error
+    assert run(model, "--calib", data, "--ranges", merged / "ranges.h5", "--out", tmp_path / "job")[0] == 0
+    assert (tmp_path / "job" / "plan.json").read_bytes() == (whole / "plan.json").read_bytes()
+    assert (tmp_path / "job" / "model.fp16.onnx").read_bytes() == (whole / "model.fp16.onnx").read_bytes()
 
 
 def test_a_merge_is_told_as_json(run: Run, tmp_path: Path, parts: list[Path]) -> None:

@@ -128,6 +128,13 @@ def test_a_flag_that_a_verb_does_not_read_is_refused(
         assert flag[0] in told
 
 
+@pytest.mark.parametrize("flag", [("--fresh",), ("--fast",), ("--observe", "outputs"), ("--provider", "cpu")])
+def test_what_a_scan_alone_heeds_is_refused_beside_ranges(refuse: Refuse, flag: tuple[str, ...]) -> None:
+    told = refuse("m.onnx", "--calib", "random", "--ranges", "ranges.h5", *flag)
+    assert "--ranges was given with --" in told
+    assert flag[0] in told
+
+
 @pytest.mark.parametrize(
     "flag",
     [
