@@ -13,6 +13,7 @@ from rich.console import Console
 from overflow_fixer.cli.guard import leave_bars, note_stage
 from overflow_fixer.cli.heartbeat import Heartbeat
 from overflow_fixer.cli.interrupts import STOPPED_AT_ONCE, Interrupts
+from overflow_fixer.cli.late_answers import LateAnswers
 from overflow_fixer.cli.progress_bars import ProgressBars
 from overflow_fixer.cli.progress_lines import ProgressLines
 from overflow_fixer.errors import EXIT_STOPPED
@@ -62,14 +63,22 @@ class ShownProgress:
 def show_progress(quiet: bool) -> Iterator[ShownProgress]:
     """A callback that draws on stderr: bars on a terminal, few lines elsewhere, nothing when quiet.
 
-    While a scan runs, Ctrl-C, SIGTERM and SIGHUP stop it after the batch at hand: see interrupts.
+    While a scan runs, Ctrl-C, SIGTERM and SIGHUP stop it after the batch at hand: see interrupts, and late_answers for
+    what else runs.
     """
     display = None if quiet else _open_display()
-    interrupts = Interrupts(lambda text: None if display is None else display.say(text), _end_process)
+
+    def tell(text: str) -> None:
+        if display is not None:
+            display.say(text)
+
+    interrupts, answers = Interrupts(tell, _end_process), LateAnswers(tell)
+    answers.begin()
     try:
         yield ShownProgress(display, interrupts)
     finally:
         interrupts.end()
+        answers.end()
         if display is not None:
             display.close()
 
