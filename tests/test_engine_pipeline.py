@@ -223,6 +223,22 @@ def test_an_engine_without_pins_is_plain_fp16_and_that_is_not_built_to_verify_it
     assert bool(report.plan.pins) == bool(built)
 
 
+def test_what_an_engine_costs_is_told_again_as_it_is_verified(tmp_path: Path) -> None:
+    write_model(tmp_path, "g (float[4] x) => (float[4] y) { a = Abs(x) y = Neg(a) }")
+    for name in ("calib", "other"):
+        np.savez(tmp_path / f"{name}.npz", x=np.array([1, -2, 3, 4], np.float32))
+    flags = {"model": tmp_path / "model.onnx", "calib": tmp_path / "calib.npz", "out": tmp_path / "out"}
+    config = make_config(None, {**flags, "build": {"backend": "tensorrt"}})
+    with use_standin_gpu(working_tensorrt("8.6", tmp_path / "works")) as driver:
+        driver.elapsed_ms = [500.0]
+        price = fix(config).price
+        again = verify_built(config.model_copy(update={"calib": tmp_path / "other.npz"}))
+    assert price is not None
+    assert again.price is not None
+    assert again.price.batch == f"{price.batch} of {tmp_path / 'calib.npz'}, when it was built"
+    assert (again.price.latencies, again.price.remarks) == (price.latencies, price.remarks)
+
+
 @pytest.mark.parametrize(
     "build",
     [{"typing": "strong"}, {"tactic_sources": ["nonsense"]}, {"profile": {"nobody": [[1], [1], [1]]}}],

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnxruntime
 
 from overflow_fixer import __version__
-from overflow_fixer.backends import BACKENDS, choose_backend
+from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.calibration import open_calibration
@@ -101,6 +101,8 @@ def fix(
             ):
                 result = try_all(config, bench, plan, clock)
                 best = replace(result.best, artifact=bench.ship(result.best.artifact))
+                if result.price is not None:
+                    tensorrt.note_price(best.artifact.path, result.price, calibration.source)
             warnings = (*say_changed_data(ranges, calibration), *result.warnings)
             result = _save_plan(config.folder, replace(result, best=best, warnings=warnings))
             read = (ranges_path or config.folder / "ranges.h5", config.folder / "plan.json")
@@ -161,7 +163,8 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
         warnings = list(say_changed_data(ranges, calibration))
         attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
         naive = _compare_naive(config, bench, attempt, warnings)
-        result = Tried(attempt, naive, warnings=tuple(warnings))
+        price = tensorrt.read_price(artifact.path) if bench.backend.is_engine else None
+        result = Tried(attempt, naive, price=price, warnings=tuple(warnings))
     report = _make_report(config, bench, plan, result, reason, clock, (ranges_path, plan_path))
     return replace(report, files=(*report.files, *write_reports(report, config.folder)))
 

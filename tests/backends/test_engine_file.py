@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ from engine_scripts import small_graph
 from recorded_networks import make_plan
 
 from overflow_fixer.backends.tensorrt.builder import Precision
-from overflow_fixer.backends.tensorrt.engine_file import read_artifact, sidecar_of, write_engine
+from overflow_fixer.backends.tensorrt.engine_file import (
+    note_price,
+    read_artifact,
+    read_price,
+    sidecar_of,
+    write_engine,
+)
 from overflow_fixer.errors import BackendError, OutputError
 from overflow_fixer.graph.model import Graph, load_graph
 from overflow_fixer.records import (
@@ -23,7 +29,9 @@ from overflow_fixer.records import (
     Clamp,
     Engine,
     Kept,
+    Latency,
     PinOutcome,
+    Price,
     ShapeRange,
 )
 
@@ -101,6 +109,36 @@ def written(tmp_path: Path) -> Written:
 def test_an_artifact_is_read_as_it_was_written(written: Written) -> None:
     assert written.path.read_bytes() == b"the engine"
     assert written.read() == written.artifact
+
+
+PRICE = Price("b0.npz", (Latency("fixed", 0.5, 0.75, 200),), 0.25, math.nan, ("FP16 brings nothing",))
+
+
+def test_a_price_is_read_as_it_was_noted_with_the_data_of_its_batch_and_goes_with_the_engine(
+    written: Written,
+) -> None:
+    assert read_price(written.path) is None
+    note_price(written.path, PRICE, "calib")
+    assert "NaN" not in sidecar_of(written.path).read_text(encoding="utf-8")
+    found = read_price(written.path)
+    assert found is not None
+    assert math.isnan(found.opaque_time_share)
+    assert replace(found, opaque_time_share=0) == replace(
+        PRICE, batch="b0.npz of calib, when it was built", opaque_time_share=0
+    )
+    assert written.read() == written.artifact
+    written.write(b"another engine of the plan")
+    assert read_price(written.path) is None
+
+
+@pytest.mark.parametrize(
+    "price", [None, "much", {}, {**asdict(PRICE), "latencies": 3}, {**asdict(PRICE), "more": 1}]
+)
+def test_a_price_that_nobody_can_read_is_none(price: object, written: Written) -> None:
+    written.change(price=price)
+    assert read_price(written.path) is None
+    sidecar_of(written.path).unlink()
+    assert read_price(written.path) is None
 
 
 def test_it_is_read_from_where_it_was_moved_to(written: Written, tmp_path: Path) -> None:

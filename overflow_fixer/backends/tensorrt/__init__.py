@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         open_runner,
         open_tracer,
     )
+    from overflow_fixer.backends.tensorrt.engine_file import note_price, read_price
     from overflow_fixer.backends.tensorrt.price import FIXED, FP32, FP32_EXACT, NAIVE, measure_price
     from overflow_fixer.backends.tensorrt.profiles import check_cover, override_shapes
     from overflow_fixer.backends.tensorrt.protection import find_protected
@@ -41,9 +42,11 @@ __all__ = [
     "find_protected",
     "measure_price",
     "name_files",
+    "note_price",
     "open_runner",
     "open_tracer",
     "override_shapes",
+    "read_price",
     "require",
 ]
 
@@ -62,6 +65,7 @@ if not TYPE_CHECKING:
                 "open_runner",
                 "open_tracer",
             ),
+            "engine_file": ("note_price", "read_price"),
             "price": ("FIXED", "FP32", "FP32_EXACT", "NAIVE", "measure_price"),
             "profiles": ("check_cover", "override_shapes"),
             "protection": ("find_protected",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,19 @@ from overflow_fixer.backends.tensorrt.builder import Precision
 from overflow_fixer.errors import BackendError
 from overflow_fixer.files import replace_file, write_text
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.records import Artifact, BuildSettings, Engine, Kept, PinOutcome, PrecisionPlan
+from overflow_fixer.records import (
+    Artifact,
+    BuildSettings,
+    Engine,
+    Kept,
+    Latency,
+    PinOutcome,
+    PrecisionPlan,
+    Price,
+)
 
 _VERSION = "2.0"
+_SHARES = ("fp32_time_share", "opaque_time_share")
 
 
 def sidecar_of(path: Path) -> Path:
@@ -94,6 +105,25 @@ def read_artifact(graph: Graph, plan: PrecisionPlan, path: Path, settings: Build
             "fix-fp16 build --backend tensorrt, or name the plan that it was built from with --plan."
         )
     return artifact
+
+
+def note_price(path: Path, price: Price, source: str) -> None:
+    """Keep what the engine at `path` was found to cost in its sidecar; `source` names the data of the batch it was timed on."""
+    document = json.loads(sidecar_of(path).read_text(encoding="utf-8"))
+    told = asdict(replace(price, batch=f"{price.batch} of {source}, when it was built"))
+    document["price"] = {**told, **{share: None for share in _SHARES if math.isnan(told[share])}}
+    write_text(sidecar_of(path), json.dumps(document, indent=1) + "\n")
+
+
+def read_price(path: Path) -> Price | None:
+    """What the engine at `path` was found to cost when it was built; None where it was not timed, or nobody can read it."""
+    try:
+        fields = json.loads(sidecar_of(path).read_text(encoding="utf-8"))["price"]
+        shares = {share: math.nan if fields[share] is None else float(fields[share]) for share in _SHARES}
+        latencies = tuple(Latency(**row) for row in fields["latencies"])
+        return Price(**{**fields, **shares, "latencies": latencies, "remarks": tuple(fields["remarks"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _artifact(document: dict[str, Any], path: Path) -> Artifact:
