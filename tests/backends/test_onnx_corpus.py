@@ -152,7 +152,10 @@ def _try_plan(case: Case, path: Path, kind: str, expected: dict[str, Any]) -> No
         assert artifact.cast_count == 0
         if not _is_random(typed) and not _has_fp16(typed):
             for name, values in expected.items():
-                assert_same(_read_codes(found[name]), values)
+                if _has_sigmoid(typed):  # ONNX Runtime's own is off by 1e-7, the simulation's is not
+                    np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=2e-7)
+                else:
+                    assert_same(_read_codes(found[name]), values)
 
 
 def _read_codes(values: Any) -> Any:
@@ -163,6 +166,10 @@ def _read_codes(values: Any) -> Any:
 
 def _is_random(typed: Typed) -> bool:
     return not RANDOM_OPS.isdisjoint(node.op_type for node in typed.graph.nodes)
+
+
+def _has_sigmoid(typed: Typed) -> bool:
+    return any(node.op_type == "Sigmoid" for node in typed.graph.nodes)
 
 
 def _has_fp16(typed: Typed) -> bool:
