@@ -92,7 +92,7 @@ def say_spent(
         left = (
             "pins may be left that are not needed"
             if fixed.passed
-            else "pins that would help may not have been tried"
+            else "what would help may not have been tried"
         )
         yield (
             f"The repair was ended by its limit of {limit} ({spent}){tried}: {left}. A higher --{spent.replace('_', '-')} lets it "

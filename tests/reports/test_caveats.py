@@ -290,14 +290,14 @@ def test_what_agrees_by_little_is_told(mismatched: int, min_agreement: float, to
         (
             False,
             "max_minutes",
-            "its limit of 3 minutes (max_minutes), after 1 round: pins that would help may not",
+            "its limit of 3 minutes (max_minutes), after 1 round: what would help may not",
         ),
         (
             True,
             "max_builds",
             "its limit of 7 builds (max_builds), after 1 round: pins may be left that are not needed",
         ),
-        (False, "max_rounds", "its limit of 1 round (max_rounds): pins that would help may not"),
+        (False, "max_rounds", "its limit of 1 round (max_rounds): what would help may not"),
         (False, "", ""),
     ],
 )
