@@ -1,4 +1,4 @@
-"""What nodes compare with zero, or with a constant so small that FP16 holds it badly or not at all."""
+"""What nodes compare with one number: zero or a constant so small that FP16 holds it badly or not at all, or any other."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ class Comparison(NamedTuple):
 
 def find_tiny_comparisons(graph: Graph) -> Iterator[Comparison]:
     """Every comparison of a computed FP32 tensor with one number of less than 2^-18; a Sign and a truth value are of zero."""
+    return (found for found in _find_comparisons(graph) if abs(found.number) < _LARGEST)
+
+
+def find_number_comparisons(graph: Graph) -> Iterator[Comparison]:
+    """Every comparison of a computed FP32 tensor with one number of 2^-18 or more that is finite."""
+    return (found for found in _find_comparisons(graph) if _LARGEST <= abs(found.number) < math.inf)
+
+
+def _find_comparisons(graph: Graph) -> Iterator[Comparison]:
     for node in (one for one in graph.nodes if one.op_type in _ASKED):
         for found in _find_at(graph, node):
             if graph.dtypes.get(found.tensor) == TensorProto.FLOAT and found.tensor not in graph.constants:
@@ -63,9 +72,7 @@ def _find_at(graph: Graph, node: Node) -> Iterator[Comparison]:
     if op == "Sign" or (op == "Cast" and node.value_of("to", 0) == TensorProto.BOOL):
         yield Comparison(node, 0, 0.0)
     for slot in (0, 1) if op in _COMPARES else ():
-        number = _read_number(graph, node.inputs[1 - slot])
-        if abs(number) < _LARGEST:
-            yield Comparison(node, slot, number)
+        yield Comparison(node, slot, _read_number(graph, node.inputs[1 - slot]))
 
 
 def _read_number(graph: Graph, tensor: str) -> float:

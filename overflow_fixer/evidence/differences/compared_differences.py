@@ -37,12 +37,12 @@ def find_compared_differences(graph: Graph, ranges: RangeTable) -> Iterator[Lost
         if differences is None or not np.isfinite(inner.batch_max_abs).any():
             continue
         share, batch = float(np.nanmean(inner.batch_max_abs)), int(np.nanargmax(inner.batch_max_abs))
-        if share > _LARGEST_SHARE and _shows(graph, node):
+        if share > _LARGEST_SHARE and tells_more_than_a_choice(graph, node):
             yield from _tell(graph, ranges, node, differences, share, batch, walked)
 
 
-def _shows(graph: Graph, node: Node) -> bool:
-    """Whether it does more than choose between two that are computed, which may be alike where it is decided."""
+def tells_more_than_a_choice(graph: Graph, node: Node) -> bool:
+    """Whether a comparison does more than choose between two that are computed, which may be alike where it is decided."""
 
     def hands_on(reader: Node, slot: int) -> bool:
         return reader.standard_op in _OF_BOOLEANS or moves(reader, slot)
