@@ -24,8 +24,8 @@ from overflow_fixer.graph.nodes import Node
 from overflow_fixer.records import RangeTable
 
 _ANGLES = frozenset({"Acos", "Acosh"})
-SMALLEST_ANGLE = math.sqrt(2 * STEPS_OF_A_DIVISOR * 2.0**-11)
-"""1/8: there 1 - cos θ is 16 of FP16's steps below 1, which leave angles of up to that, evenly spread, 22 dB."""
+SMALLEST_ANGLE = 1 / 4
+"""There 1 - cos θ is 64 of FP16's steps below 1, which leave angles of up to that, evenly spread, 31 dB."""
 _FP32_HAS_NONE = math.sqrt(2 * STEPS_OF_A_DIVISOR * 2.0**-24)
 """Under it as few of FP32's steps are left."""
 _MEANS = frozenset({"ReduceSum", "ReduceMean"})
