@@ -20,6 +20,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.inner import NO_MAGNITUDES
 from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
+from overflow_fixer.planning.falling import find_falling
 from overflow_fixer.planning.plan import check_ranges
 from overflow_fixer.ranges.lasting import find_lasting
 from overflow_fixer.records import Confidence, Growth, PlanPolicy, PrecisionPlan, Range, RangeTable
@@ -53,7 +54,8 @@ def judge_confidence(
     following from a tensor, within the threshold (a bound: 65504). What is made of constants alone is left out: no data
     can move it. `policy` tells which nodes the backend protects, and whether sums of products count. A maximum is taken to
     go on growing, with each doubling of the data, by as many bits as it grew, on average, from a random half of the
-    batches that show it to all of them: log2 of the maximum less the mean log2 of the maxima of all halves. An estimate: batches are taken
+    batches that show it to all of them: log2 of the maximum less the mean log2 of the maxima of all halves. What is divided
+    by is asked of by its smallest element, in the main graph. An estimate: batches are taken
     to be alike, and few of them tell little. Raises PlanError for ranges or a plan of another model.
     """
     check_ranges(graph, ranges)
@@ -68,7 +70,8 @@ def judge_confidence(
     growths = [_describe(one, bits) for one, bits in zip(found, grow(values), strict=True)]
     growths.sort(key=lambda growth: growth.margin_bits)
     at_risk = tuple(growth for growth in growths if growth.margin_bits < DOUBLINGS * growth.growth_bits)
-    return Confidence(len(ranges.batch_names), tuple(growths), at_risk)
+    falling = find_falling(graph, ranges, plan, DOUBLINGS)
+    return Confidence(len(ranges.batch_names), tuple(growths), at_risk, falling)
 
 
 def grow(batch_max_abs: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:

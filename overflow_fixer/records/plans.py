@@ -135,10 +135,26 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Fall:
+    """How small a tensor came that is divided by, or of which a logarithm is taken.
+
+    `margin_bits` is down to 2^-21, eight of FP16's steps, from where on the rule vanishing_divisor pins it; `fall_bits` is by how
+    much the smallest of its n elements falls with each doubling of them, as they are spread: log2(max / min) / log2(n).
+    """
+
+    tensor: str
+    min_nonzero_abs: float
+    margin_bits: float
+    fall_bits: float
+
+
+@dataclass(frozen=True)
 class Confidence:
     """How sure a plan is. `nearest` are the values that could still pin a node, nearest to their limit first;
-    `at_risk` those of them that four times the data would bring over it, at the rate at which they grew."""
+    `at_risk` those of them that four times the data would bring over it, at the rate at which they grew; `falling` those that are
+    divided by and that four times the data would bring under what FP16 holds, as they are spread."""
 
     batch_count: int
     nearest: tuple[Growth, ...]
     at_risk: tuple[Growth, ...]
+    falling: tuple[Fall, ...] = ()

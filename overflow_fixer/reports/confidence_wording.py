@@ -17,7 +17,25 @@ _ENOUGH = 59
 
 
 def say_confidence(confidence: Confidence) -> str:
-    """In one or two sentences, with the values named that come nearest: tensors, and what nodes compute inside."""
+    """In some sentences, with the values named that come nearest: tensors, and what nodes compute inside."""
+    said = _say_largest(confidence)
+    return f"{said} {_say_smallest(confidence)}" if confidence.falling else said
+
+
+def _say_smallest(confidence: Confidence) -> str:
+    falls = confidence.falling
+    named = ", ".join(
+        f"{one.tensor} (min |x| {one.min_nonzero_abs:.3g}, {one.margin_bits:.2f} bits left, falling {one.fall_bits:.2f} a doubling)"
+        for one in falls[:_MOST_NAMED]
+    )
+    rest = f" and {len(falls) - _MOST_NAMED} more" if len(falls) > _MOST_NAMED else ""
+    return (
+        "Small values may change it: of what is divided by, or a logarithm is taken of, four times as many elements, spread as these "
+        f"are, would bring under 8 of FP16's steps {named}{rest}."
+    )
+
+
+def _say_largest(confidence: Confidence) -> str:
     count = confidence.batch_count
     if not confidence.nearest:
         return "No value is left that more data could bring over its limit and pin another node."
@@ -31,8 +49,10 @@ def say_confidence(confidence: Confidence) -> str:
             f"More data may change the plan: at the rate at which maxima grew over {count} batches, four times as many "
             f"would bring over the limit {_say_first(confidence.at_risk, count)}.{_say_single(confidence)}"
         )
+    hardly = "" if confidence.falling else "More data of this kind would hardly change the plan: "
+    rate = "At the rate" if confidence.falling else "at the rate"
     return (
-        f"More data of this kind would hardly change the plan: at the rate at which maxima grew over {count} batches, "
+        f"{hardly}{rate} at which maxima grew over {count} batches, "
         f"four times as many bring no other value over its limit. Nearest: {nearest}.{_say_single(confidence)}"
     )
 

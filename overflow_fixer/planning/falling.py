@@ -1,0 +1,75 @@
+"""What is divided by, or a logarithm is taken of, and may fall under FP16's numbers with more data.
+
+The smallest of n elements tells how they are spread towards zero: where its logarithm is D under that of the largest, it falls by
+D / log n of that with each doubling, as of a power law, of which evenly spread values are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from overflow_fixer.evidence.semantics import moves, readers
+from overflow_fixer.evidence.zeros.divisors import FEW_STEPS, find_guards
+from overflow_fixer.evidence.zeros.near_zero import divides
+from overflow_fixer.graph.model import Graph
+from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
+from overflow_fixer.records import Fall, PrecisionPlan, RangeTable
+
+_FARTHEST = 16
+"""Nodes on the way back to a guard."""
+_HAS_THE_SIGN = frozenset("Abs Sqrt Neg Relu".split())
+"""Operators that are zero where what they read is."""
+
+
+def find_falling(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, doublings: int) -> tuple[Fall, ...]:
+    """Those that so many doublings of the data would bring under 2^-21, eight of FP16's steps, from where on they are pinned; the nearest first.
+
+    Asked of each computed FP32 tensor that a node divides by as it is, or takes the logarithm of, where FP16 is in either.
+    None of what a guard, a Clip or the like keeps over that, with NaN or infinities, of one element or of one magnitude alone.
+    """
+    extremes = find_extremes(graph, ranges)
+    found = [
+        fall
+        for name in _find_divided(graph, plan)
+        if extremes.get(name, UNKNOWN)[0] < FEW_STEPS and not _is_guarded(graph, ranges, name)
+        for fall in _measure(ranges, name)
+        if fall.margin_bits < doublings * fall.fall_bits
+    ]
+    return tuple(sorted(found, key=lambda fall: fall.margin_bits))
+
+
+def _find_divided(graph: Graph, plan: PrecisionPlan) -> Iterator[str]:
+    for node in graph.nodes:
+        for name in node.writes:
+            if name in graph.constants or graph.dtypes.get(name) != TensorProto.FLOAT:
+                continue
+            ends = [reader.label for reader, slot in readers(graph, name) if divides(graph, reader, slot)]
+            if ends and not plan.pinned.issuperset([node.label, *ends]):
+                yield name
+
+
+def _measure(ranges: RangeTable, name: str) -> Iterator[Fall]:
+    seen = ranges.get(name)
+    if seen is None or not seen.is_finite or seen.element_count < 2:
+        return
+    if FEW_STEPS <= seen.min_nonzero_abs < seen.max_abs:
+        fall = math.log2(seen.max_abs / seen.min_nonzero_abs) / math.log2(seen.element_count)
+        margin = math.log2(seen.min_nonzero_abs / FEW_STEPS)
+        yield Fall(name, seen.min_nonzero_abs, margin, fall)
+
+
+def _is_guarded(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
+    """Whether a constant that FP16 holds well was added to it, or bounds it, behind moves and roots perhaps."""
+    for _ in range(_FARTHEST):
+        node = graph.producers.get(tensor)
+        if node is None:
+            return False
+        if any(guard >= FEW_STEPS for guard in find_guards(graph, ranges, [node])):
+            return True
+        if not (moves(node, 0) or node.standard_op in _HAS_THE_SIGN):
+            return False
+        tensor = node.inputs[0]
+    return False
