@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from fp16_emulation import run_fp32
+from fp16_emulation import measure_snr_db, run_fp32
 from in_memory_calibration import ask, ints, make_model, node, pinned_by, scalar, scan
 from onnx import TensorProto
 
@@ -171,3 +171,64 @@ def test_inside_a_body(opset: int, tmp_path: Path) -> None:
     plan = plan_precision(graph, ranges, PlanPolicy())
     told = [one for pin in plan.pins for one in pin.findings if one.rule == "lost_place"]
     assert {one.node for one in told} == {"If_out"}
+
+
+def _scan_mask(
+    folder: Path, most: float = 1.2, one: float = 1.0, bound: float = 0.5, size: int = 96, mode: str = "zeros"
+) -> tuple[Any, Any]:
+    """A mask of ones, sampled at places that are made of pixels, and compared."""
+    nodes = [
+        node("Mul", "p scale", "g"),
+        node("GridSample", "ones g", "m", align_corners=1, padding_mode=mode),
+        node("Greater", "m bound", "c"),
+        node("Cast", "c", "y", to=TensorProto.FLOAT),
+    ]
+    constants = {"scale": scalar(2 / size), "bound": scalar(bound)}
+    constants["ones"] = np.full((1, 1, size, size), one, np.float32)
+    model = make_model(nodes, {"p": [1, size, size, 2]}, "y", constants, opset=20)
+    return scan(model, folder, {"p": _draw_pixels(most, size)})
+
+
+def _draw_pixels(most: float, size: int) -> np.ndarray:
+    return (
+        np.random.default_rng(3)
+        .uniform(-most * size / 2, most * size / 2, (1, size, size, 2))
+        .astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_found"),
+    [
+        ({}, True),
+        ({"one": 255.0}, True),
+        ({"most": 0.99}, False),
+        ({"bound": 1.5}, False),
+        ({"bound": -0.5}, False),
+        ({"one": 0.0}, False),
+        ({"mode": "border"}, False),
+    ],
+)
+def test_a_mask_is_lost_at_its_edge(changed: dict[str, Any], is_found: bool, tmp_path: Path) -> None:
+    graph, ranges = _scan_mask(tmp_path, **changed)
+    assert pinned_by(find_lost_places, graph, ranges) == (["Mul_g", "GridSample_m"] if is_found else [])
+
+
+@pytest.mark.parametrize("size", [96, 384])
+def test_the_mask_loses_as_much_whatever_its_size(size: int, tmp_path: Path) -> None:
+    graph, ranges = _scan_mask(tmp_path, size=size)
+    path, feeds = tmp_path / "model.onnx", {"p": _draw_pixels(1.2, size)}
+    assert 25 < measure_snr_db(path, feeds) < 37
+    assert measure_snr_db(path, feeds, {"g", "m", "c"}) == np.inf
+    told = ask(find_lost_places, graph, ranges)
+    assert "lose 0.0312 of what is sampled, at the edge of a mask" in told[0].reason
+
+
+def test_a_mask_at_places_that_are_fed_is_under_the_limit(tmp_path: Path) -> None:
+    nodes = [node("GridSample", "ones g", "m"), node("Greater", "m bound", "c")]
+    nodes.append(node("Cast", "c", "y", to=TensorProto.FLOAT))
+    constants = {"bound": scalar(0.5), "ones": np.ones((1, 1, 64, 64), np.float32)}
+    graph, ranges = scan(
+        make_model(nodes, {"g": [None] * 4}, "y", constants, opset=20), tmp_path, {"g": _draw_grid(1.2)}
+    )
+    assert ask(find_lost_places, graph, ranges) == []
