@@ -142,8 +142,7 @@ def _describe_tolerance(tolerance: Tolerance) -> Document:
 
 
 def _describe_ranges(report: FixReport) -> Document:
-    found = _find_file(report, ".h5")
-    return {"file": found, **describe_observed(report.ranges, report.plan.threshold)}
+    return {"file": _name_read(report, 0), **describe_observed(report.ranges, report.plan.threshold)}
 
 
 def describe_observed(ranges: RangeTable, threshold: float) -> Document:
@@ -180,7 +179,7 @@ def _describe_range(found: Range) -> Document:
 
 def _describe_plan(report: FixReport) -> Document:
     return {
-        "file": _find_file(report, ".json"),
+        "file": _name_read(report, 1),
         "initial_pin_count": int(report.initial_pins),
         "pins": [encode_record(pin) for pin in report.plan.pins],
         "clamps": [encode_record(clamp) for clamp in report.plan.clamps],
@@ -256,9 +255,11 @@ def _describe_file(path: Path) -> Document:
     return {"path": str(path), "size_bytes": size}
 
 
-def _find_file(report: FixReport, suffix: str) -> str | None:
-    """The first of the kind: FixReport.files begin with the ranges and the plan, whatever these were named."""
-    return next((str(path) for path in report.files if path.suffix == suffix), None)
+def _name_read(report: FixReport, place: int) -> str | None:
+    """Of the ranges (0) or the plan (1), which FixReport.files begin with behind a fused model, whatever these were named."""
+    fused = () if report.fused is None else report.fused.files
+    read = [str(path) for path in report.files if path not in fused]
+    return read[place] if place < len(read) else None
 
 
 def _encode_all(numbers: Mapping[str, float]) -> dict[str, JsonNumber]:

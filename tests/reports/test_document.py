@@ -170,3 +170,13 @@ def test_a_model_that_was_made_of_another_names_it(tmp_path: Path) -> None:
         "left": [{"output": "/ln_2/Add_1", "reason": "its axes are not the last ones, or not known"}],
         "max_relative_error": 2.5e-7,
     }
+
+
+def test_the_files_of_ranges_and_plan_are_known_by_their_place_whatever_their_names(tmp_path: Path) -> None:
+    fused = make_fused(files=(tmp_path / "fused" / "m.onnx",))
+    read = (tmp_path / "merge.hdf5", tmp_path / "mine")
+    report = make_report(tmp_path, files=(*fused.files, *read, tmp_path / "m.fp16.onnx"), fused=fused)
+    document = build_document(report)
+    assert (document["ranges"]["file"], document["plan"]["file"]) == tuple(map(str, read))
+    bare = build_document(make_report(tmp_path, files=()))
+    assert (bare["ranges"]["file"], bare["plan"]["file"]) == (None, None)
