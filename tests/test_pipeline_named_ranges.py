@@ -16,6 +16,7 @@ from overflow_fixer.pipeline import fix
 from overflow_fixer.ranges import collect_ranges, merge_ranges
 from overflow_fixer.reports import load_plan
 from overflow_fixer.reports.document import build_document
+from overflow_fixer.reports.staleness import find_stale
 
 NODES = [
     node("Mul", "x x", "square"),
@@ -93,3 +94,18 @@ def test_data_that_changed_since_they_were_scanned_are_told(merge: Path, tmp_pat
     (told,) = report.warnings
     assert told.startswith(f"The calibration data {tmp_path / 'low'} are not what was scanned")
     assert "fix-fp16 MODEL without --ranges" in told
+
+
+def test_a_report_is_held_against_the_ranges_that_it_names_and_no_others_that_lie_there(
+    merge: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    named = merge.rename(out / "merge.h5")
+    (out / "ranges.h5").write_bytes((tmp_path / "low.h5").read_bytes())
+    document = build_document(fix(_config(tmp_path, "low"), ranges_path=named))
+    assert find_stale(document, out) is None
+    named.write_bytes((tmp_path / "low.h5").read_bytes())
+    stale = find_stale(document, out)
+    assert isinstance(stale, PlanError)
+    assert "merge.h5 is of another scan than the one that is reported" in str(stale)

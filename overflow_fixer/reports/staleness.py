@@ -29,7 +29,7 @@ def find_stale(document: Document, folder: Path) -> FixError | None:
     """
     plan = read_reported(document)
     built = list(_check_artifact(document, folder, plan))
-    planned = [*_check_plan(folder, plan), *_check_ranges(document, folder / "ranges.h5", plan)]
+    planned = [*_check_plan(folder, plan), *_check_ranges(document, folder, plan)]
     if not built and not planned:
         return None
     text = (
@@ -87,8 +87,11 @@ def _check_plan(folder: Path, plan: PrecisionPlan) -> Iterator[str]:
         yield "plan.json is another plan than the one that was verified"
 
 
-def _check_ranges(document: Document, path: Path, plan: PrecisionPlan) -> Iterator[str]:
-    if not _were_beside(document) or not path.is_file():
+def _check_ranges(document: Document, folder: Path, plan: PrecisionPlan) -> Iterator[str]:
+    """Of the ranges that were read, where they lay in the folder: others that lie there are none of the report's."""
+    read = document["ranges"]["file"]
+    path = folder / Path(read or "").name
+    if read is None or not _were_beside(document, Path(read)) or not path.is_file():
         return
     try:
         key = load_header(path).key
@@ -100,10 +103,9 @@ def _check_ranges(document: Document, path: Path, plan: PrecisionPlan) -> Iterat
         yield f"{path.name} is not that of a finished scan any more"
 
 
-def _were_beside(document: Document) -> bool:
+def _were_beside(document: Document, read: Path) -> bool:
     """Whether the ranges that were read lay in the folder of the artifact, wherever that was then."""
-    read = document["ranges"]["file"]
-    return read is not None and Path(read).parent == Path(document["backend"]["artifact"]).parent
+    return read.parent.resolve() == Path(document["backend"]["artifact"]).parent.resolve()
 
 
 def _is_reported(ranges: RangeTable, document: Document, plan: PrecisionPlan) -> bool:
