@@ -10,9 +10,9 @@ from in_memory_calibration import ints, make_model, node, save, scalar
 
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import BuildOptions, FixConfig
-from overflow_fixer.errors import PlanError
+from overflow_fixer.errors import OutputError, PlanError
 from overflow_fixer.graph.model import load_graph
-from overflow_fixer.pipeline import fix
+from overflow_fixer.pipeline import fix, verify_built
 from overflow_fixer.ranges import collect_ranges, merge_ranges
 from overflow_fixer.reports import load_plan
 from overflow_fixer.reports.document import build_document
@@ -109,3 +109,24 @@ def test_a_report_is_held_against_the_ranges_that_it_names_and_no_others_that_li
     stale = find_stale(document, out)
     assert isinstance(stale, PlanError)
     assert "merge.h5 is of another scan than the one that is reported" in str(stale)
+
+
+def test_kernel_timings_do_not_take_the_place_of_the_ranges_or_the_plan_that_are_named(
+    merge: Path, tmp_path: Path
+) -> None:
+    """Whatever the file holds is taken for timings that are torn, and replaced."""
+    kept = _config(tmp_path, "low")
+    fix(kept, ranges_path=merge)
+    plan = (tmp_path / "out" / "plan.json").rename(tmp_path / "mine.json")
+    for named in (merge, plan):
+        build = BuildOptions(backend="onnx", timing_cache=named)
+        config = kept.model_copy(update={"build": build})
+        with pytest.raises(
+            OutputError, match=f"The kernel timings would be written to {named}, which is read here"
+        ):
+            verify_built(config, ranges_path=merge, plan_path=plan)
+    config = kept.model_copy(update={"build": BuildOptions(backend="onnx", timing_cache=merge)})
+    with pytest.raises(
+        OutputError, match=f"The kernel timings would be written to {merge}, which is read here"
+    ):
+        fix(config, ranges_path=merge)

@@ -51,7 +51,7 @@ def build_command(plan_path: Path | None, quiet: bool, as_json: bool, debug: boo
     name, reason = choose_backend(config.build.backend)
     check_exports(config.build.exports, name)
     graph = load_graph(config.model)
-    check_place(config, graph, name)
+    check_place(config, graph, name, () if plan_path is None else (plan_path,))
     with claim_folder(config.folder):
         plan = load_plan(plan_path or config.folder / "plan.json")
         with name_fused(config, quiet):

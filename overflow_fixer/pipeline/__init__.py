@@ -81,7 +81,7 @@ def fix(
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
         ranges = None if ranges_path is None else load_ranges(ranges_path)
     check_request(config, graph, calibration, BACKENDS[backend])
-    check_place(config, graph, backend)
+    check_place(config, graph, backend, () if ranges_path is None else (ranges_path,))
     with claim_folder(config.folder):
         fused = _fuse(config, graph, calibration, progress, clock) if config.refuse_layernorm else None
         if fused is not None:
@@ -152,7 +152,7 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
     backend, reason = choose_backend(config.build.backend)
     with clock.time("load"):
         graph = load_graph(config.model)
-        check_results(config, graph, name_built(config, backend))
+        check_results(config, graph, name_built(config, backend), (ranges_path, plan_path))
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
         ranges = load_ranges(ranges_path)
         plan = load_plan(plan_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from overflow_fixer.backends import BACKENDS
@@ -14,9 +15,9 @@ from overflow_fixer.trials.results import check_results, list_read
 _SHORTER = "name of the model, after which it is called. Rename the model, or link to it by another name"
 
 
-def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
+def check_place(config: FixConfig, graph: Graph, backend: str, named: Iterable[Path] = ()) -> None:
     """Raise OutputError where results would take the place of what is read, or of an artifact that has no stamp of fix-fp16, and where
-    their names are too long.
+    their names are too long. `named` are the ranges and the plan that are read from elsewhere than their own places.
     """
     chosen = BACKENDS[backend]
     path = name_artifact(config, backend)
@@ -25,7 +26,7 @@ def check_place(config: FixConfig, graph: Graph, backend: str) -> None:
         if file not in map(name_data, files):  # which is written in a folder, under its own name
             refuse_long_name(file, _SHORTER)
     refuse_to_replace(list_read(config, graph), files)
-    check_results(config, graph, files)
+    check_results(config, graph, files, named)
     foreign = chosen.find_foreign(path, config.build.settings(config.folder, {}))
     if foreign is not None:
         raise OutputError(

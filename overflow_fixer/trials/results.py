@@ -15,15 +15,18 @@ _TIMINGS = "timing.cache"
 _RESULTS = ("ranges.h5", "plan.json", "report.json", "report.html")
 
 
-def check_results(config: FixConfig, graph: Graph, built: Iterable[Path] = ()) -> None:
+def check_results(
+    config: FixConfig, graph: Graph, built: Iterable[Path] = (), named: Iterable[Path] = ()
+) -> None:
     """Raise OutputError where one of them would take the place of the model, its weights, the data or a library.
 
-    Kernel timings that are kept elsewhere take the place of none of these either, nor of a result or what is `built`.
+    Kernel timings that are kept elsewhere take the place of none of these either, nor of a result, what is `built`, or the ranges
+    and the plan that are `named`, wherever they lie.
     """
     read, results = list_read(config, graph), [config.folder / name for name in _RESULTS]
     refuse_to_replace(read, (*results, config.folder / _TIMINGS))
     if config.build.timing_cache is not None:
-        _check_timings(config.build.timing_cache, (*read, *results, *built), config.calib)
+        _check_timings(config.build.timing_cache, (*read, *named, *results, *built), config.calib)
 
 
 def _check_timings(cache: Path, others: Iterable[Path], data: Path | str) -> None:
