@@ -9,7 +9,7 @@ import pytest
 from in_memory_calibration import ints, make_model, node, save, scalar
 
 from overflow_fixer.calibration import open_calibration
-from overflow_fixer.config import BuildOptions, FixConfig
+from overflow_fixer.config import BuildOptions, FixConfig, VerifyOptions
 from overflow_fixer.errors import OutputError, PlanError
 from overflow_fixer.graph.model import load_graph
 from overflow_fixer.pipeline import fix, verify_built
@@ -130,3 +130,27 @@ def test_kernel_timings_do_not_take_the_place_of_the_ranges_or_the_plan_that_are
         OutputError, match=f"The kernel timings would be written to {merge}, which is read here"
     ):
         fix(config, ranges_path=merge)
+
+
+@pytest.mark.parametrize(
+    ("made_from", "held_against", "told"),
+    [
+        ("merge", "low", "it tells of max |x| 90000 in square, and they of 4"),
+        ("high", "merge", None),  # the merge has that very maximum
+        ("low", "merge", None),  # a plan without a finding shows nothing
+    ],
+)
+def test_a_plan_that_is_verified_beside_other_ranges_than_it_was_made_from_is_told(
+    made_from: str, held_against: str, told: str | None, merge: Path, tmp_path: Path
+) -> None:
+    config = _config(tmp_path, "low")
+    plain = config.model_copy(update={"verify": VerifyOptions(min_snr_db=-99)})
+    assert fix(plain, ranges_path=tmp_path / f"{made_from}.h5").warnings == ()
+    assert verify_built(plain, ranges_path=tmp_path / f"{made_from}.h5").warnings == ()
+    warnings = verify_built(plain, ranges_path=tmp_path / f"{held_against}.h5").warnings
+    if told is None:
+        assert warnings == ()
+    else:
+        (warning,) = warnings
+        files = f"{tmp_path / 'out' / 'plan.json'} was made from other ranges than {tmp_path / 'low.h5'}"
+        assert warning.startswith(f"{files}: {told}. What is told here of the data that were scanned")

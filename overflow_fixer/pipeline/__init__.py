@@ -41,7 +41,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.caveats import say_changed_data
+from overflow_fixer.reports.caveats import say_changed_data, say_other_ranges
 from overflow_fixer.reports.staleness import say_replaced_plan
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.settings import use_custom_ops
@@ -160,7 +160,10 @@ def _verify_held(config: FixConfig, progress: Progress, ranges_path: Path, plan_
         check_ranges(graph, ranges)
     with Bench(config, graph, calibration, ranges, backend, progress) as bench, clock.time("verify"):
         artifact = bench.find_artifact(plan)
-        warnings = list(say_changed_data(ranges, calibration))
+        warnings = [
+            *say_changed_data(ranges, calibration),
+            *say_other_ranges(plan, ranges, (ranges_path, plan_path)),
+        ]
         attempt = Attempt(plan, artifact, bench.verify(artifact, plan))
         naive = _compare_naive(config, bench, attempt, warnings)
         price = tensorrt.read_price(artifact.path) if bench.backend.is_engine else None
