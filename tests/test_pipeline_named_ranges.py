@@ -154,3 +154,24 @@ def test_a_plan_that_is_verified_beside_other_ranges_than_it_was_made_from_is_to
         (warning,) = warnings
         files = f"{tmp_path / 'out' / 'plan.json'} was made from other ranges than {tmp_path / 'low.h5'}"
         assert warning.startswith(f"{files}: {told}. What is told here of the data that were scanned")
+
+
+def test_ranges_of_a_model_whose_layer_norms_are_to_be_fused_are_refused_before_it_is(tmp_path: Path) -> None:
+    sample = Path(__file__).parents[1] / "calib_data" / "layernorm_transformer"
+    config = FixConfig(
+        model=sample / "model.onnx",
+        calib=sample / "data",
+        out=tmp_path / "out",
+        build=BuildOptions(backend="onnx", compare=False),
+        refuse_layernorm=True,
+    )
+    graph, stages = load_graph(config.model), set()
+    collect_ranges(graph, open_calibration(config.calib, graph.inputs), store=tmp_path / "ranges.h5")
+    with pytest.raises(
+        PlanError, match=r"as it stands, and --refuse-layernorm makes another model of it, .*fused"
+    ):
+        fix(config, lambda stage, done, total: stages.add(stage), ranges_path=tmp_path / "ranges.h5")
+    assert (stages, (tmp_path / "out").exists()) == (set(), False)
+    first = fix(config)
+    again = config.model_copy(update={"out": tmp_path / "again"})
+    assert fix(again, ranges_path=tmp_path / "out" / "ranges.h5").plan == first.plan

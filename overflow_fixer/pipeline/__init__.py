@@ -16,6 +16,7 @@ from overflow_fixer.backends.tensorrt.exports import check_exports, write_export
 from overflow_fixer.backends.tensorrt.exports.export import Export
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.config import FixConfig, check_folders
+from overflow_fixer.errors import PlanError
 from overflow_fixer.files import need_folder
 from overflow_fixer.flops import count_share
 from overflow_fixer.graph.model import Graph, load_graph
@@ -82,6 +83,8 @@ def fix(
         ranges = None if ranges_path is None else load_ranges(ranges_path)
     check_request(config, graph, calibration, BACKENDS[backend])
     check_place(config, graph, backend, () if ranges_path is None else (ranges_path,))
+    if config.refuse_layernorm and ranges is not None:
+        _refuse_unfused(config, graph, ranges)
     with claim_folder(config.folder):
         fused = _fuse(config, graph, calibration, progress, clock) if config.refuse_layernorm else None
         if fused is not None:
@@ -110,13 +113,27 @@ def fix(
             return _write(report, config, bench, fused)
 
 
+def _refuse_unfused(config: FixConfig, graph: Graph, ranges: RangeTable) -> None:
+    """Raise PlanError for ranges of the model as it is: what is planned for is another, which would first be made and proved."""
+    if graph.has_sha256(ranges.model_sha256, ranges.model_stamp):
+        fused = _name_fused(config)
+        raise PlanError(
+            f"The ranges are of {graph.path} as it stands, and --refuse-layernorm makes another model of it, {fused}, which the plan is "
+            "of. Expected the ranges of that. Take out --refuse-layernorm or --ranges; or have it made without --ranges, and name it as "
+            "MODEL from then on, in the scans and here."
+        )
+
+
+def _name_fused(config: FixConfig) -> Path:
+    return config.folder / "fused" / config.model.name
+
+
 def _fuse(
     config: FixConfig, graph: Graph, calibration: CalibrationSet, progress: Progress, clock: Clock
 ) -> FusedModel:
     """The model with its LayerNorms fused again, beside what is made of it."""
     with clock.time("fuse"):
-        path = config.folder / "fused" / config.model.name
-        return fuse_layernorms(graph, path, _tell("fuse", calibration, progress))
+        return fuse_layernorms(graph, _name_fused(config), _tell("fuse", calibration, progress))
 
 
 def _write(report: FixReport, config: FixConfig, bench: Bench, fused: FusedModel | None) -> FixReport:
