@@ -167,7 +167,7 @@ def _files(document: Document) -> Iterator[RenderableType]:
     files = document["files"]
     folders = {str(Path(found["path"]).parent) for found in files}
     one = next(iter(folders)) if len(folders) == 1 else None
-    yield title(f"Files written{f' to {make_visible(one)}' if one else ''}: {'' if files else 'none'}")
+    yield title(f"Files{f' in {make_visible(one)}' if one else ''}: {'' if files else 'none'}")
     table = Table.grid(padding=(0, 2))
     for found in files:
         name = Path(found["path"]).name if one else found["path"]

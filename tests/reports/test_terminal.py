@@ -70,7 +70,7 @@ def test_the_sections_come_in_order(tmp_path: Path) -> None:
     text = render_text(make_report(tmp_path, synthetic=True, warnings=("mind the gap",)))
     heads = ["RANDOM DATA", "FIXED and verified", "Warning: mind the gap", "Over the threshold of 10000"]
     heads += ["Pinned to FP32: 3 nodes", "Clamped: 1 constant", "Runs in FP16", "Error against FP32"]
-    heads += ["First tensor to go wrong", "Repair: 1 round, from 2 pins to 3", "Files written to"]
+    heads += ["First tensor to go wrong", "Repair: 1 round, from 2 pins to 3", "Files in "]
     heads += ["FIXED and verified"]
     starts = [line for line in text.splitlines() if any(line.startswith(head) for head in heads)]
     assert [line[: len(head)] for line, head in zip(starts, heads, strict=True)] == heads
@@ -231,7 +231,7 @@ def test_files_of_several_folders_keep_their_paths(tmp_path: Path) -> None:
 
 
 def test_no_files_written_is_said(tmp_path: Path) -> None:
-    assert "Files written: none" in render_text(make_report(tmp_path, files=()))
+    assert "Files: none" in render_text(make_report(tmp_path, files=()))
 
 
 def test_passing_outputs_need_no_remark(tmp_path: Path) -> None:
