@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.graph.nodes import Node, delay_fixed, number_nodes, sort_nodes
@@ -220,6 +221,7 @@ class Graph:
 
 
 @no_search_for_garbage()
+@held_to_types
 def load_graph(path: Path | str) -> Graph:
     """Read and check a model. Raises ModelError for anything that cannot be used."""
     with refuse_malformed(Path(path)):

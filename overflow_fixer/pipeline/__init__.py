@@ -11,6 +11,7 @@ from pathlib import Path
 import onnxruntime
 
 from overflow_fixer import __version__
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.backends.tensorrt.exports.export import Export
@@ -53,6 +54,7 @@ from overflow_fixer.trials.results import check_results
 _LIBRARIES = ("onnx", "onnx-graphsurgeon", "numpy")
 
 
+@held_to_types
 def fix(
     config: FixConfig,
     progress: Progress = silent,

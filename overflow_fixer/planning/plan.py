@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.errors import PlanError
 from overflow_fixer.evidence.masks.mask_verdicts import MAGNITUDE_RULES, MaskVerdict, judge_masks
 from overflow_fixer.graph.model import Graph
@@ -20,6 +21,7 @@ REGION = "region"
 """The rule by whose name a pin goes on to the other nodes of its pattern."""
 
 
+@held_to_types
 def plan_precision(
     graph: Graph,
     ranges: RangeTable,

@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
-from overflow_fixer.arguments import need_word
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.calibration.given import check_given, check_set, read_synthetic, read_text
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.files import is_utf8
@@ -51,6 +50,7 @@ def ignore_progress(done: int, total: int) -> None:
     """Tell nobody."""
 
 
+@held_to_types
 def collect_ranges(
     graph: Graph,
     calibration: CalibrationSet,
@@ -91,7 +91,6 @@ def collect_ranges(
     `small_values` and `existing` may be.
     """
     check_set(calibration)
-    _check_words(observe, provider, small_values, existing)
     store = None if store is None else Path(store)
     # a second a GB of weights and data to hash
     with refuse_malformed(graph.path), ThreadPoolExecutor(max_workers=1) as beside:
@@ -115,13 +114,6 @@ def collect_ranges(
             checked = (check_given(batch, calibration, graph.inputs, graph.defaults) for batch in batches)
             _run(scan, walk, graph, checked, progress, watch, _Checkpoints(scan, store))
     return scan.recording.table()
-
-
-def _check_words(observe: str, provider: str, small_values: str, existing: str) -> None:
-    need_word("observe", observe, get_args(Observe))
-    need_word("provider", provider, get_args(Provider))
-    need_word("small_values", small_values, get_args(SmallValues))
-    need_word("existing", existing, get_args(Existing))
 
 
 def _make_key(

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
-from overflow_fixer.arguments import need_word
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.errors import PlanError
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, fold, list_differences
@@ -36,6 +35,7 @@ class _Given:
         return self.part.file if is_own else f"{self.file} (with {self.part.file} in it)"
 
 
+@held_to_types
 def merge_ranges(
     files: Sequence[Path | str], store: Path | str | None = None, *, existing: Existing = "keep"
 ) -> RangeTable:
@@ -49,7 +49,6 @@ def merge_ranges(
     versions, for batches that are in two of them, and for a file in the way; OutputError when `store`
     cannot be written; ConfigError for another word than `existing` may be.
     """
-    need_word("existing", existing, get_args(Existing))
     if len(files) < 2:
         raise PlanError(
             f"There is nothing to merge in {say_plural(len(files), 'ranges file')}. Expected two or more, of scans of "

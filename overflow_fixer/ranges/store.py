@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.errors import ModelError, PlanError
 from overflow_fixer.files import UTF8, open_hdf5, remove_abandoned, replace_file
 from overflow_fixer.host.shortages import tells_of_memory
@@ -74,6 +75,7 @@ def save_recording(recording: Recording, path: Path) -> None:
     remove_abandoned(path.parent)
 
 
+@held_to_types
 def load_ranges(path: Path | str) -> RangeTable:
     """Read the table of a finished scan or of a merge.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from overflow_fixer.records.batches import Array, Batch
 
@@ -158,6 +158,7 @@ class Price:
     remarks: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Runner(Protocol):
     """Something that runs batches: a reference, a simulation, an engine."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+
+from overflow_fixer.arguments import need_type
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -37,7 +39,8 @@ class Batch:
     """One set of inputs, with the name of the file (and the sample in it) that it came from.
 
     `is_changed` where its values are not quite those of the file: see calibration.jittered. Arrays of any byte order may be
-    given; `feeds` has them in the machine's, for ONNX Runtime reads bytes as if they were in that.
+    given; `feeds` has them in the machine's, for ONNX Runtime reads bytes as if they were in that. Raises ConfigError for feeds that
+    are no dict.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Batch:
     is_changed: bool = False
 
     def __post_init__(self) -> None:
+        need_type("Batch.feeds", self.feeds, Mapping[str, Any])
         swapped = {
             name: array.astype(array.dtype.newbyteorder("="))
             for name, array in self.feeds.items()

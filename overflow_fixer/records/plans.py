@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from overflow_fixer.arguments import need_number, need_several, need_word
+from overflow_fixer.arguments import need_number, need_several, need_types, need_word
 from overflow_fixer.formats import FP16_MAX
 
 Masks = Literal["auto", "pin", "clamp"]
@@ -24,7 +24,8 @@ class PlanPolicy:
     "pin" never clamps, "clamp" clamps every additive mask (the user vouches for its rows).
     `accumulators`: what becomes of a sum of products that may overflow on the way: "pin" its node, "report" it,
     or "off". `protected`: operators whose inner values the backend computes in FP32 by itself, and why.
-    Raises ConfigError for a threshold that is not above 0 and of at most 65504, for another word, and for a text in place of several.
+    Raises ConfigError for a threshold that is not above 0 and of at most 65504, for another word, for a text in place of several, and
+    for what is of another type.
     """
 
     threshold: float = 10000.0
@@ -40,8 +41,10 @@ class PlanPolicy:
         need_number("PlanPolicy.threshold", self.threshold, above=0, most=FP16_MAX)
         need_word("PlanPolicy.masks", self.masks, get_args(Masks))
         need_word("PlanPolicy.accumulators", self.accumulators, get_args(Accumulators))
-        for name in ("include_nodes", "include_ops", "exclude_nodes", "exclude_ops"):
+        several = ("include_nodes", "include_ops", "exclude_nodes", "exclude_ops")
+        for name in several:
             need_several(f"PlanPolicy.{name}", getattr(self, name))
+        need_types(self, *several, "protected")
 
 
 Action = Literal["pin", "clamp", "none", "protected"]
@@ -96,7 +99,8 @@ class Clamp:
 class PrecisionPlan:
     """All pins and clamps, and what was considered and pins nothing.
 
-    `tf32`: whether FP32 layers of an engine may run in TF32, where the settings let them.
+    `tf32`: whether FP32 layers of an engine may run in TF32, where the settings let them. Raises ConfigError for what is of
+    another type.
     """
 
     model_sha256: str
@@ -105,6 +109,9 @@ class PrecisionPlan:
     clamps: tuple[Clamp, ...] = ()
     considered: tuple[Finding, ...] = ()
     tf32: bool = True
+
+    def __post_init__(self) -> None:
+        need_types(self, "model_sha256", "threshold", "pins", "clamps", "considered", "tf32")
 
     @cached_property
     def pinned(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from overflow_fixer.arguments import need_number, need_several
+from overflow_fixer.arguments import need_number, need_several, need_types
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Tolerance:
     not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output, that
     fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too,
     rounded, both count as 0, so that they are no signal. Raises ConfigError for an SNR that is not finite, a share that is not
-    from 0 to 1, an error below 0, and for a text in place of several parts.
+    from 0 to 1, an error below 0, a text in place of several parts, and for what is of another type.
     """
 
     min_snr_db: float = 30.0
@@ -31,11 +31,13 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         need_number("Tolerance.min_snr_db", self.min_snr_db)
+        need_types(self, "per_output")
         for output, snr_db in self.per_output.items():
             need_number(f"Tolerance.per_output[{output!r}]", snr_db)
         need_number("Tolerance.min_agreement", self.min_agreement, least=0, most=1)
         need_number("Tolerance.max_abs_error", self.max_abs_error, least=0)
         need_several("Tolerance.parts", self.parts)
+        need_types(self, "parts", "fills")
 
     def min_snr_of(self, output: str, part: str = "") -> float:
         """In dB, of an output or a part of it, which has the output's where it has none of its own."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overflow_fixer import __version__
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.errors import PlanError
 from overflow_fixer.files import write_text
 from overflow_fixer.records import Clamp, Finding, Pin, PrecisionPlan
@@ -22,6 +23,7 @@ PLAN_SCHEMA = "plan.schema.json"
 PLAN_SCHEMA_VERSION = "1.2"
 
 
+@held_to_types
 def save_plan(plan: PrecisionPlan, path: Path | str) -> None:
     """Write `plan`, whole or not at all. Raises OutputError where `path` cannot be written."""
     document = {
@@ -37,6 +39,7 @@ def save_plan(plan: PrecisionPlan, path: Path | str) -> None:
     write_text(Path(path), dump_json(document))
 
 
+@held_to_types
 def load_plan(path: Path | str) -> PrecisionPlan:
     """The plan that `save_plan` wrote, every float exact, NaN and infinities included.
 

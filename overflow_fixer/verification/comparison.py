@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.calibration.given import check_batch
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.graph.copies import copy_model
@@ -43,6 +44,7 @@ from overflow_fixer.simulation.sigmoids import write_out_given
 _CACHE_BYTES = 64 << 20
 
 
+@held_to_types
 def open_reference(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
     """The original model in FP32, optimisation off, each node computed as it stands: what it has in FP16 itself, unrounded.
 
@@ -115,6 +117,7 @@ def _count_not_finite(outputs: Mapping[str, Array]) -> int:
     return sum(array.size - np.count_nonzero(np.isfinite(array)) for array in arrays)
 
 
+@held_to_types
 def verify(
     reference: Runner,
     candidate: Runner,

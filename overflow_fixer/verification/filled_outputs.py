@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.evidence.semantics import moves
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
@@ -15,6 +16,7 @@ _MOST_MOVES = 8
 """Nodes that move a mask between where it is made and where it is added."""
 
 
+@held_to_types
 def find_fills(graph: Graph) -> Mapping[str, tuple[float, ...]]:
     """By float output, the constants that a Where puts in place of what is computed, and those that an Add puts onto it as a mask.
 

@@ -6,12 +6,11 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import get_args
 
 import onnx
 
 from overflow_fixer import __version__
-from overflow_fixer.arguments import need_word
+from overflow_fixer.arguments import held_to_types
 from overflow_fixer.backends.fit import check_fit
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, IoTypes, assign_types
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
@@ -37,6 +36,7 @@ _BESIDE = ("ranges.h5", "plan.json")
 """What is written before a model is, where a run does more than to build."""
 
 
+@held_to_types
 def emit(graph: Graph, plan: PrecisionPlan, path: Path | str, *, io_types: IoTypes = "keep") -> Artifact:
     """Write the typed model to `path`: pinned nodes in FP32, all others that can in FP16.
 
@@ -47,7 +47,6 @@ def emit(graph: Graph, plan: PrecisionPlan, path: Path | str, *, io_types: IoTyp
     weights, PlanError for a plan of another model or with names that this one lacks, ConfigError for other `io_types`.
     """
     path = Path(path)
-    need_word("io_types", io_types, get_args(IoTypes))
     check_fit(graph, plan)
     refuse_to_replace(graph.files, name_files(path))
     assignment, typed = _type(graph, plan, io_types)
@@ -116,6 +115,7 @@ def read_stamps(path: Path) -> tuple[str, str]:
     return named.get(_SHA256, ""), named.get(_PLAN, "")
 
 
+@held_to_types
 def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
     """The artifact as FP16 hardware would run it: every FP16 tensor rounded, node by node."""
     simulated = simulate(load_graph(artifact.path), extra_outputs, has_native_probes())
