@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 def say_plural(count: int, noun: str, nouns: str = "") -> str:
     """ "1 node", "2 nodes"; `nouns` where the plural does not end in s alone."""
-    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
+    return f"{count} {agree(count, noun, nouns)}"
+
+
+def agree(count: int, one: str, several: str = "") -> str:
+    """The word alone that fits the count; `several` where it is not that for one with an s."""
+    return one if count == 1 else several or one + "s"
 
 
 def name_few(labels: Iterable[str]) -> str:

@@ -59,6 +59,7 @@ def test_a_merge_is_planned_from_and_what_fails_on_the_data_that_are_named_is_re
     assert "scan" not in stages
     assert report.plan.pinned == {"Mul_square", "Sqrt_y", "Add_s", "Sub_e"}
     assert (report.initial_pins, len(report.rounds)) == (2, 1)
+    assert report.rounds[0].action == "pinned where Sub_e loses"
     assert load_plan(tmp_path / "out" / "plan.json") == report.plan
     assert report.files[:2] == (merge, tmp_path / "out" / "plan.json")
     assert (merge.read_bytes(), (tmp_path / "out" / "ranges.h5").exists()) == (before, False)

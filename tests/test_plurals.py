@@ -1,6 +1,6 @@
 import pytest
 
-from overflow_fixer.plurals import name_few, say_plural
+from overflow_fixer.plurals import agree, name_few, say_plural
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,8 @@ def test_one_is_no_plural(given: tuple[int, str], said: str) -> None:
 )
 def test_three_are_named(count: int, said: str) -> None:
     assert name_few("abcdef"[:count]) == said
+
+
+def test_a_word_agrees_with_its_count() -> None:
+    assert [agree(count, "layer") for count in range(3)] == ["layers", "layer", "layers"]
+    assert [agree(count, "is", "are") for count in range(3)] == ["are", "is", "are"]

@@ -12,6 +12,7 @@ from overflow_fixer.evidence.masks.mask_verdicts import MAGNITUDE_RULES, MaskVer
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.patterns import Region, find_regions
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import Clamp, Finding, Pin, PlanPolicy, PrecisionPlan, RangeTable
 from overflow_fixer.rules import DEFAULT_RULES, Rule
 from overflow_fixer.rules.inner_value import is_about_a_masked_row
@@ -211,7 +212,7 @@ def check_policy(graph: Graph, policy: PlanPolicy) -> None:
             ) from error
         if not matches:
             raise PlanError(
-                f"The node pattern {pattern!r} matches none of the {len(labels)} nodes of {graph.path}. Expected at "
+                f"The node pattern {pattern!r} matches none of the {say_plural(len(labels), 'node')} of {graph.path}. Expected at "
                 "least one. Look the names up in plan.json or in Netron; a node without a name, or with one that another has too, "
                 "goes by node_of_OUTPUT, after its first output."
             )

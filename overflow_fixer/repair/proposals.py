@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from overflow_fixer.errors import ModelError
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.planning.plan import REGION, is_excluded, plan_precision
-from overflow_fixer.plurals import name_few
+from overflow_fixer.plurals import agree, name_few
 from overflow_fixer.records import Finding, RangeTable, TensorError
 from overflow_fixer.repair.attempts import Attempt, is_hopeless
 from overflow_fixer.repair.culprits import excess
@@ -155,7 +155,10 @@ class Proposals:
                 near = find_concerned(self.graph, node, losses[node], limit + margin)
                 self._blame(added, near, Finding(RULE, "", node.outputs[0], snr_db, limit, reason))
             if self._is_new(added):
-                return f"pinned where {name_few(node.label for node in culprits)} lose", list(added.values())
+                lose = agree(len(culprits), "loses", "lose")
+                return f"pinned where {name_few(node.label for node in culprits)} {lose}", list(
+                    added.values()
+                )
         return None
 
     def _foreseen(self) -> Proposal | None:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from overflow_fixer.plurals import say_plural
+from overflow_fixer.plurals import agree, say_plural
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports.confidence_wording import say_passes
 from overflow_fixer.reports.document import Document, build_document
@@ -110,6 +110,7 @@ def _template() -> Template:
         milliseconds=say_milliseconds,
         ratio=say_ratio,
         seconds=say_seconds,
+        agree=agree,
         plural=say_plural,
         batches=say_batches,
         bytes=say_bytes,

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.reports.layout import Name, make_table, note, title
 from overflow_fixer.reports.wording import (
     make_visible,
@@ -32,7 +33,7 @@ def lay_out_price(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield title(f"Price: GPU time of one inference, on {batch}")
         yield _latency_table(price["latencies"][:_MOST_ROWS])
     if engine is not None:
-        layers = f"{engine['fp32_layers']} of {engine['layers']} layers"
+        layers = f"{engine['fp32_layers']} of {say_plural(engine['layers'], 'layer')}"
         yield note(f"fixed, in FP32: {layers} ({say_share(engine['fp32_layer_share'])}){_say_time(price)}")
     if price is not None and price["opaque_time_share"] not in (0, "NaN"):
         yield note(f"fixed, in opaque regions: {say_share(price['opaque_time_share'])} of the time")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.metrics.variations import find_limit
-from overflow_fixer.plurals import name_few, say_plural
+from overflow_fixer.plurals import agree, name_few, say_plural
 from overflow_fixer.records import HiddenVariation, OutputVerdict, TensorError, Tolerance, Verification
 from overflow_fixer.rules.digits import tell_beside
 
@@ -122,7 +122,7 @@ def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) ->
         if found.name in passing and not _is_of_shares(graph, found.tensor):
             so, uncounted, what = _CHANGES[found.becomes]
             yield (
-                f"Output {found.name} passes, but {found.count} of its {found.elements} elements {so}, as none is in FP32 ({uncounted}): the worst is "
+                f"Output {found.name} passes, but {found.count} of its {found.elements} elements {agree(found.count, 'is', 'are')} {so}, as none is in FP32 ({uncounted}): the worst is "
                 f"{found.candidate:.4g} in place of {found.reference:.4g}, in {found.batch}. The SNR of {passing[found.name].snr_db:.1f} dB is a matter of the "
                 f"large ones. Where {what} of it is taken, or small ones matter, ask for more of it: "
                 f"{_ask(found.name, fixed, tolerance)}."
@@ -131,12 +131,12 @@ def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) ->
 
 _CHANGES = {
     "negative": (
-        "are negative",
+        "negative",
         "of what FP32 has under 2^-14, or 2^-20 of its batch's largest value, counting only those beyond 2^-8 of that",
         "a root or a logarithm",
     ),
     "zero": (
-        "are zero",
+        "zero",
         "not counting those that FP32 has under 2^-14, or 2^-11 of their batch's largest value, which rounding alone may make zero",
         "a logarithm or a reciprocal",
     ),

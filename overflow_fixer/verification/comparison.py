@@ -22,6 +22,7 @@ from overflow_fixer.metrics.parts import Part, find_parts
 from overflow_fixer.metrics.signs import SignMeter
 from overflow_fixer.metrics.slices import SliceMeter
 from overflow_fixer.metrics.variations import VariationMeter, find_limit
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.records import (
     Array,
     Batch,
@@ -294,7 +295,7 @@ def _check_outputs(reference: Runner, candidate: Runner) -> None:
     if lacking:
         raise BackendError(
             f"The artifact has no output {lacking[0]!r}; it has {', '.join(candidate.output_names) or 'none'}. Expected "
-            f"the {len(reference.output_names)} outputs of the model. Verify an artifact that was built from it."
+            f"the {say_plural(len(reference.output_names), 'output')} of the model. Verify an artifact that was built from it."
         )
 
 

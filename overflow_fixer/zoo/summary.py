@@ -18,6 +18,7 @@ from overflow_fixer import __version__
 from overflow_fixer.errors import ConfigError
 from overflow_fixer.files import is_there, make_folder, write_text
 from overflow_fixer.locks import hold_lock
+from overflow_fixer.plurals import say_plural
 from overflow_fixer.problems import say_problem
 from overflow_fixer.reports.numbers_json import dump_json, encode_number, parse_json
 from overflow_fixer.reports.wording import say_decibels, say_share
@@ -149,6 +150,7 @@ def render_html(document: Document) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["number"] = _say_number
+    environment.filters["plural"] = say_plural
     environment.filters["decibels"] = say_decibels
     environment.filters["percent"] = say_share
     template = resources.files(__package__).joinpath("zoo-report.html.j2").read_text(encoding="utf-8")

@@ -205,6 +205,13 @@ def test_regions_are_named_where_there_are_any() -> None:
     assert remark.startswith("3 of 10 layers are regions that show only their borders")
 
 
+def test_one_layer_is_no_plural() -> None:
+    told = _remarks(_artifact(PATH, replace(ENGINE, layers=3, typing="strong", opaque_layers=1)), SLOW)
+    assert "1 of 3 layers is a region that shows only its borders." in told
+    told = _remarks(_artifact(PATH, replace(ENGINE, layers=1, reformat_layers=1)), SLOW)
+    assert "1 of 1 layer only converts between types and formats." in told
+
+
 def test_what_runs_in_a_region_is_no_choice_where_types_come_from_the_model() -> None:
     (_, remark) = _remarks(_artifact(PATH, replace(ENGINE, typing="strong", opaque_layers=3)), SLOW)
     assert remark == "3 of 10 layers are regions that show only their borders."

@@ -223,3 +223,18 @@ def test_an_empty_verification_says_so(tmp_path: Path) -> None:
 )
 def test_bars(bits: float | str, bar: tuple[str, float]) -> None:
     assert measure_bar(bits) == bar
+
+
+def test_one_is_no_plural(document: dict[str, Any]) -> None:
+    document["share"].update(fp16_nodes=1, float_nodes=1)
+    document["backend"].update(fp16_node_count=1, cast_count=1)
+    document["ranges"]["tensor_count"] = document["engine"]["layers"] = 1
+    page = fill_template(document)
+    told = (
+        "1 of 1 node with",
+        "1 node in FP16",
+        "1 layer that only converts",
+        "of 1 float tensor went",
+        "of 1 layer of the",
+    )
+    assert [text for text in told if text not in page] == []

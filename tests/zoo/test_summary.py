@@ -124,6 +124,13 @@ def test_what_does_not_match_is_counted_beside_the_snr(tmp_path: Path) -> None:
     assert cells[10:14] == ["–", "–", "inf", "0"]
 
 
+def test_one_model_is_no_plural(tmp_path: Path) -> None:
+    for names, said in (("a", "1 model: "), ("ab", "2 models: ")):
+        outcomes = [_outcome(tmp_path, name) for name in names]
+        html = write_summary(build_document(Path("z"), tmp_path, outcomes), tmp_path)[1].read_text()
+        assert f"<p>{said}" in html
+
+
 def test_shares_read_as_in_a_models_report(tmp_path: Path) -> None:
     shares = {"a": 0.9999, "b": float("nan")}
     results = {name: _result(tmp_path, fp16_node_share=share) for name, share in shares.items()}

@@ -9,7 +9,7 @@ from overflow_fixer.backends.tensorrt.cuda import open_device
 from overflow_fixer.backends.tensorrt.emission import inspect_runner, open_runner, open_tensorrt
 from overflow_fixer.backends.tensorrt.latency import share_of_time, time_in_turns, time_layers
 from overflow_fixer.graph.model import Graph
-from overflow_fixer.plurals import say_plural
+from overflow_fixer.plurals import agree, say_plural
 from overflow_fixer.records import Artifact, Batch, BuildSettings, Latency, Price
 
 FIXED, NAIVE, FP32, FP32_EXACT = "fixed", "naive FP16", "FP32 (TF32)", "FP32 (no TF32)"
@@ -91,9 +91,15 @@ def _blame_layers(fixed: Artifact) -> Iterator[str]:
     if engine.opaque_layers:
         is_free = engine.typing == "weak" and fixed.fp16_nodes
         choice = ": what runs in FP16 inside is TensorRT's choice" if is_free else ""
-        yield f"{engine.opaque_layers} of {engine.layers} layers are regions that show only their borders{choice}."
+        regions = agree(
+            engine.opaque_layers,
+            "is a region that shows only its borders",
+            "are regions that show only their borders",
+        )
+        yield f"{engine.opaque_layers} of {say_plural(engine.layers, 'layer')} {regions}{choice}."
     if engine.layers and engine.reformat_layers / engine.layers > _MANY:
-        yield f"{engine.reformat_layers} of {engine.layers} layers only convert between types and formats."
+        convert = agree(engine.reformat_layers, "only converts", "only convert")
+        yield f"{engine.reformat_layers} of {say_plural(engine.layers, 'layer')} {convert} between types and formats."
 
 
 def _blame_size(fixed_ms: float) -> Iterator[str]:
