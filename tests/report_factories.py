@@ -103,7 +103,7 @@ def make_pin(node: str, op_type: str = "Conv", tensor: str = "/conv3/out", **cha
 
 def make_table(*ranges: Range, not_observed: dict[str, str] | None = None) -> RangeTable:
     maxima = np.array([[r.max_abs] * len(BATCHES) for r in ranges], np.float32).reshape(-1, len(BATCHES))
-    return RangeTable(SHA, "frames", False, ranges, BATCHES, maxima, not_observed or {})
+    return RangeTable(SHA, "frames (3 npz files)", False, ranges, BATCHES, maxima, not_observed or {})
 
 
 def make_plan(*pins: Pin, **changes: Any) -> PrecisionPlan:

@@ -193,7 +193,10 @@ class Recording:
             op_type, _, attribute = one.runs_of.partition(".")
             verb = "took" if op_type == "If" else "ran"
             unseen.append(f"{one.node}/{attribute}/")
-            yield f"{one.node}/{attribute}", f"{op_type} {one.node} never {verb} its {attribute} on this data"
+            yield (
+                f"{one.node}/{attribute}",
+                f"{op_type} {one.node} never {verb} its {attribute} in the data that were scanned",
+            )
 
 
 def no_batches(

@@ -98,10 +98,17 @@ def _explain(report: FixReport) -> tuple[Status, str, str]:
     if report.plan.pins or report.plan.clamps:
         return "fixed", "FIXED and verified", f"{pinned}; plain FP16 passes too on this data."
     if over:
-        rest = f"plain FP16 passes on this data, though {_say_over(over, report.plan.threshold)}."
+        went_over = f"{_say_over(over, report.plan.threshold)}{_say_scanned(report)}"
+        rest = f"plain FP16 passes on this data, though {went_over}."
         return "nothing_pinned", "VERIFIED, nothing pinned", f"{pinned}; {rest}"
-    rest = "no tensor went over the threshold and plain FP16 passes."
+    rest = f"no tensor went over the threshold{_say_scanned(report)} and plain FP16 passes."
     return "no_fix_needed", "FP16 needs no fix", f"{pinned}; {rest}"
+
+
+def _say_scanned(report: FixReport) -> str:
+    """Where tensors were looked at, if that is not what was verified on."""
+    is_same = report.calibration == report.ranges.calibration
+    return "" if is_same else " in the data that were scanned"
 
 
 def _explain_alone(report: FixReport, pinned: str) -> tuple[Status, str, str]:

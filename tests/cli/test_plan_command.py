@@ -44,7 +44,7 @@ def test_a_branch_that_was_never_taken_is_named(tmp_path: Path, capsys: pytest.C
     common = tmp_path / "m.onnx", "--out", tmp_path / "out"
     _run("scan", *common, "--calib", tmp_path / "data.npz", "-q")
     _run("plan", *common)
-    told = "branch/else_branch was not observed: If branch never took its else_branch on this data."
+    told = "branch/else_branch was not observed: If branch never took its else_branch in the data that were scanned."
     assert told in capsys.readouterr().out.splitlines()
 
 

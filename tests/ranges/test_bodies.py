@@ -91,7 +91,7 @@ def test_a_branch_that_was_never_taken_is_told_and_its_constants_are_known(tmp_p
     graph = parse(tmp_path, IF)
     table = scan_runs(graph, [{"x": floats(1), "c": TRUE}] * 2)
     assert dict(table.not_observed) == {
-        "branch/else_branch": "If branch never took its else_branch on this data"
+        "branch/else_branch": "If branch never took its else_branch in the data that were scanned"
     }
     unseen = table.by_tensor["branch/else_branch/e"]
     assert (unseen.element_count, unseen.worst_batch) == (0, -1)
@@ -118,7 +118,9 @@ def test_loop_by_trip_count_and_by_condition(trips: int, go: bool, tmp_path: Pat
 
 def test_a_loop_that_never_ran_is_told(tmp_path: Path) -> None:
     table = scan_runs(parse(tmp_path, LOOP), [_loop_feeds(0, True, 10)])
-    assert dict(table.not_observed) == {"repeat/body": "Loop repeat never ran its body on this data"}
+    assert dict(table.not_observed) == {
+        "repeat/body": "Loop repeat never ran its body in the data that were scanned"
+    }
     assert table.by_tensor["repeat/body/s_next"].element_count == 0
 
 
@@ -203,7 +205,7 @@ def test_what_is_inside_an_unseen_body_is_not_told_by_itself(tmp_path: Path) -> 
     assert set(scan_runs(parse(tmp_path, NESTED), feeds).not_observed) == {"outer/body"}
     feeds[0]["trips"] = np.array(1)
     table = scan_runs(parse(tmp_path, NESTED), feeds)
-    reason = "If outer/body/inner never took its then_branch on this data"
+    reason = "If outer/body/inner never took its then_branch in the data that were scanned"
     assert dict(table.not_observed) == {"outer/body/inner/then_branch": reason}
 
 
@@ -421,7 +423,9 @@ def test_outputs_that_no_node_of_the_body_writes(tmp_path: Path) -> None:
     assert [seen.element_count for seen in both] == [6, 6]
     assert [seen.min for seen in both] == [1, 1]
     assert [seen.max for seen in both] == [table.by_tensor["h"].max] * 2
-    assert dict(table.not_observed) == {"i/else_branch": "If i never took its else_branch on this data"}
+    assert dict(table.not_observed) == {
+        "i/else_branch": "If i never took its else_branch in the data that were scanned"
+    }
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

@@ -63,6 +63,19 @@ def test_of_a_tensor_that_holds_nan_alone_it_is_not_said_that_it_went_over_the_t
     assert sentence.endswith("though 1 tensor went over the threshold and 1 tensor held NaN.")
 
 
+def test_where_tensors_were_looked_at_is_said_where_that_is_not_what_was_verified_on(tmp_path: Path) -> None:
+    untouched = make_untouched(tmp_path)
+    for found, end in (
+        (20000.0, "though 1 tensor went over the threshold"),
+        (2.0, "no tensor went over the threshold"),
+    ):
+        report = replace(untouched, ranges=make_table(make_range("t", found)))
+        assert end in judge(report).sentence
+        assert "scanned" not in judge(report).sentence
+        elsewhere = judge(replace(report, calibration="other")).sentence
+        assert f"{end} in the data that were scanned" in elsewhere
+
+
 @pytest.mark.parametrize(
     "plan", [make_plan(make_pin("/a")), make_plan(clamps=(Clamp("mask", 65504.0, "why"),))]
 )
