@@ -101,6 +101,10 @@ def need_type(name: str, value: Any, hint: Any) -> None:
         need_word(name, value, get_args(hint))
     elif not _fits(value, hint):
         raise ConfigError(f"{name} is {_tell(value)}. Expected {_say(hint)}. Give such a one.")
+    elif Path in get_args(hint) and "\0" in str(value):
+        raise ConfigError(
+            f"{name} is {_tell(value)}, with a NUL character. Expected a path, which holds none. Give such a one."
+        )
 
 
 @cache

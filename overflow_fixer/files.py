@@ -123,7 +123,7 @@ def move_files(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
 
 def name_data(path: Path) -> Path:
     """Where the weights of a large model that is written to `path` go."""
-    return path.with_name(path.name + ".data")
+    return _name_beside(path, path.name + ".data")
 
 
 def find_replaced(kept: Iterable[Path], written: Iterable[Path]) -> Path | None:
@@ -280,7 +280,14 @@ def sha256_of(paths: Iterator[Path] | list[Path]) -> str:
 
 
 def _name_temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return _name_beside(path, f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _name_beside(path: Path, name: str) -> Path:
+    """Of a file that is to be written. Raises OutputError where `path` is the folder itself."""
+    if not path.name:
+        raise OutputError(f"{path} is a folder. Expected the name of a file to write. Give one in it.")
+    return path.with_name(name)
 
 
 def _find_place(path: Path) -> Path:

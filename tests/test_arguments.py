@@ -17,6 +17,7 @@ from overflow_fixer import (
     collect_ranges,
     emit,
     fix,
+    load_graph,
     load_plan,
     load_ranges,
     merge_ranges,
@@ -27,7 +28,7 @@ from overflow_fixer import (
     verify,
 )
 from overflow_fixer.config import FixConfig
-from overflow_fixer.errors import CalibrationError, ConfigError
+from overflow_fixer.errors import CalibrationError, ConfigError, OutputError
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.records import PlanPolicy, PrecisionPlan, Tolerance
 
@@ -219,6 +220,17 @@ def test_what_is_of_another_type_is_told_in_one_line(
         call(graph)
     assert str(caught.value).startswith(told)
     assert "\n" not in str(caught.value)
+
+
+def test_paths_that_no_file_can_have_are_refused(graph: Graph, tmp_path: Path) -> None:
+    for call in (load_graph, load_ranges, load_plan, lambda path: open_calibration(path, graph.inputs)):
+        with pytest.raises(ConfigError, match=r"^path is 'a\\x00b', with a NUL character\. Expected a path"):
+            call("a\0b")
+    plan = PrecisionPlan(graph.sha256, 1.0, ())
+    for call in (lambda path: save_plan(plan, path), lambda path: emit(graph, plan, path)):
+        for path in ("", "."):
+            with pytest.raises(OutputError, match=r"^\. is a folder\. Expected the name of a file"):
+                call(path)
 
 
 def test_lists_arrays_numpys_numbers_and_a_class_of_ones_own_are_taken(graph: Graph, tmp_path: Path) -> None:
