@@ -104,12 +104,8 @@ def fix(
                 refuse_malformed(graph.path),
                 Bench(config, graph, calibration, ranges, backend, progress) as bench,
             ):
-                result = try_all(config, bench, plan, clock)
-                best = replace(result.best, artifact=bench.ship(result.best.artifact))
-                if result.price is not None:
-                    tensorrt.note_price(best.artifact.path, result.price, calibration.source)
-            warnings = (*say_changed_data(ranges, calibration), *result.warnings)
-            result = _save_plan(config.folder, replace(result, best=best, warnings=warnings))
+                result = _ship(bench, try_all(config, bench, plan, clock), calibration)
+            result = _save_plan(config.folder, result)
             read = (ranges_path or config.folder / "ranges.h5", config.folder / "plan.json")
             report = _make_report(config, bench, plan, result, reason, clock, read)
             return _write(report, config, bench, fused)
@@ -124,6 +120,15 @@ def _refuse_unfused(config: FixConfig, graph: Graph, ranges: RangeTable) -> None
             "of. Expected the ranges of that. Take out --refuse-layernorm or --ranges; or have it made without --ranges, and name it as "
             "MODEL from then on, in the scans and here."
         )
+
+
+def _ship(bench: Bench, tried: Tried, calibration: CalibrationSet) -> Tried:
+    """What was chosen in its place, with its price, and with a warning where the data changed since they were scanned."""
+    best = replace(tried.best, artifact=bench.ship(tried.best.artifact))
+    if tried.price is not None:
+        tensorrt.note_price(best.artifact.path, tried.price, calibration.source)
+    warnings = (*say_changed_data(bench.ranges, calibration), *tried.warnings)
+    return replace(tried, best=best, warnings=warnings)
 
 
 def _name_fused(config: FixConfig) -> Path:
