@@ -20,7 +20,7 @@ from overflow_fixer.records import Fall, PrecisionPlan, RangeTable
 
 _FARTHEST = 16
 """Nodes on the way back to a guard."""
-_HAS_THE_SIGN = frozenset("Abs Sqrt Neg Relu".split())
+_KEEP_ZERO = frozenset("Abs Sqrt Neg Relu".split())
 """Operators that are zero where what they read is."""
 
 
@@ -53,7 +53,7 @@ def _find_divided(graph: Graph, plan: PrecisionPlan) -> Iterator[str]:
 
 def _measure(ranges: RangeTable, name: str) -> Iterator[Fall]:
     seen = ranges.get(name)
-    if seen is None or not seen.is_finite or seen.element_count < 2:
+    if seen is None or not seen.is_finite:
         return
     if FEW_STEPS <= seen.min_nonzero_abs < seen.max_abs:
         fall = math.log2(seen.max_abs / seen.min_nonzero_abs) / math.log2(seen.element_count)
@@ -69,7 +69,7 @@ def _is_guarded(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
             return False
         if any(guard >= FEW_STEPS for guard in find_guards(graph, ranges, [node])):
             return True
-        if not (moves(node, 0) or node.standard_op in _HAS_THE_SIGN):
+        if not (moves(node, 0) or node.standard_op in _KEEP_ZERO):
             return False
         tensor = node.inputs[0]
     return False

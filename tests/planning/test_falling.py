@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from in_memory_calibration import floats, make_model, node, scalar, scan
+from in_memory_calibration import floats, ints, make_model, node, scalar, scan
+from onnx import TensorProto
 
 from overflow_fixer.evidence.zeros.divisors import FEW_STEPS
 from overflow_fixer.planning.confidence import judge_confidence
@@ -18,7 +19,7 @@ from overflow_fixer.reports import say_confidence
 
 DIVIDED = [node("Exp", "x", "d"), node("Div", "one d", "y")]
 UNDER_A_LOGARITHM = [node("Exp", "x", "d"), node("Log", "d", "y")]
-CONSTANTS = {"one": scalar(1), "eps": scalar(1e-5)}
+CONSTANTS = {"one": scalar(1), "eps": scalar(1e-5), "tiny": scalar(1e-7), "axes": ints(0)}
 
 
 def _judge(folder: Path, nodes: list[onnx.NodeProto], values: np.ndarray, user: str = "") -> Confidence:
@@ -66,11 +67,51 @@ def test_four_times_the_data_are_asked_about(
     [
         [node("Exp", "x", "e"), node("Add", "e eps", "d"), node("Div", "one d", "y")],
         [node("Exp", "x", "e"), node("Max", "e eps", "m"), node("Abs", "m", "d"), node("Div", "one d", "y")],
+        [
+            node("Exp", "x", "e"),
+            node("Max", "e eps", "m"),
+            node("Min", "m one", "d"),
+            node("Div", "one d", "y"),
+        ],
         [node("Exp", "x", "d"), node("Mul", "one d", "y")],
         [node("Sigmoid", "x", "e"), node("Add", "e one", "d"), node("Log", "d", "y")],
     ],
 )
 def test_not_where_a_guard_holds_it_or_nothing_divides(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    assert _judge(tmp_path, nodes, _logarithms(2.0**-18)).falling == ()
+
+
+@pytest.mark.parametrize(("added", "falls"), [("e eps", False), ("e e", True)])
+def test_a_guard_behind_a_move_and_a_root(added: str, falls: bool, tmp_path: Path) -> None:
+    nodes = [
+        node("Exp", "x", "e"),
+        node("Add", added, "m"),
+        node("Unsqueeze", "m axes", "u"),
+        node("Sqrt", "u", "d"),
+        node("Div", "one d", "y"),
+    ]
+    values = np.linspace(math.log(2.0**-18), math.log(2.0**20), 3).astype(np.float32)
+    assert bool(_judge(tmp_path, nodes, values).falling) == falls
+
+
+def test_a_guard_that_is_smaller_than_fp16_holds_well_is_none(tmp_path: Path) -> None:
+    nodes = [node("Exp", "x", "e"), node("Add", "e tiny", "d"), node("Div", "one d", "y")]
+    assert _judge(tmp_path, nodes, _logarithms(2.0**-18)).falling
+
+
+def test_the_nearest_comes_first_and_what_is_at_the_limit_has_nothing_left(tmp_path: Path) -> None:
+    nodes = [node("Abs", "x", "far"), node("Mul", "far half", "near")]
+    nodes += [node("Div", "one far", "a"), node("Div", "a near", "y")]
+    constants = {"one": scalar(1), "half": scalar(0.5)}
+    data = {"x": floats(2 * FEW_STEPS, 1)}
+    graph, ranges = scan(make_model(nodes, {"x": None}, "y", constants), tmp_path, data)
+    falls = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy())).falling
+    assert [(fall.tensor, fall.margin_bits) for fall in falls] == [("near", 0), ("far", 1)]
+
+
+def test_fp64_is_not_asked_about(tmp_path: Path) -> None:
+    nodes = [node("Cast", "x", "w", to=TensorProto.DOUBLE), node("Exp", "w", "d"), node("Log", "d", "l")]
+    nodes.append(node("Cast", "l", "y", to=TensorProto.FLOAT))
     assert _judge(tmp_path, nodes, _logarithms(2.0**-18)).falling == ()
 
 
