@@ -136,9 +136,16 @@ def _is_of_class(value: Any, kind: Any) -> bool:
     if kind in (float, int):
         return isinstance(value, Real if kind is float else Integral) and not isinstance(value, bool)
     try:
-        return isinstance(value, kind)
+        return isinstance(value, kind) or _stands_for(value, kind)
     except TypeError:  # of a Protocol that is not for the runtime
         return True
+
+
+def _stands_for(value: Any, kind: Any) -> bool:
+    """Whether it has all of a Protocol's attributes, perhaps handed on by its __getattr__, which isinstance does not ask from Python 3.12 on."""
+    if not getattr(kind, "_is_protocol", False):
+        return False
+    return all(hasattr(value, name) for name in {*vars(kind), *get_type_hints(kind)} if name[0] != "_")
 
 
 def _tell(value: Any) -> str:

@@ -244,6 +244,23 @@ def test_lists_arrays_numpys_numbers_and_a_class_of_ones_own_are_taken(graph: Gr
     Batch("a", np.load(_save_arrays(tmp_path)))
 
 
+class _HandsOn:
+    """A runner around another, of which it has all but what it does itself."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_runner_that_hands_on_what_another_has_is_taken(graph: Graph) -> None:
+    runner, batches = open_reference(graph), InMemoryCalibration(({"x": floats(1, 2)},))
+    assert verify(_HandsOn(runner), _HandsOn(runner), batches, Tolerance()).passed
+    with pytest.raises(ConfigError, match=r"^candidate is of the type _HandsOn\. Expected a Runner"):
+        verify(runner, _HandsOn(graph), batches, Tolerance())
+
+
 def _save_arrays(folder: Path) -> Path:
     np.savez(folder / "a.npz", x=floats(1, 2))
     return folder / "a.npz"
