@@ -92,7 +92,10 @@ def need_types(record: Any, *names: str) -> None:
     """Raise ConfigError unless these attributes of a dataclass are what its annotations say."""
     kind: Any = type(record)
     for name in names:
-        need_type(f"{kind.__name__}.{name}", getattr(record, name), _find_hints(kind)[name])
+        told = next(
+            one for one in kind.__mro__ if name in inspect.get_annotations(one)
+        )  # a subclass may name what is not there
+        need_type(f"{kind.__name__}.{name}", getattr(record, name), _find_hints(told)[name])
 
 
 def need_type(name: str, value: Any, hint: Any) -> None:

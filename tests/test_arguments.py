@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -242,6 +243,16 @@ def test_lists_arrays_numpys_numbers_and_a_class_of_ones_own_are_taken(graph: Gr
     runner = MagicMock(output_names=("y",), run=lambda batch: {"y": batch.feeds["x"] ** 2})
     assert verify(open_reference(graph), runner, iter(batches), Tolerance()).passed
     Batch("a", np.load(_save_arrays(tmp_path)))
+
+
+def test_a_subclass_may_have_annotations_that_cannot_be_read() -> None:
+    @dataclass(frozen=True)
+    class Mine(PlanPolicy):
+        note: OnlyForTypeCheckers | None = None  # type: ignore[name-defined]  # noqa: F821
+
+    assert Mine(include_ops=("Mul",)).note is None
+    with pytest.raises(ConfigError, match=r"^Mine\.include_ops is \(3,\)\. Expected a tuple or list"):
+        Mine(include_ops=(3,))  # type: ignore[arg-type]
 
 
 class _HandsOn:
