@@ -232,3 +232,16 @@ def test_a_mask_at_places_that_are_fed_is_under_the_limit(tmp_path: Path) -> Non
         make_model(nodes, {"g": [None] * 4}, "y", constants, opset=20), tmp_path, {"g": _draw_grid(1.2)}
     )
     assert ask(find_lost_places, graph, ranges) == []
+
+
+def test_what_else_is_compared_makes_no_mask_of_ones_that_are_not(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "p scale", "g"),
+        node("GridSample", "ones g", "m", align_corners=1),
+        node("Greater", "p bound", "c"),
+        node("Cast", "c", "y", to=TensorProto.FLOAT),
+    ]
+    constants = {"scale": scalar(2 / 96), "bound": scalar(0.5), "ones": np.ones((1, 1, 96, 96), np.float32)}
+    model = make_model(nodes, {"p": [1, 96, 96, 2]}, "y m", constants, opset=20)
+    graph, ranges = scan(model, tmp_path, {"p": _draw_pixels(1.2, 96)})
+    assert ask(find_lost_places, graph, ranges) == []

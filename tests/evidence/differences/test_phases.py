@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,40 @@ def test_not_behind_what_is_more_than_a_scale(between: list[onnx.NodeProto], tmp
     nodes = [*DIFFERENCE[:2], *between, node("Sin", "angle", "y")]
     graph, ranges = _scan(tmp_path, nodes, floats(1.3, 0.1))
     assert find_phase_difference(graph, ranges, "angle") is None
+
+
+def _behind(between: list[onnx.NodeProto], folder: Path) -> float | None:
+    """How many times an error of the difference is as large in the angle; None where no difference is found."""
+    nodes = [*DIFFERENCE[:2], *between, node("Mul", "e k", "angle"), node("Sin", "angle", "y")]
+    graph, ranges = _scan(folder, nodes, floats(16.3, 7.1))
+    found = find_phase_difference(graph, ranges, "angle")
+    return None if found is None else found.growth
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        [node("Neg", "d", "n"), node("Abs", "n", "e")],
+        [node("Unsqueeze", "d rows", "e")],
+        [node("Sub", "d half", "n"), node("Max", "n half", "e")],
+    ],
+)
+def test_behind_moves_bounds_and_shifts_an_error_is_as_large(
+    between: list[onnx.NodeProto], tmp_path: Path
+) -> None:
+    assert _behind(between, tmp_path) == pytest.approx(12.5)
+
+
+@pytest.mark.parametrize(("count", "growth"), [(14, 12.5), (15, None)])
+def test_sixteen_nodes_are_gone_back(count: int, growth: float | None, tmp_path: Path) -> None:
+    """The Mul and the difference itself are two of them."""
+    names = ["d", *(f"n{i}" for i in range(count - 1)), "e"]
+    between = [node("Neg", read, made) for read, made in pairwise(names)]
+    assert _behind(between, tmp_path) == (None if growth is None else pytest.approx(growth))
+
+
+def test_a_difference_that_two_take_a_sine_of_is_told_once(tmp_path: Path) -> None:
+    nodes = [*DIFFERENCE, node("Cos", "angle", "z")]
+    model = make_model(nodes, {"x": [2]}, "y z", {"k": CONSTANTS["k"], "half": CONSTANTS["half"]})
+    graph, ranges = scan(model, tmp_path, {"x": floats(16.3, 7.1)})
+    assert len(ask(find_lost_phases, graph, ranges)) == 1
