@@ -182,6 +182,11 @@ def test_every_public_function_refuses_what_is_of_no_type_that_it_takes(name: st
             "inputs is ['x']. Expected a tuple or list, of which each is an InputSpec",
         ),
         (lambda g: open_reference(g, "y"), "extra_outputs is 'y'. Expected a tuple or list"),
+        (lambda g: open_reference(g, {"y": 1}), "extra_outputs is {'y': 1}. Expected a tuple or list"),
+        (
+            lambda g: open_reference(g, "y" * 200),
+            f"extra_outputs is '{'y' * 79}. Expected a tuple or list",
+        ),
         (
             lambda g: plan_precision(g, g, PlanPolicy()),
             "ranges is of the type Graph. Expected a RangeTable, as collect_",
@@ -253,6 +258,15 @@ def test_a_subclass_may_have_annotations_that_cannot_be_read() -> None:
     assert Mine(include_ops=("Mul",)).note is None
     with pytest.raises(ConfigError, match=r"^Mine\.include_ops is \(3,\)\. Expected a tuple or list"):
         Mine(include_ops=(3,))  # type: ignore[arg-type]
+
+
+def test_batches_may_be_of_what_is_gone_through_by_number(graph: Graph) -> None:
+    class ByNumber:
+        def __getitem__(self, number: int) -> Batch:
+            return (Batch("a", {"x": floats(1, 2)}),)[number]
+
+    runner = open_reference(graph)
+    assert verify(runner, runner, ByNumber(), Tolerance()).batch_count == 1  # type: ignore[arg-type]
 
 
 class _HandsOn:

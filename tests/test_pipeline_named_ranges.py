@@ -112,6 +112,19 @@ def test_a_report_is_held_against_the_ranges_that_it_names_and_no_others_that_li
     assert "merge.h5 is of another scan than the one that is reported" in str(stale)
 
 
+def test_ranges_that_are_named_from_where_one_stands_are_beside_the_artifact_too(
+    merge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    named = merge.rename(out / "merge.h5")
+    monkeypatch.chdir(tmp_path)
+    document = build_document(fix(_config(tmp_path, "low"), ranges_path="out/merge.h5"))
+    assert document["ranges"]["file"] == "out/merge.h5"
+    named.write_bytes((tmp_path / "low.h5").read_bytes())
+    assert isinstance(find_stale(document, out), PlanError)
+
+
 def test_kernel_timings_do_not_take_the_place_of_the_ranges_or_the_plan_that_are_named(
     merge: Path, tmp_path: Path
 ) -> None:
