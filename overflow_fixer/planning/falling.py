@@ -15,6 +15,7 @@ from overflow_fixer.evidence.semantics import moves, readers
 from overflow_fixer.evidence.zeros.divisors import FEW_STEPS, find_guards
 from overflow_fixer.evidence.zeros.near_zero import divides
 from overflow_fixer.graph.model import Graph
+from overflow_fixer.graph.nodes import Node
 from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
 from overflow_fixer.records import Fall, PrecisionPlan, RangeTable
 
@@ -62,14 +63,30 @@ def _measure(ranges: RangeTable, name: str) -> Iterator[Fall]:
 
 
 def _is_guarded(graph: Graph, ranges: RangeTable, tensor: str) -> bool:
-    """Whether a constant that FP16 holds well was added to it, or bounds it, behind moves and roots perhaps."""
+    """Whether a constant that FP16 holds well was added to it, or bounds it, behind moves, roots and scales perhaps."""
+    limit = FEW_STEPS
     for _ in range(_FARTHEST):
         node = graph.producers.get(tensor)
         if node is None:
             return False
-        if any(guard >= FEW_STEPS for guard in find_guards(graph, ranges, [node])):
+        if any(guard >= limit for guard in find_guards(graph, ranges, [node])):
             return True
-        if not (moves(node, 0) or node.standard_op in _KEEP_ZERO):
+        if moves(node, 0) or node.standard_op in _KEEP_ZERO:
+            tensor, scale = node.inputs[0], 1.0
+        else:
+            tensor, scale = _unscale(graph, ranges, node)
+        if not scale:
             return False
-        tensor = node.inputs[0]
+        limit = max(limit, limit / scale)
     return False
+
+
+def _unscale(graph: Graph, ranges: RangeTable, node: Node) -> tuple[str, float]:
+    """What a constant multiplies or divides, and by how much at least; 0 where it is no such node."""
+    slots = {"Mul": (0, 1), "Div": (1,)}.get(node.standard_op, ())
+    slot = next((slot for slot in slots if node.inputs[slot] in graph.constants), None)
+    seen = None if slot is None else ranges.get(node.inputs[slot])
+    if slot is None or seen is None or not seen.is_finite or not seen.max_abs:
+        return "", 0.0
+    least = seen.min_nonzero_abs if node.standard_op == "Mul" else 1 / seen.max_abs
+    return node.inputs[1 - slot], least

@@ -94,6 +94,27 @@ def test_a_guard_behind_a_move_and_a_root(added: str, falls: bool, tmp_path: Pat
     assert bool(_judge(tmp_path, nodes, values).falling) == falls
 
 
+@pytest.mark.parametrize(
+    ("scale", "factor", "falls"),
+    [
+        ("Mul", 2.0, False),
+        ("Mul", 0.5, False),
+        ("Div", 4.0, False),
+        ("Mul", 1 / 32, True),
+        ("Div", 32.0, True),
+    ],
+)
+def test_a_guard_that_a_constant_scales(scale: str, factor: float, falls: bool, tmp_path: Path) -> None:
+    """1e-5 is 21 times 2^-21."""
+    nodes = [node("Exp", "x", "e"), node("Add", "e eps", "g"), node(scale, "g k", "d")]
+    nodes.append(node("Div", "one d", "y"))
+    constants = {"one": CONSTANTS["one"], "eps": CONSTANTS["eps"], "k": scalar(factor)}
+    values = {"x": np.linspace(math.log(2.0**-15), 0, 4).astype(np.float32)}
+    graph, ranges = scan(make_model(nodes, {"x": None}, "y", constants), tmp_path, values)
+    confidence = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy()))
+    assert bool(confidence.falling) == falls
+
+
 def test_a_guard_that_is_smaller_than_fp16_holds_well_is_none(tmp_path: Path) -> None:
     nodes = [node("Exp", "x", "e"), node("Add", "e tiny", "d"), node("Div", "one d", "y")]
     assert _judge(tmp_path, nodes, _logarithms(2.0**-18)).falling
