@@ -9,6 +9,7 @@ ROOT = Path(overflow_fixer.__file__).parent
 FLOORS = [
     {"errors", "formats", "host", "lazy_names", "native", "plurals", "problems", "progress"},
     {"arguments"},
+    {"annotations"},
     {"files", "records"},
     {"calibration", "locks", "metrics", "model_file"},
     {"sessions"},

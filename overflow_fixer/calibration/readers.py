@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.calibration import hdf5, images, npy, npz, polygraphy, random
 from overflow_fixer.calibration.batches import CheckedBatches, limit_batches
 from overflow_fixer.calibration.check import check_feedable

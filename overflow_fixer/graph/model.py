@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.errors import ModelError
 from overflow_fixer.files import FileStamp, sha256_of
 from overflow_fixer.graph.nodes import Node, delay_fixed, number_nodes, sort_nodes

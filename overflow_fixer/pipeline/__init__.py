@@ -11,7 +11,7 @@ from pathlib import Path
 import onnxruntime
 
 from overflow_fixer import __version__
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.backends import BACKENDS, choose_backend, tensorrt
 from overflow_fixer.backends.tensorrt.exports import check_exports, write_exports
 from overflow_fixer.backends.tensorrt.exports.export import Export

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.backends.fit import check_model
 from overflow_fixer.evidence.body_ranges import look_into
 from overflow_fixer.evidence.inner_functions import find_functions, find_source

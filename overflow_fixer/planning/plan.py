@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.errors import PlanError
 from overflow_fixer.evidence.masks.mask_verdicts import MAGNITUDE_RULES, MaskVerdict, judge_masks
 from overflow_fixer.graph.model import Graph

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.calibration.given import check_given, check_set, read_synthetic, read_text
 from overflow_fixer.errors import FixError, ModelError
 from overflow_fixer.files import is_utf8

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.errors import PlanError
 from overflow_fixer.plurals import say_plural
 from overflow_fixer.ranges.recording import Part, Recording, ScanKey, fold, list_differences

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.errors import ModelError, PlanError
 from overflow_fixer.files import UTF8, open_hdf5, remove_abandoned, replace_file
 from overflow_fixer.host.shortages import tells_of_memory

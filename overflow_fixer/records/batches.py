@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from overflow_fixer.arguments import need_type
+from overflow_fixer.annotations import need_type
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from overflow_fixer.arguments import need_number, need_several, need_types, need_word
+from overflow_fixer.annotations import need_types
+from overflow_fixer.arguments import need_number, need_several, need_word
 from overflow_fixer.formats import FP16_MAX
 
 Masks = Literal["auto", "pin", "clamp"]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from overflow_fixer.arguments import need_number, need_several, need_types
+from overflow_fixer.annotations import need_types
+from overflow_fixer.arguments import need_number, need_several
 
 
 @dataclass(frozen=True)

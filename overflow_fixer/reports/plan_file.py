@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overflow_fixer import __version__
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.errors import PlanError
 from overflow_fixer.files import write_text
 from overflow_fixer.records import Clamp, Finding, Pin, PrecisionPlan

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.calibration.given import check_batch
 from overflow_fixer.errors import BackendError, CalibrationError, RunError
 from overflow_fixer.graph.copies import copy_model

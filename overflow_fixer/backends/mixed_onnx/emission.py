@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from overflow_fixer import __version__
-from overflow_fixer.arguments import held_to_types
+from overflow_fixer.annotations import held_to_types
 from overflow_fixer.backends.fit import check_fit
 from overflow_fixer.backends.mixed_onnx.assignment import FLOAT, FLOAT16, Assignment, IoTypes, assign_types
 from overflow_fixer.backends.mixed_onnx.loading import find_refusal
