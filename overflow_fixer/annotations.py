@@ -1,6 +1,6 @@
 """What a caller from Python gives, held against the annotations of what takes it.
 
-pydantic's validate_call would do so too, but copies what it looks at, and goes through what may be gone through once only.
+pydantic's validate_call cannot be made of a function that takes a Protocol which is not for the runtime, as most do here.
 """
 
 from __future__ import annotations
