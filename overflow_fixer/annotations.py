@@ -1,6 +1,6 @@
 """What a caller from Python gives, held against the annotations of what takes it.
 
-pydantic's validate_call cannot be made of a function that takes a Protocol which is not for the runtime, as most do here.
+pydantic's validate_call cannot be made of a function that takes a Protocol which is not for the runtime, as scans and verifications do.
 """
 
 from __future__ import annotations
