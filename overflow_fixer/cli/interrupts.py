@@ -1,14 +1,13 @@
 """Ctrl-C, SIGTERM and SIGHUP, of a terminal that closes, while a scan runs: the first waits for the batch at hand, a second does not.
 
 ONNX Runtime does not return to Python within a batch, so that a Python signal handler alone would
-answer only after it. A thread is woken by the signal itself (signal.set_wakeup_fd).
+answer only after it: see wake_ups.
 """
 
 from __future__ import annotations
 
 import _thread
 import signal
-import socket
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from overflow_fixer.cli.guard import SAME_SECONDS
+from overflow_fixer.cli.wake_ups import WakeUps
 from overflow_fixer.plurals import say_plural
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if sys.platform != "win32" else ()))
@@ -49,27 +49,22 @@ class Interrupts:
         self._hurry = threading.Event()
         self._leaving = threading.Event()
         self._previous: dict[int, Any] = {}
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._wake_ups = WakeUps(self._hear)
+        self._heard = -SAME_SECONDS
 
     def begin(self) -> None:
-        if self._sockets is not None or threading.current_thread() is not threading.main_thread():
+        if not self._wake_ups.begin():
             return
-        ours, theirs = self._sockets = socket.socketpair()
-        theirs.setblocking(False)
-        self._previous_wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._take)
-        threading.Thread(target=self._watch, args=(ours,), daemon=True).start()
 
     def end(self) -> None:
-        if self._sockets is None:
+        if not self._wake_ups.has_begun:
             return
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous_wakeup)
-        self._sockets[1].close()  # ends the thread
-        self._sockets = None
+        self._wake_ups.end()
         self._leaving.set()
 
     def check(self, done: int, total: int) -> None:
@@ -92,14 +87,10 @@ class Interrupts:
             self._leaving.set()
             raise KeyboardInterrupt(STOPPED_AT_ONCE)
 
-    def _watch(self, signals: socket.socket) -> None:
-        last = -SAME_SECONDS
-        with signals:
-            while signals.recv(1):
-                if time.monotonic() - last < SAME_SECONDS:
-                    continue
-                self._answer()
-                last = time.monotonic()
+    def _hear(self, number: int) -> None:
+        if time.monotonic() - self._heard >= SAME_SECONDS:
+            self._answer()
+            self._heard = time.monotonic()
 
     def _answer(self) -> None:
         if not self._asked.is_set():
