@@ -82,11 +82,9 @@ def fix(
     with clock.time("load"):
         graph = load_graph(config.model)
         calibration = open_calibration(config.calib, graph.inputs, config.calibration)
-        ranges = None if ranges_path is None else load_ranges(ranges_path)
+        ranges = None if ranges_path is None else _load_named(ranges_path, config, graph)
     check_request(config, graph, calibration, BACKENDS[backend])
     check_place(config, graph, backend, () if ranges_path is None else (ranges_path,))
-    if config.refuse_layernorm and ranges is not None:
-        _refuse_unfused(config, graph, ranges)
     with claim_folder(config.folder):
         fused = _fuse(config, graph, calibration, progress, clock) if config.refuse_layernorm else None
         if fused is not None:
@@ -96,7 +94,6 @@ def fix(
         with clock.time("scan"):
             if ranges is None:
                 ranges = scan(config, graph, calibration, progress, over, existing)
-            check_ranges(graph, ranges)
         with need_folder(config.folder):
             with clock.time("plan"), refuse_malformed(graph.path):
                 plan = plan_precision(graph, ranges, policy)
@@ -104,22 +101,24 @@ def fix(
                 refuse_malformed(graph.path),
                 Bench(config, graph, calibration, ranges, backend, progress) as bench,
             ):
-                result = _ship(bench, try_all(config, bench, plan, clock), calibration)
-            result = _save_plan(config.folder, result)
+                tried = try_all(config, bench, plan, clock)
+                result = _save_plan(config.folder, _ship(bench, tried, calibration))
             read = (ranges_path or config.folder / "ranges.h5", config.folder / "plan.json")
             report = _make_report(config, bench, plan, result, reason, clock, read)
             return _write(report, config, bench, fused)
 
 
-def _refuse_unfused(config: FixConfig, graph: Graph, ranges: RangeTable) -> None:
-    """Raise PlanError for ranges of the model as it is: what is planned for is another, which would first be made and proved."""
-    if graph.has_sha256(ranges.model_sha256, ranges.model_stamp):
+def _load_named(path: Path, config: FixConfig, graph: Graph) -> RangeTable:
+    """Raises PlanError for ranges of the model as it is where it is to be fused: that is another, first to be made and proved."""
+    ranges = load_ranges(path)
+    if config.refuse_layernorm and graph.has_sha256(ranges.model_sha256, ranges.model_stamp):
         fused = _name_fused(config)
         raise PlanError(
             f"The ranges are of {graph.path} as it stands, and --refuse-layernorm makes another model of it, {fused}, which the plan is "
             "of. Expected the ranges of that. Take out --refuse-layernorm or --ranges; or have it made without --ranges, and name it as "
             "MODEL from then on, in the scans and here."
         )
+    return ranges
 
 
 def _ship(bench: Bench, tried: Tried, calibration: CalibrationSet) -> Tried:
