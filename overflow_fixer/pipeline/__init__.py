@@ -43,7 +43,7 @@ from overflow_fixer.records import (
 )
 from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports import load_plan, save_plan, write_reports
-from overflow_fixer.reports.caveats import say_changed_data, say_other_ranges
+from overflow_fixer.reports.other_data import say_changed_data, say_other_ranges
 from overflow_fixer.reports.staleness import say_replaced_plan
 from overflow_fixer.sessions.providers import choose_provider
 from overflow_fixer.sessions.settings import use_custom_ops
