@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from overflow_fixer.ranges import Existing
 from overflow_fixer.records import FixReport
 from overflow_fixer.reports import closing_table, render_json
 
-_OF_SCANS = {"fresh": "--fresh", "observe": "--observe or --fast", "provider": "--provider"}
-"""The flags that count for a scan alone, as they are told."""
+_NO_SCAN = "ranges that are named are taken as they are, and nothing is scanned. Take one of them out."
 
 
 @click.command("fix", cls=TellsHelp)
@@ -64,7 +63,12 @@ def fix_command(
     4 calibration data, 5 plan, 6 backend, 70 a fault of fix-fp16 itself, 130 stopped.
     """
     if ranges is not None:
-        _refuse_beside_ranges({"fresh": fresh or None, **flags})
+        of_scans = {
+            "fresh": fresh or None,
+            "observe or --fast": flags["observe"],
+            "provider": flags["provider"],
+        }
+        options.refuse_beside("--ranges", of_scans, _NO_SCAN)
     config = options.settings(**flags)
     existing: Existing = "overwrite" if fresh else "renew"
     with show_progress(quiet or as_json) as progress:
@@ -74,16 +78,6 @@ def fix_command(
     elif not quiet:
         show(closing_table(report), *_tell(report, verbose))
     return EXIT_FIXED if report.passed else EXIT_NOT_VERIFIED
-
-
-def _refuse_beside_ranges(flags: Mapping[str, Any]) -> None:
-    """Raise UsageError for what only a scan heeds."""
-    given = next((said for flag, said in _OF_SCANS.items() if flags[flag] is not None), None)
-    if given is not None:
-        raise click.UsageError(
-            f"--ranges was given with {given}. Expected one of them: ranges that are named are taken as they are, and nothing "
-            "is scanned. Take one of them out."
-        )
 
 
 def _tell(report: FixReport, verbose: bool) -> Iterator[RenderableType]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +53,13 @@ _PLACES = {
     "seed": ("calibration",),
 }
 """Where each flag stands in the config file: the table, or () for the top."""
+
+
+def refuse_beside(option: str, flags: Mapping[str, Any], why: str) -> None:
+    """Raise UsageError, which says `why`, for the first of the `flags` that was given: nothing reads it beside `option`."""
+    given = next((flag for flag, value in flags.items() if value not in (None, ())), None)
+    if given is not None:
+        raise click.UsageError(f"{option} was given with --{given}. Expected one of them: {why}")
 
 
 def settings(**flags: Any) -> FixConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ _OF_BUILDS = {
     "compare": "compare",
 }
 """The flags that count for what is built here, with the names of their values."""
+_HAS_NO_PLAN = "an artifact is built already and has no plan, its name tells its backend, and it is compared with FP32 alone."
 
 
 @click.command("verify", cls=TellsHelp)
@@ -73,7 +74,10 @@ def verify_command(
     report.html there. With --artifact, only compares that file and writes nothing.
     """
     if artifact is not None:
-        _refuse_beside({"ranges": ranges, "plan": plan_path, **flags})
+        given = {"ranges": ranges, "plan": plan_path, **flags}
+        options.refuse_beside(
+            "--artifact", {flag: given[name] for flag, name in _OF_BUILDS.items()}, _HAS_NO_PLAN
+        )
     config = options.settings(**flags)
     with name_fused(config, quiet), show_progress(quiet or as_json) as progress:
         if artifact is not None:
@@ -88,16 +92,6 @@ def verify_command(
     elif not quiet:
         show(closing_table(report))
     return EXIT_FIXED if found.passed else EXIT_NOT_VERIFIED
-
-
-def _refuse_beside(flags: Mapping[str, Any]) -> None:
-    """Raise UsageError for what nothing reads where an artifact is given."""
-    given = next((flag for flag, name in _OF_BUILDS.items() if flags[name] not in (None, ())), None)
-    if given is not None:
-        raise click.UsageError(
-            f"--artifact was given with --{given}. Expected one of them: an artifact is built already and has no plan, its "
-            "name tells its backend, and it is compared with FP32 alone."
-        )
 
 
 def _verify_foreign(
