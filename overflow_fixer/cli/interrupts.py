@@ -62,10 +62,10 @@ class Interrupts:
     def end(self) -> None:
         if not self._wake_ups.has_begun:
             return
+        self._leaving.set()  # before the wake-ups end: their thread may wait for it
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._wake_ups.end()
-        self._leaving.set()
 
     def check(self, done: int, total: int) -> None:
         """Raise Stopped if a signal came: to be called between two batches."""

@@ -22,7 +22,8 @@ class WakeUps:
         ours, theirs = self._sockets = socket.socketpair()
         theirs.setblocking(False)
         self._previous = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, args=(ours,), daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=(ours,), daemon=True)
+        self._watcher.start()
         return True
 
     @property
@@ -30,11 +31,12 @@ class WakeUps:
         return self._sockets is not None
 
     def end(self) -> None:
-        """Give the wake-ups back to whom they went before, if it has begun."""
+        """Give the wake-ups back to whom they went before, if it has begun; those that came are taken, and the thread has ended."""
         if self._sockets is not None:
             signal.set_wakeup_fd(self._previous)
-            self._sockets[1].close()  # ends the thread
+            self._sockets[1].close()
             self._sockets = None
+            self._watcher.join()
 
     def _watch(self, signals: socket.socket) -> None:
         with signals:
