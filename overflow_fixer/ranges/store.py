@@ -129,7 +129,11 @@ def _load(path: Path, read: Callable[[Any], T]) -> T:
 
 def _advise(error: OSError) -> str:
     is_denied = isinstance(error, PermissionError)
-    return "Change its permissions (chmod)" if is_denied else "Check the path, or scan the model first"
+    return (
+        "Change its permissions (chmod)"
+        if is_denied
+        else "Check the path (--ranges names another), or scan the model first"
+    )
 
 
 def _write(file: Any, recording: Recording) -> None:
