@@ -143,19 +143,20 @@ def words_as_floats() -> Network:
 
 
 def counted_tokens() -> Network:
-    """The token that is number 3001, found by a running count."""
+    """The token in place 3000, found by a running count."""
     nodes = [
         node("Cast", "mask", "there", to=TensorProto.FLOAT),
         node("CumSum", "there axis", "count"),
-        node("Equal", "count wanted", "is_it"),
+        node("Sub", "count first", "place"),
+        node("Equal", "place wanted", "is_it"),
         node("Cast", "is_it", "chosen", to=TensorProto.FLOAT),
         node("Mul", "chosen x", "picked"),
         node("ReduceSum", "picked axes", "y", keepdims=0),
     ]
-    constants = {"axis": np.asarray(1), "axes": ints(1), "wanted": scalar(3001)}
+    constants = {"axis": np.asarray(1), "axes": ints(1), "first": scalar(1), "wanted": scalar(3000)}
     model = make_model(nodes, {"mask": (INT64, [2, 4096]), "x": [2, 4096]}, "y", constants)
     feeds = tuple({"mask": np.ones((2, 4096), np.int64), "x": _draw(seed, 2, 4096)} for seed in range(3))
-    return Network(model, feeds, "lost_integer", ("CumSum_count",))
+    return Network(model, feeds, "lost_integer", ("CumSum_count", "Sub_place"))
 
 
 def wide_boxes() -> Network:

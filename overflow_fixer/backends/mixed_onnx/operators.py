@@ -33,6 +33,8 @@ KEPT_OPS = {
     "GlobalLpPool": _NORMALIZATION,
     "ReduceL2": _NORMALIZATION,
     "ReduceSumSquare": _NORMALIZATION,
+    "CumSum": "what has been added up would be rounded at each step under strong typing",
+    "CumProd": "what has been multiplied would be rounded at each step under strong typing",
     "AffineGrid": "ONNX Runtime has no FP16 kernel for it",
     "Range": "TensorRT has no FP16 Range",
     "Celu": "TensorRT's parser gives Celu FP32 constants",
