@@ -34,6 +34,14 @@ def read_intercept(node: Node) -> float | None:
     return float(np.abs(node.value_of("intercepts", [])).max(initial=0.0))
 
 
+def read_coefficients(node: Node) -> Array | None:
+    """What a LinearRegressor multiplies features by, float64, [features, targets]; None of other nodes, and of a probit."""
+    if read_intercept(node) is None:
+        return None
+    values = np.asarray(node.value_of("coefficients", []), np.float64)
+    return np.asarray(values.reshape(int(node.value_of("targets", 1)), -1).T)
+
+
 def read_splits(node: Node) -> dict[int, Array]:
     """The thresholds with which trees compare a feature, float64, sorted, each once, by its index; none of other nodes.
 

@@ -1,7 +1,7 @@
 """Features less their mean, over their deviation, as constants of the model tell them: (p − 1013.2) / 1.2.
 
 1013 is a multiple of 0.5 in FP16, which is 0.4 of what is made of it. In a tensor of many features the range of the
-difference does not show that: the constants do, feature by feature.
+difference does not show that: the constants do, feature by feature, those of matrices behind it as well.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from overflow_fixer.evidence.differences.losses import FEWEST_STEPS, MOST_ROUNDED, LostDifference, tell_steps
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.features.fed_features import find_movers, is_of_features
+from overflow_fixer.evidence.features.projections import list_projections
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.semantics import readers
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -95,6 +96,7 @@ def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Arr
     mean = _read(graph, constants[0]) if is_of_features(graph, source) else None
     if mean is not None:
         made = list(_find_scaled(graph, node)) or [(node.outputs[0], np.ones(()))]
+        made += ((name, np.abs(one).max(axis=1)) for name, one in list_projections(graph, node.outputs[0]))
         yield from ((source, name, mean, factor) for name, factor in made if _fit(mean, factor))
 
 

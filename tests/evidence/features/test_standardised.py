@@ -41,10 +41,9 @@ FORMS = {
 
 def _scan(folder: Path, nodes: list[onnx.NodeProto], x: Any, **constants: Any) -> tuple[Any, Any]:
     fed = {"x": np.asarray(x, np.float32), "w": FEATURES}
-    model = make_model(
-        [*nodes, node("Sigmoid", "z", "y")], {"x": [2, 2], "w": [2, 2]}, "y", CONSTANTS | constants
-    )
-    return scan(model, folder, fed)
+    inputs: dict[str, Any] = {name: [2, 2] for name in fed if name not in constants}
+    model = make_model([*nodes, node("Sigmoid", "z", "y")], inputs, "y", CONSTANTS | constants)
+    return scan(model, folder, {name: fed[name] for name in inputs})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -65,6 +64,39 @@ def test_the_evidence(tmp_path: Path) -> None:
         "is what x has beside 1013.25, times 0.8, in a feature of it: FP16's steps are 0.5 there, and 0.4 behind"
         in found.reason
     )
+
+
+ANOTHER = np.float32([[1012.1, 104.7], [1014.6, -101.1]])
+"""Of the second feature far more is left, so that the difference shows nothing of the first."""
+PROJECTIONS = {
+    "by a matrix": [node("MatMul", "d w", "z")],
+    "and scaled": [node("Gemm", "d turned far", "p", transB=1), node("Mul", "p k", "z")],
+    "scaled before": [node("Div", "d spans", "e"), node("Identity", "e", "i"), node("MatMul", "i full", "z")],
+    "by two": [node("MatMul", "d large", "p"), node("Add", "p far", "q"), node("MatMul", "q small", "z")],
+}
+_W = np.float32([[0.8, 0], [0.002, 0.01]])
+MATRICES = {
+    "w": _W,
+    "turned": (_W * DEVIATION).T.copy(),
+    "far": floats(0.5, 0),
+    "spans": floats(1.25, 100),
+    "full": np.float32([[1, 0.5], [-0.5, 1]]),
+    "large": np.float32([[1, 0], [0, 1]]),
+    "small": _W,
+}
+
+
+@pytest.mark.parametrize("form", PROJECTIONS)
+def test_what_constant_matrices_make_of_features_less_their_mean(form: str, tmp_path: Path) -> None:
+    nodes = [node("Sub", "x mean", "d"), *PROJECTIONS[form]]
+    graph, ranges = _scan(tmp_path, nodes, ANOTHER, **MATRICES)
+    assert pinned_by(find_lost_differences, graph, ranges) == ["Sub_d"]
+
+
+def test_a_matrix_that_reads_little_of_the_feature(tmp_path: Path) -> None:
+    nodes = [node("Sub", "x mean", "d"), node("MatMul", "d w", "z")]
+    graph, ranges = _scan(tmp_path, nodes, ANOTHER, w=_W[::-1].copy())
+    assert ask(find_lost_differences, graph, ranges) == []
 
 
 @pytest.mark.parametrize(("largest", "is_found"), [(25.59, True), (25.61, False)])
