@@ -32,6 +32,7 @@ from overflow_fixer.evidence.distances.exponents import find_exponents
 from overflow_fixer.evidence.distances.given_distances import find_given_distances
 from overflow_fixer.evidence.distances.log_sums import find_log_sums
 from overflow_fixer.evidence.features.cancelled_biases import find_cancelled_biases
+from overflow_fixer.evidence.features.cancelled_products import find_cancelled_products
 from overflow_fixer.evidence.features.split_features import find_split_features
 from overflow_fixer.evidence.features.standardised import find_standardised
 from overflow_fixer.evidence.origins import Walked
@@ -50,6 +51,7 @@ _FORMS: Mapping[Callable[[Graph, RangeTable], Iterator[LostDifference]], _Beside
     find_standardised: "small",
     find_split_features: "small",
     find_cancelled_biases: "none",
+    find_cancelled_products: "none",
     find_cancelled: "none",
     find_given_distances: "any",
     find_compared_distances: "any",

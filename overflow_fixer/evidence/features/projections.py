@@ -42,6 +42,18 @@ def list_projections(graph: Graph, tensor: str) -> Iterator[tuple[str, Array]]:
                     yield reader.outputs[0], made
 
 
+def list_scaled(graph: Graph, tensor: str) -> Iterator[tuple[str, Array]]:
+    """The tensor, and what constant factors and shifts make of it in a row, with the factors, float64, by the last axis."""
+    pending: list[tuple[str, Array, int]] = [(tensor, np.ones(1), 0)]
+    while pending:
+        name, factor, depth = pending.pop()
+        yield name, factor
+        for reader, slot in readers(graph, name) if depth < _MOST_STAGES else ():
+            made = _read_factor(graph, reader, slot)
+            if made is not None and _fit(factor, made):
+                pending.append((reader.outputs[0], factor * made, depth + 1))
+
+
 def find_weights(graph: Graph, node: Node) -> str:
     """The constant by which a MatMul or Gemm multiplies what it reads first; "" where that is computed of data, and of others."""
     is_product = node.standard_op == "MatMul" or (

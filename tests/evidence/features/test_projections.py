@@ -11,7 +11,7 @@ import pytest
 from in_memory_calibration import floats, make_model, node, save
 
 from overflow_fixer.evidence.features import projections
-from overflow_fixer.evidence.features.projections import list_projections
+from overflow_fixer.evidence.features.projections import list_projections, list_scaled
 from overflow_fixer.graph.model import Graph
 
 RNG = np.random.default_rng(0)
@@ -73,3 +73,14 @@ def test_larger_matrices_are_not_multiplied(tmp_path: Path, monkeypatch: pytest.
     graph = _save(tmp_path, [node("MatMul", "x w", "p"), node("MatMul", "p v", "y")])
     monkeypatch.setattr(projections, "_MOST_ELEMENTS", 11)
     assert list(list_projections(graph, "x")) == []
+
+
+def test_factors_in_a_row(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", "x three", "a"),
+        node("Add", "a two", "b"),
+        node("Div", "b two", "c"),
+        node("Exp", "c", "y"),
+    ]
+    found = {name: factor.tolist() for name, factor in list_scaled(_save(tmp_path, nodes), "x")}
+    assert found == {"x": [1], "a": [1, 2, 4], "b": [1, 2, 4], "c": [0.5, 1, 2]}
