@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from overflow_fixer.calibration import open_calibration
     from overflow_fixer.config import FixConfig
     from overflow_fixer.errors import FixError
+    from overflow_fixer.evidence.integers.integer_samples import find_samples
     from overflow_fixer.graph.model import load_graph
     from overflow_fixer.pipeline import fix
     from overflow_fixer.planning.confidence import judge_confidence
@@ -59,6 +60,7 @@ __all__ = [
     "collect_ranges",
     "emit",
     "find_fills",
+    "find_samples",
     "fix",
     "judge_confidence",
     "load_graph",
@@ -83,6 +85,7 @@ if not TYPE_CHECKING:
             "config": ("FixConfig",),
             "errors": ("FixError",),
             "verification.filled_outputs": ("find_fills",),
+            "evidence.integers.integer_samples": ("find_samples",),
             "graph.model": ("load_graph",),
             "pipeline": ("fix",),
             "planning.plan": ("plan_precision",),

@@ -151,7 +151,11 @@ def make_report(folder: Path, **changes: Any) -> FixReport:
         ),
         share=Share(96, 100, 3_210_000_000, 3_300_000_000, 2),
         tolerance=Tolerance(
-            min_snr_db=30.0, per_output={"boxes": 40.0}, max_abs_error=1e-6, fills={"logits": (-1e9,)}
+            min_snr_db=30.0,
+            per_output={"boxes": 40.0},
+            max_abs_error=1e-6,
+            fills={"logits": (-1e9,)},
+            samples=("image",),
         ),
         files=(folder / "ranges.h5", folder / "plan.json", folder / "model.fp16.onnx"),
         durations_seconds={"scan": 1.5, "plan": 0.1},

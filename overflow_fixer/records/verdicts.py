@@ -19,7 +19,8 @@ class Tolerance:
     `per_output` names. `max_abs_error` is a second way to pass, for outputs whose reference is (nearly) zero. Outputs that are
     not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output, that
     fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too,
-    rounded, both count as 0, so that they are no signal. Raises ConfigError for an SNR that is not finite, a share that is not
+    rounded, both count as 0, so that they are no signal. `samples` are outputs of integers that are judged as floats, by their SNR,
+    and pass as well where nothing is off by more than 1, a step of theirs. Raises ConfigError for an SNR that is not finite, a share that is not
     from 0 to 1, an error below 0, a text in place of several parts, and for what is of another type.
     """
 
@@ -29,6 +30,7 @@ class Tolerance:
     max_abs_error: float = 0.0
     parts: tuple[str, ...] = ()
     fills: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    samples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         need_number("Tolerance.min_snr_db", self.min_snr_db)
@@ -38,11 +40,16 @@ class Tolerance:
         need_number("Tolerance.min_agreement", self.min_agreement, least=0, most=1)
         need_number("Tolerance.max_abs_error", self.max_abs_error, least=0)
         need_several("Tolerance.parts", self.parts)
-        need_types(self, "parts", "fills")
+        need_several("Tolerance.samples", self.samples)
+        need_types(self, "parts", "fills", "samples")
 
     def min_snr_of(self, output: str, part: str = "") -> float:
         """In dB, of an output or a part of it, which has the output's where it has none of its own."""
         return self.per_output.get(output + part, self.per_output.get(output, self.min_snr_db))
+
+    def max_abs_error_of(self, output: str) -> float:
+        """Up to which an output, or a part of it, passes whatever its SNR."""
+        return max(self.max_abs_error, 1.0 if output in self.samples else 0.0)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Foreseer:
         try:
             board = Switchboard(self.graph, self.first.artifact.fp16_nodes, tuple(outputs), plan.clamped)
             parts = find_parts(self.tolerance, self.graph.outputs)
-            case = Case(board, batch, log_energies, parts, self.tolerance.fills)
+            case = Case(board, batch, log_energies, parts, self.tolerance)
             if not is_repeatable(self.graph) and excess(case.compare(()), self.tolerance) > 0:
                 return None
         except ModelError:
@@ -144,7 +144,7 @@ class Foresight:
                 return None
             if batch.name in known:
                 continue
-            case = Case(self.board, batch, self.log_energies, parts, self.tolerance.fills)
+            case = Case(self.board, batch, self.log_energies, parts, self.tolerance)
             if excess(case.compare(in_fp16), self.tolerance) > BEARABLE:
                 return case
         return None

@@ -16,7 +16,7 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.metrics.output_meters import OutputMeters
 from overflow_fixer.metrics.parts import Part
-from overflow_fixer.records import Array, Batch, TensorError
+from overflow_fixer.records import Array, Batch, TensorError, Tolerance
 from overflow_fixer.sessions.session import open_session, run_session
 from overflow_fixer.simulation.roundings import Roundings, computes_plainly, list_floats
 from overflow_fixer.simulation.sigmoids import GivenSigmoids
@@ -60,7 +60,7 @@ class Case:
     """A batch on which choices of nodes are compared with none. Raises RunError where it does not run in FP32.
 
     `log_energies` are TensorError.log_energy over all batches, by its name: what is quiet here is judged as `verify` does. `parts`
-    of outputs are compared as well; `fills` are those of Tolerance.
+    of outputs are compared as well; of the tolerance its fills and samples count.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Case:
         batch: Batch,
         log_energies: Mapping[str, float],
         parts: Sequence[Part],
-        fills: Mapping[str, Sequence[float]],
+        tolerance: Tolerance,
     ) -> None:
         self._board, self._batch, self._log_energies, self._parts = board, batch, log_energies, parts
-        self._fills = fills
+        self._tolerance = tolerance
         self._right = board.run(batch)
         self._known: dict[bytes, list[TensorError]] = {}
 
@@ -89,7 +89,9 @@ class Case:
         return self._known[key]
 
     def _measure(self, in_fp16: Collection[str]) -> list[TensorError]:
-        meters = OutputMeters(self._right, self._parts, self._fills, self._log_energies)
+        meters = OutputMeters(
+            self._right, self._parts, self._tolerance.fills, self._log_energies, self._tolerance.samples
+        )
         try:
             found = self._board.run(self._batch, in_fp16)
         except RunError as error:

@@ -28,7 +28,7 @@ from overflow_fixer.reports.verdict import judge, select_over, warn_of_random
 from overflow_fixer.reports.verification_document import describe_verification
 from overflow_fixer.reports.wording import say_values
 
-SCHEMA_VERSION = "3.4"
+SCHEMA_VERSION = "3.5"
 FIXED_ENGINE = "fixed"
 Document: TypeAlias = dict[str, Any]
 
@@ -138,6 +138,7 @@ def _describe_tolerance(tolerance: Tolerance) -> Document:
             {"output": output, "values": [encode_number(value) for value in values]}
             for output, values in tolerance.fills.items()
         ],
+        "samples": list(tolerance.samples),
     }
 
 

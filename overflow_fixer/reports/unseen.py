@@ -37,7 +37,7 @@ def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
 def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
     """That an output of floats passes in a batch for nothing but having next to nothing there; others are judged by what is equal."""
     error = verdict.error
-    is_small = error.max_abs_error <= tolerance.max_abs_error
+    is_small = error.max_abs_error <= tolerance.max_abs_error_of(error.tensor)
     if (
         verdict.passed
         and error.is_float
@@ -117,7 +117,11 @@ def _errs_widely(error: TensorError, min_snr_db: float) -> bool:
 def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Iterator[str]:
     """Which output, or part, that passes by its SNR has elements that are negative, or zero, as FP32 has none; not of probabilities."""
     errors = (verdict.error for verdict in fixed.outputs if verdict.passed)
-    passing = {error.name: error for error in errors if error.max_abs_error > tolerance.max_abs_error}
+    passing = {
+        error.name: error
+        for error in errors
+        if error.max_abs_error > tolerance.max_abs_error_of(error.tensor)
+    }
     for found in fixed.sign_changes:
         if found.name in passing and not _is_of_shares(graph, found.tensor):
             so, uncounted, what = _CHANGES[found.becomes]
@@ -241,7 +245,9 @@ def _passing(fixed: Verification) -> set[str]:
 def _pass_by_snr(fixed: Verification, tolerance: Tolerance) -> set[str]:
     """The outputs that pass as a whole, and by more than an absolute error that is allowed."""
     wholes = (verdict.error for verdict in fixed.outputs if verdict.passed and not verdict.error.part)
-    return {error.tensor for error in wholes if error.max_abs_error > tolerance.max_abs_error}
+    return {
+        error.tensor for error in wholes if error.max_abs_error > tolerance.max_abs_error_of(error.tensor)
+    }
 
 
 def _is_of_shares(graph: Graph, output: str) -> bool:

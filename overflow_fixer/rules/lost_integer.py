@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from overflow_fixer.evidence.integers.coordinates import find_coordinates
 from overflow_fixer.evidence.integers.cuts import KEEPS_ERROR, find_cuts
+from overflow_fixer.evidence.integers.integer_samples import is_sampling
 from overflow_fixer.evidence.integers.multiples import EXACT_STEPS, Multiples, find_multiples
 from overflow_fixer.evidence.integers.places import FARTHEST_CELL, LARGEST_COORDINATE
 from overflow_fixer.evidence.origins import find_origins
@@ -121,8 +122,9 @@ def _evidence(graph: Graph, ranges: RangeTable) -> dict[str, dict[str, _Use]]:
 
 
 def _tells_exactly(graph: Graph, node: Node) -> bool:
-    """Whether it is a Cast to integers, or to float64, which has all of them."""
-    return node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
+    """Whether it is a Cast to integers, or to float64, which has all of them; not to samples, which are right nearly."""
+    is_exact = node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) not in _NOT_EXACT
+    return is_exact and not is_sampling(graph, node)
 
 
 @dataclass(eq=False)

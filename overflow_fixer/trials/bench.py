@@ -17,6 +17,7 @@ from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
 from overflow_fixer.calibration import jitter, make_copies, say_unheeded, survey_shapes
 from overflow_fixer.config import FixConfig
 from overflow_fixer.errors import BackendError, CalibrationError, ModelError
+from overflow_fixer.evidence.integers.integer_samples import find_samples
 from overflow_fixer.files import make_folder, move_files
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.repeatability import is_repeatable
@@ -319,5 +320,5 @@ def make_settings(
 
 
 def make_tolerance(config: FixConfig, graph: Graph) -> Tolerance:
-    """What is asked of the outputs, with the constants that fill them."""
-    return replace(config.verify.tolerance(), fills=find_fills(graph))
+    """What is asked of the outputs, with the constants that fill them, and which of them are samples."""
+    return replace(config.verify.tolerance(), fills=find_fills(graph), samples=find_samples(graph))

@@ -137,7 +137,7 @@ def verify(
     """
     parts = find_parts(tolerance, reference.output_names)
     _check_outputs(reference, candidate)
-    meters = OutputMeters(reference.output_names, parts, tolerance.fills)
+    meters = OutputMeters(reference.output_names, parts, tolerance.fills, samples=tolerance.samples)
     unseen = _UnseenMeters(reference.output_names, parts)
     count, changed_count = 0, 0
     for count, batch in enumerate(map(check_batch, batches), start=1):
@@ -250,7 +250,11 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
             f"{error.candidate_inf} infinite, against {error.reference_nan} and {error.reference_inf} in FP32"
         )
     limit, snr_db = tolerance.min_snr_of(error.tensor, error.part), worst_snr_db(error)
-    if error.compared == 0 or snr_db >= limit or error.max_abs_error <= tolerance.max_abs_error:
+    if (
+        error.compared == 0
+        or snr_db >= limit
+        or error.max_abs_error <= tolerance.max_abs_error_of(error.tensor)
+    ):
         return None
     where = "" if error.snr_db < limit else f" in {error.worst_batch}"
     return f"SNR {tell_beside(snr_db, limit)} dB{where} is under {limit:.12g} dB"

@@ -30,7 +30,7 @@ def find_unsettled(
     its input. Copies that are no others, or that FP32 cannot run, tell nothing; nor do values that are not finite on either side.
     """
     parts = find_parts(tolerance, reference.output_names)
-    meters = OutputMeters(reference.output_names, parts, tolerance.fills)
+    meters = OutputMeters(reference.output_names, parts, tolerance.fills, samples=tolerance.samples)
     for index, batch in enumerate(batches):
         copy = None if batch.is_changed else _copy(batch, index)
         if copy is None:
@@ -52,5 +52,5 @@ def _is_settled(error: TensorError, tolerance: Tolerance) -> bool:
         return False
     if not error.is_float:
         return error.mismatched <= (1 - tolerance.min_agreement) * error.element_count
-    is_small = error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error
+    is_small = error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error_of(error.tensor)
     return is_small or worst_snr_db(error) >= tolerance.min_snr_of(error.tensor, error.part) + _IN_HAND_DB

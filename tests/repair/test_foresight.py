@@ -39,7 +39,7 @@ def _foresee(folder: Path, is_late: bool = False) -> Foresight:
     graph = save(model, folder)
     board = Switchboard(graph, [one.label for one in graph.nodes], ["y"])
     batches = InMemoryCalibration(BATCHES)
-    cases = [Case(board, next(iter(batches)), {}, (), {})]
+    cases = [Case(board, next(iter(batches)), {}, (), Tolerance())]
     known = graph, PlanPolicy(), plan_of(graph), board, Tolerance(), batches, {}
     return Foresight(*known, is_late=lambda: is_late, tell=lambda: None, cases=cases)
 
@@ -124,7 +124,7 @@ def test_on_other_batches_too_1_db_is_left(tmp_path: Path, share: float, is_wors
     """The third batch takes this share of the error that is allowed."""
     foresight = _foresee(tmp_path)
     *_, third = foresight.batches
-    (error,) = Case(foresight.board, third, {}, (), {}).compare(foresight.board.nodes)
+    (error,) = Case(foresight.board, third, {}, (), Tolerance()).compare(foresight.board.nodes)
     foresight.tolerance = Tolerance(min_snr_db=error.snr_db + 10 * math.log10(share))
     foresight.batches = [third]
     assert foresight.leave_out((), []) == ()
@@ -157,7 +157,7 @@ def test_the_first_that_can_be_left_out_is(tmp_path: Path, labels: list[str]) ->
     )
     graph = save(model, tmp_path)
     board = Switchboard(graph, labels, ["y"])
-    case = Case(board, Batch("b", ROWS), {}, (), {})
+    case = Case(board, Batch("b", ROWS), {}, (), Tolerance())
     (error,) = case.compare(labels)
     tolerance = Tolerance(min_snr_db=error.snr_db + 10 * math.log10(0.85))
     known = graph, PlanPolicy(), plan_of(graph), board, tolerance, [], {}

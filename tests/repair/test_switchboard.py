@@ -18,7 +18,7 @@ from overflow_fixer.backends.mixed_onnx import emit, open_runner
 from overflow_fixer.calibration import open_calibration
 from overflow_fixer.errors import RunError
 from overflow_fixer.graph.model import Graph, load_graph
-from overflow_fixer.records import Batch
+from overflow_fixer.records import Batch, Tolerance
 from overflow_fixer.repair import switchboard
 from overflow_fixer.repair.switchboard import Case, Switchboard
 from overflow_fixer.sessions.session import open_session
@@ -142,7 +142,7 @@ def test_a_node_that_is_not_in_fp16_reads_what_the_one_before_it_wrote_rounded(t
 
 def test_a_case_tells_the_errors_against_fp32(tmp_path: Path) -> None:
     graph = _load(tmp_path, [node("Mul", "x k", "m"), node("Exp", "m", "y")], outputs="y m", k=scalar(3))
-    case = Case(Switchboard(graph, ["Mul_m", "Exp_y"], ["y", "m"]), BATCH, {}, (), {})
+    case = Case(Switchboard(graph, ["Mul_m", "Exp_y"], ["y", "m"]), BATCH, {}, (), Tolerance())
     assert [error.snr_db for error in case.compare(())] == [math.inf, math.inf]
     of_y, of_m = case.compare(["Mul_m"])
     assert (of_y.tensor, of_m.tensor) == ("y", "m")
@@ -166,7 +166,7 @@ def test_a_choice_that_was_compared_is_not_run_again(tmp_path: Path) -> None:
             ran.append(tuple(sorted(in_fp16)))
             return board.run(batch, in_fp16)
 
-    case = Case(Counted(), BATCH, {}, (), {})
+    case = Case(Counted(), BATCH, {}, (), Tolerance())
     first = case.compare(["Exp_y", "Mul_m"])
     assert case.compare(("Mul_m", "Exp_y")) == first != case.compare(["Mul_m"])
     assert ran == [(), ("Exp_y", "Mul_m"), ("Mul_m",)]
@@ -186,7 +186,7 @@ def test_a_choice_that_cannot_be_run_fails_every_output(tmp_path: Path) -> None:
     board = Switchboard(graph, ["ReduceSum_s", "Mul_n", "Add_a"], ["y"])
     with pytest.raises(RunError):
         board.run(BATCH, ["Add_a"])
-    (error,) = Case(board, BATCH, {}, (), {}).compare(["Add_a"])
+    (error,) = Case(board, BATCH, {}, (), Tolerance()).compare(["Add_a"])
     assert error.failure is not None
     assert (error.mismatched, error.element_count) == (2, 2)
 
@@ -229,7 +229,7 @@ def test_integers_are_compared_too(tmp_path: Path) -> None:
     nodes = [node("Add", "x big", "s"), node("ArgMax", "s", "y", axis=1, keepdims=0)]
     types = {"y": TensorProto.INT64}
     graph = save(make_model(nodes, {"x": [4, 8]}, "y", {"big": scalar(4096)}, output_types=types), tmp_path)
-    (error,) = Case(Switchboard(graph, ["Add_s"], ["y"]), BATCH, {}, (), {}).compare(["Add_s"])
+    (error,) = Case(Switchboard(graph, ["Add_s"], ["y"]), BATCH, {}, (), Tolerance()).compare(["Add_s"])
     exact = np.argmax(X + np.float32(4096), axis=1)
     halves = np.argmax((X.astype(np.float16) + np.float16(4096)).astype(np.float16), axis=1)
     assert (error.is_float, error.mismatched) == (False, np.count_nonzero(exact != halves))
@@ -239,8 +239,8 @@ def test_integers_are_compared_too(tmp_path: Path) -> None:
 def test_a_quiet_batch_is_judged_beside_the_others_where_they_are_known(tmp_path: Path) -> None:
     graph = _load(tmp_path, [node("Mul", "x k", "y")], k=scalar(1e-3))
     board = Switchboard(graph, ["Mul_y"], ["y"])
-    (alone,) = Case(board, BATCH, {}, (), {}).compare(["Mul_y"])
-    (beside,) = Case(board, BATCH, {"y": 2.0}, (), {}).compare(["Mul_y"])
+    (alone,) = Case(board, BATCH, {}, (), Tolerance()).compare(["Mul_y"])
+    (beside,) = Case(board, BATCH, {"y": 2.0}, (), Tolerance()).compare(["Mul_y"])
     assert alone.worst_batch_snr_db == pytest.approx(alone.snr_db) == beside.snr_db
     energy = np.mean((X * np.float32(1e-3)).astype(np.float64) ** 2)
     assert beside.worst_batch_snr_db - beside.snr_db == pytest.approx(10 * math.log10(0.01 * 100 / energy))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
+from overflow_fixer.evidence.integers.integer_samples import is_sampling
 from overflow_fixer.evidence.integers.interpolated import find_next_cells
 from overflow_fixer.evidence.integers.multiples import EXACT_STEPS, INTEGERS
 from overflow_fixer.evidence.integers.places import FARTHEST_CELL, LARGEST_COORDINATE, is_far
@@ -62,7 +63,7 @@ def _find_limit(graph: Graph, ranges: RangeTable, node: Node) -> float | None:
     """
     is_cut = node.standard_op in CASTS and graph.dtypes.get(node.outputs[0]) in INTEGERS
     data = _find_data(graph, node) if is_cut else ""
-    if not is_cut or not is_far(graph, ranges, data, FARTHEST_CELL):
+    if not is_cut or is_sampling(graph, node) or not is_far(graph, ranges, data, FARTHEST_CELL):
         return None
     is_large = ranges.by_tensor[node.inputs[0]].max_abs > EXACT_STEPS
     is_rounded = data != node.inputs[0]
