@@ -25,33 +25,33 @@ def scan_table(runs: Runs, few_runs: Runs, few: int) -> str:
     """
     head = ["", "seconds", "× plain", "× plain, off", "peak MiB", "× plain", "× plain, off", "imports MiB"]
     rows = [*_scan_rows(runs, ""), *_scan_rows(few_runs, _suffix(few))]
-    return _markdown([*head, "values equal"], rows)
+    return markdown([*head, "values equal"], rows)
 
 
 def summary_table(by_model: Mapping[str, Runs], few_by_model: Mapping[str, Runs], few: int) -> str:
     """Time and peak memory of each way to scan on each model, as ratios to plain inference."""
     rows = [*_ratio_rows(by_model, ""), *_ratio_rows(few_by_model, _suffix(few))]
-    return _markdown(["seconds, MiB × plain", *by_model], rows)
+    return markdown(["seconds, MiB × plain", *by_model], rows)
 
 
 def split_table(runs_by_model: Mapping[str, Runs]) -> str:
     """Seconds of each part of our scan."""
     rows = [[name, *_part_cells(runs[SPLIT])] for name, runs in runs_by_model.items()]
-    return _markdown(["model", *_PARTS, "sum"], rows)
+    return markdown(["model", *_PARTS, "sum"], rows)
 
 
 def verification_table(runs_by_model: Mapping[str, Runs]) -> str:
     """Time and memory of the simulation and the reference together against plain inference."""
     head = ["model", "seconds", "× plain", "× plain, off", "peak MiB", "× plain", "× plain, off"]
     rows = [[name, *_cost(runs[VERIFICATION], runs)[:6]] for name, runs in runs_by_model.items()]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def network_table(runs_by_network: Mapping[str, Runs]) -> str:
     """Time and peak memory of our scan against plain inference with optimisation off, least ratio of times first."""
     head = ["", "plain, optimisation off", "× that", "peak MiB", "× that"]
     by_time = sorted(runs_by_network, key=lambda name: _median_ratio(runs_by_network[name]))
-    return _markdown(head, [[name, *_network_cells(runs_by_network[name])] for name in by_time])
+    return markdown(head, [[name, *_network_cells(runs_by_network[name])] for name in by_time])
 
 
 def size_table(runs_by_nodes: Mapping[int, Runs], stages: str, peers: Sequence[str]) -> str:
@@ -60,14 +60,14 @@ def size_table(runs_by_nodes: Mapping[int, Runs], stages: str, peers: Sequence[s
         [f"{nodes:,}", *_stage_cells(runs[stages]), *(_seconds(runs[peer]) for peer in peers)]
         for nodes, runs in runs_by_nodes.items()
     ]
-    return _markdown(["nodes", *_STAGE_HEADS, "**load + emit**", *peers], rows)
+    return markdown(["nodes", *_STAGE_HEADS, "**load + emit**", *peers], rows)
 
 
 def count_table(runs_by_count: Mapping[int, Runs], tasks: Sequence[str]) -> str:
     """Peak memory of each task by number of batches."""
     head = ["peak MiB", *(f"{count:,} batch{'es' * (count > 1)}" for count in runs_by_count)]
     rows = [[task, *(_peak(runs[task]) for runs in runs_by_count.values())] for task in tasks]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def disturbance(all_runs: Iterable[Runs]) -> str:
@@ -203,6 +203,6 @@ def _failure(found: Sequence[Measurement]) -> str:
     return next((one.failure for one in found if one.failure), "not run")
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     aligned = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(row).replace("\n", " ") + " |" for row in (head, aligned, *rows))
