@@ -41,12 +41,45 @@ def _scan(
 
 def test_a_decay_that_is_undone_is_told_and_right_with_the_pins(tmp_path: Path) -> None:
     graph, ranges = _scan(tmp_path, UNDONE, (DECAYS, X))
-    assert set(pinned_by(find_small_values, graph, ranges)) == {"Exp_decay", "Mul_kept"}
+    assert set(pinned_by(find_small_values, graph, ranges)) == {"Exp_decay", "Mul_kept", "Mul_y"}
     planned = plan_precision(graph, ranges, PlanPolicy()).pinned
     fp32 = {name for one in graph.nodes if one.label in planned for name in one.writes}
     assert planned == {"Exp_decay", "Mul_kept", "Exp_growth", "Mul_y"}
     assert not _snr_db(tmp_path, fp32 - {"decay", "kept"}) > 30
     assert _snr_db(tmp_path, fp32) > 50
+
+
+STD = [
+    node("Mul", "x x", "square"),
+    node("ReduceMean", "square", "mean", axes=[-1]),
+    node("Mul", "mean n", "sum"),
+    node("Div", "sum less", "variance"),
+    node("Sqrt", "variance", "std"),
+    node("Div", "x std", "y"),
+]
+"""Over the deviation of 32 elements, with the factor 32 / 31 as PyTorch exports it."""
+
+
+def test_the_product_and_what_makes_as_small_a_number_of_it_again_stay_too(tmp_path: Path) -> None:
+    """Of 4 times 1.2e-6 in FP32, and 1.2e-6 in FP16 before it, nothing is won: both ends are to be in FP32."""
+    quiet, n = 1e-3 * X, scalar(4000)
+    model = make_model(STD, {"x": [None, 32]}, "y", {"n": n, "less": scalar(3999)})
+    graph, ranges = scan(model, tmp_path, {"x": X}, {"x": quiet})
+    assert set(pinned_by(find_small_values, graph, ranges)) == {
+        "ReduceMean_mean",
+        "Mul_sum",
+        "Div_variance",
+        "Sqrt_std",
+    } | {"Mul_square"}
+    pins = {"square", "mean", "sum", "variance", "std"}
+    found = [measure_snr_db(tmp_path / "model.onnx", {"x": quiet}, one) for one in ({"square", "mean"}, pins)]
+    assert found[0] < 45 < 60 < found[1]
+
+
+def test_a_residual_behind_the_product_does_not(tmp_path: Path) -> None:
+    nodes = [*UNDONE[:-1], node("Mul", "kept growth", "u"), node("Add", "u x", "y")]
+    graph, ranges = _scan(tmp_path, nodes, (DECAYS, X))
+    assert set(pinned_by(find_small_values, graph, ranges)) == {"Exp_decay", "Mul_kept", "Mul_u"}
 
 
 def _snr_db(folder: Path, fp32_nodes: set[str]) -> float:
@@ -57,7 +90,7 @@ def test_the_evidence_is_of_the_batch_in_which_the_other_is_largest(tmp_path: Pa
     graph, ranges = _scan(tmp_path, UNDONE, (DECAYS / 2, X), (DECAYS, X), (DECAYS / 3, X))
     found = ask(find_small_values, graph, ranges)[-1]
     growth, made = np.exp(np.float64(-DECAYS)).max(), np.abs(X).max()
-    assert (found.node, found.tensor, found.batch, found.limit) == ("Mul_kept", "kept", "batch_1", 2.0**-18)
+    assert (found.node, found.tensor, found.batch, found.limit) == ("Mul_y", "kept", "batch_1", 2.0**-18)
     assert found.value == pytest.approx(made / growth, rel=1e-5)
     assert found.reason.startswith(f"kept is {found.value:.3g} at most where growth reaches {growth:.6g}")
     assert "which Mul Mul_y makes 2." in found.reason
