@@ -11,6 +11,7 @@ arcosh p.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -29,9 +30,17 @@ from overflow_fixer.evidence.zeros.small_sources import FARTHEST, carry_back, tr
 from overflow_fixer.formats import FP16_MIN_NORMAL, FP16_UNDERFLOW
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_root
 from overflow_fixer.records import Finding, PlanPolicy, RangeTable, Severity
 
 _KEEPS_THE_LEAST = frozenset({"ReduceMin", "ReduceProd"})
+
+
+class _Passed(NamedTuple):
+    """The largest guards that are passed: beside a value as it is, and beside a root of it."""
+
+    plain: float
+    beside_root: float
 
 
 class _Way(NamedTuple):
@@ -119,7 +128,9 @@ def _find_all_ways(graph: Graph, ranges: RangeTable) -> list[_Way]:
 def _find_divided(graph: Graph, ranges: RangeTable, divisors: Iterable[Divisor]) -> frozenset[str]:
     """The tensors that something may divide by: from no other a way is looked for, which would go through all behind it."""
     passed = max((divisor.limit for divisor in divisors), default=0.0)
-    return find_leading(graph, partial(_keeps_zero, graph, ranges, passed), partial(divides, graph))
+    under_root = max((math.sqrt(divisor.least) for divisor in divisors if divisor.least > 0), default=0.0)
+    goes_on = partial(_keeps_zero, graph, ranges, _Passed(passed, under_root))
+    return find_leading(graph, goes_on, partial(divides, graph))
 
 
 def _is_plain(divisor: Divisor) -> bool:
@@ -130,10 +141,12 @@ def _is_plain(divisor: Divisor) -> bool:
 def _reach(graph: Graph, ranges: RangeTable, divisor: Divisor, told: Container[str]) -> tuple[Node, ...]:
     """The nodes from the tensor to those that divide by it, or write what is `told`, in order; none where none do.
 
-    A guard under half of what FP16 rounds away from a difference is passed, too: it stands in for all of that. A part
-    without a value as small is not.
+    A guard under half of what FP16 rounds away from a difference is passed, too: it stands in for all of that; and so is one
+    under half of the value's root, added to that. A part without a value as small is not.
     """
-    passed = FP16_UNDERFLOW if divisor.cancelled is None else divisor.limit / 2
+    passed = _Passed(FP16_UNDERFLOW, math.sqrt(divisor.least) / 2 if divisor.least > 0 else 0.0)
+    if divisor.cancelled is not None:
+        passed = _Passed(divisor.limit / 2, divisor.limit / 2)
     goes_on = partial(_keeps_zero, graph, ranges, passed)
     enters = partial(_hands_on, graph, ranges, divisor)
 
@@ -163,15 +176,26 @@ def _say_guard(graph: Graph, ranges: RangeTable, divisor: Divisor, reached: tupl
     guards = [value for value in found if value > FP16_UNDERFLOW]
     if not guards:
         return divisor
-    return replace(
-        divisor, makes=f"something else of it, as the guard of {max(guards):.3g} is all that is left"
-    )
+    left = f"the guard of {max(guards):.3g} is all that is left"
+    if divisor.is_held:
+        return replace(divisor, makes=f"another number of it, and {left} of one that is a little smaller")
+    return replace(divisor, makes=f"something else of it, as {left}")
 
 
-def _keeps_zero(graph: Graph, ranges: RangeTable, passed: float, node: Node, slot: int) -> bool:
-    """Whether the node makes zero of zero: also where a constant would keep it from that, of `passed` at most."""
-    is_plain = node.standard_op in _KEEPS_THE_LEAST or keeps_zero(graph, node, slot)
-    return is_plain or guards_in_vain(graph, ranges, node, slot, passed)
+def _keeps_zero(graph: Graph, ranges: RangeTable, passed: _Passed, node: Node, slot: int) -> bool:
+    """Whether the node makes zero of zero: also where a constant would keep it from that, which is `passed` as it is small."""
+    if node.standard_op in _KEEPS_THE_LEAST or keeps_zero(graph, node, slot):
+        return True
+    most = max(passed) if _reads_root(graph, node.inputs[slot]) else passed.plain
+    return guards_in_vain(graph, ranges, node, slot, most)
+
+
+def _reads_root(graph: Graph, tensor: str) -> bool:
+    """Whether it is a square root, moved perhaps."""
+    writer = graph.producers.get(tensor)
+    while writer is not None and moves(writer, 0):
+        writer = graph.producers.get(writer.inputs[0])
+    return writer is not None and is_root(graph, writer)
 
 
 def _sources(

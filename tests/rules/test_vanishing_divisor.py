@@ -863,3 +863,52 @@ def test_of_differences_of_differences_each_node_is_told_of_a_few(tmp_path: Path
         assert {one.node for one in found} >= differences
         counts.append(len(found))
     assert counts[1] < 2.5 * counts[0]
+
+
+NOISE = np.random.default_rng(8).normal(size=(1, 256)).astype(np.float32)
+BESIDE_A_ROOT = {
+    "Add": [node("Add", "guard root", "g")],
+    "Add, moved": [
+        node("Unsqueeze", "root axes", "u"),
+        node("Add", "u guard", "v"),
+        node("Squeeze", "v axes", "g"),
+    ],
+    "Max": [node("Max", "root guard", "g")],
+    "Clip": [node("Clip", "root guard", "g")],
+}
+
+
+@pytest.mark.parametrize("form", BESIDE_A_ROOT)
+@pytest.mark.parametrize(
+    ("deviation", "guard", "is_found"),
+    [(1e-4, 1e-5, True), (1e-4, 1e-4, False), (3e-4, 1e-5, True), (1e-3, 1e-5, False), (1e-4, 0.1, False)],
+)
+def test_a_guard_beside_a_root_hides_nothing_where_the_root_is_larger(
+    form: str, deviation: float, guard: float, is_found: bool, tmp_path: Path
+) -> None:
+    """Of quiet sound over its deviation and 1e-5 FP16 has the 1e-5 alone: the square of 1e-4 is zero, and of 3e-4 one step."""
+    nodes = [
+        node("Mul", "x x", "square"),
+        node("ReduceMean", "square", "mean", axes=[-1], keepdims=1),
+        node("Sqrt", "mean", "root"),
+        *BESIDE_A_ROOT[form],
+        node("Div", "x g", "y"),
+    ]
+    constants = {"axes": CONSTANTS["axes"], "guard": scalar(guard)}
+    loud, quiet = {"x": 0.1 * NOISE}, {"x": deviation * NOISE}
+    model = make_model(
+        nodes,
+        {"x": [None, 256]},
+        "y",
+        {k: v for k, v in constants.items() if any(k in n.input for n in nodes)},
+    )
+    graph, ranges = scan(model, tmp_path, loud, quiet)
+    found = ask(find_vanishing_divisors, graph, ranges)
+    assert bool(found) == is_found
+    if found:
+        told = {one.node for one in found}
+        assert {"ReduceMean_mean", "Sqrt_root", "Div_y"} <= told
+        assert f"the guard of {guard:.3g} is all that is left" in found[-1].reason
+        fp32 = {name for one in graph.nodes if one.label in told for name in one.writes}
+        assert measure_snr_db(tmp_path / "model.onnx", quiet, set()) < 25
+        assert measure_snr_db(tmp_path / "model.onnx", quiet, fp32) > 45
