@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from overflow_fixer.evidence.semantics import moves, readers
-from overflow_fixer.evidence.zeros.divisors import FEW_STEPS, find_guards
+from overflow_fixer.evidence.zeros.divisors import FEW_STEPS, find_guards, guards_in_vain
 from overflow_fixer.evidence.zeros.near_zero import divides
 from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
+from overflow_fixer.graph.powers import is_root
 from overflow_fixer.planning.extremes import UNKNOWN, find_extremes
 from overflow_fixer.records import Fall, PrecisionPlan, RangeTable
 
@@ -28,13 +29,14 @@ _KEEP_ZERO = frozenset("Abs Sqrt Neg Relu".split())
 def find_falling(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, doublings: int) -> tuple[Fall, ...]:
     """Those that so many doublings of the data would bring under 2^-21, eight of FP16's steps, from where on they are pinned; the nearest first.
 
-    Asked of each computed FP32 tensor that a node divides by as it is, or takes the logarithm of, where FP16 is in either.
-    None of what a guard, a Clip or the like keeps over that, with NaN or infinities, of one element or of one magnitude alone.
+    Asked of each computed FP32 tensor that a node divides by as it is, or takes the logarithm of, and of what that is the root of,
+    a small guard beside the root or none, where FP16 is in either. None of what a guard, a Clip or the like keeps over that, with
+    NaN or infinities, of one element or of one magnitude alone.
     """
     extremes = find_extremes(graph, ranges)
     found = [
         fall
-        for name in _find_divided(graph, plan)
+        for name in dict.fromkeys(_find_divided(graph, ranges, plan))
         if extremes.get(name, UNKNOWN)[0] < FEW_STEPS and not _is_guarded(graph, ranges, name)
         for fall in _measure(ranges, name)
         if fall.margin_bits < doublings * fall.fall_bits
@@ -42,7 +44,7 @@ def find_falling(graph: Graph, ranges: RangeTable, plan: PrecisionPlan, doubling
     return tuple(sorted(found, key=lambda fall: fall.margin_bits))
 
 
-def _find_divided(graph: Graph, plan: PrecisionPlan) -> Iterator[str]:
+def _find_divided(graph: Graph, ranges: RangeTable, plan: PrecisionPlan) -> Iterator[str]:
     for node in graph.nodes:
         for name in node.writes:
             if name in graph.constants or graph.dtypes.get(name) != TensorProto.FLOAT:
@@ -50,6 +52,39 @@ def _find_divided(graph: Graph, plan: PrecisionPlan) -> Iterator[str]:
             ends = [reader.label for reader, slot in readers(graph, name) if divides(graph, reader, slot)]
             if ends and not plan.pinned.issuperset([node.label, *ends]):
                 yield name
+            root = _find_root(graph, ranges, node) if ends else None
+            if root is not None and not _is_pinned(graph, plan, root):
+                yield root.inputs[0]
+
+
+def _find_root(graph: Graph, ranges: RangeTable, node: Node) -> Node | None:
+    """The square root that the node writes, moves, or adds a guard to under the root of 2^-21."""
+    for _ in range(_FARTHEST):
+        if is_root(graph, node):
+            return node
+        is_passed = node.standard_op in _KEEP_ZERO or moves(node, 0)
+        slot = 0 if is_passed else _find_guarded(graph, ranges, node)
+        writer = None if slot is None else graph.producers.get(node.inputs[slot])
+        if writer is None:
+            return None
+        node = writer
+    return None
+
+
+def _find_guarded(graph: Graph, ranges: RangeTable, node: Node) -> int | None:
+    """The slot at which it reads what a constant is added to, or bounds, that is less than the root of 2^-21."""
+    slots = (slot for slot, name in enumerate(node.inputs) if name not in graph.constants)
+    most = math.sqrt(FEW_STEPS)
+    return next((slot for slot in slots if guards_in_vain(graph, ranges, node, slot, most)), None)
+
+
+def _is_pinned(graph: Graph, plan: PrecisionPlan, root: Node) -> bool:
+    """Whether what the root is of is computed and read in FP32, fed or a constant, or no FP32."""
+    name = root.inputs[0]
+    writer = graph.producers.get(name)
+    if writer is None or name in graph.constants or graph.dtypes.get(name) != TensorProto.FLOAT:
+        return True
+    return plan.pinned.issuperset([writer.label, root.label])
 
 
 def _measure(ranges: RangeTable, name: str) -> Iterator[Fall]:

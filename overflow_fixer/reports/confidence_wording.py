@@ -30,8 +30,8 @@ def _say_smallest(confidence: Confidence) -> str:
     )
     rest = f" and {len(falls) - _MOST_NAMED} more" if len(falls) > _MOST_NAMED else ""
     return (
-        "Small values may change it: of what is divided by, or a logarithm is taken of, four times as many elements, spread as these "
-        f"are, would bring under 8 of FP16's steps {named}{rest}."
+        "Small values may change it: of what is divided by, perhaps its root, or a logarithm is taken of, four times as many elements, "
+        f"spread as these are, would bring under 8 of FP16's steps {named}{rest}."
     )
 
 

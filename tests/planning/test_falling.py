@@ -95,6 +95,33 @@ def test_a_guard_behind_a_move_and_a_root(added: str, falls: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("between", "falls"),
+    [
+        ([node("Sqrt", "d", "r")], True),
+        ([node("Pow", "d half", "r")], True),
+        ([node("Sqrt", "d", "s"), node("Add", "s eps", "r")], True),
+        ([node("Sqrt", "d", "s"), node("Unsqueeze", "s axes", "u"), node("Max", "eps u", "r")], True),
+        ([node("Sqrt", "d", "s"), node("Add", "s guard", "r")], False),
+        ([node("Add", "d eps", "s"), node("Sqrt", "s", "r")], False),
+        ([node("Sqrt", "d", "s"), node("Add", "s s", "r")], False),
+        ([node("Exp", "d", "r")], False),
+    ],
+)
+def test_so_may_what_is_under_a_root(between: list[onnx.NodeProto], falls: bool, tmp_path: Path) -> None:
+    """Of 2^-18 three bits are left, of its root twelve: the variance falls under FP16's numbers long before the deviation."""
+    nodes = [node("Exp", "x", "d"), *between, node("Div", "one r", "y")]
+    constants = {**CONSTANTS, "half": scalar(0.5), "guard": scalar(1e-3)}
+    used = {name for one in nodes for name in one.input}
+    model = make_model(nodes, {"x": None}, "y", {k: v for k, v in constants.items() if k in used})
+    values = {"x": _logarithms(2.0**-18)}
+    graph, ranges = scan(model, tmp_path, values, values)
+    found = judge_confidence(graph, ranges, plan_precision(graph, ranges, PlanPolicy())).falling
+    assert [fall.tensor for fall in found] == ["d"] * falls
+    plan = plan_precision(graph, ranges, PlanPolicy(include_nodes=("Exp_d", graph.nodes[1].label)))
+    assert judge_confidence(graph, ranges, plan).falling == ()
+
+
+@pytest.mark.parametrize(
     ("scale", "factor", "falls"),
     [
         ("Mul", 2.0, False),
