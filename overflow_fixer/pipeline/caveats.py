@@ -11,6 +11,7 @@ from overflow_fixer.reports.caveats import (
     say_fragile,
     say_half_io,
     say_left_out,
+    say_lost_to_own_fp16,
     say_luck,
     say_of_model,
     say_spent,
@@ -37,6 +38,7 @@ def find_caveats(config: FixConfig, bench: Bench, result: Tried) -> Iterator[str
     yield from say_unclamped(bench.graph, bench.ranges, result.best.plan, policy)
     if config.build.io_types == "fp16":
         yield from say_half_io(bench.graph, bench.ranges, result.lost_outputs)
+    yield from say_lost_to_own_fp16(bench.graph, result.best, result.lost_to_own_fp16)
     yield from bench.backend.warn(result.best.artifact, config.custom_ops)
     yield from say_of_model(bench.graph, bench.ranges, result.best, bench.tolerance)
 

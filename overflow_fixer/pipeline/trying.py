@@ -27,7 +27,8 @@ from overflow_fixer.trials.bench import Bench
 class Tried:
     """What trying came to: the best attempt, how plain FP16 and the backend's FP32 fare, and the price.
 
-    `lost_outputs` are those that FP16 inputs and outputs alone make wrong. `spent` is the budget's key that ended the repair.
+    `lost_outputs` are those that FP16 inputs and outputs alone make wrong, `lost_to_own_fp16` those that what the model itself has
+    in FP16 does: no repair is made then. `spent` is the budget's key that ended the repair.
     """
 
     best: Attempt
@@ -37,6 +38,7 @@ class Tried:
     price: Price | None = None
     warnings: tuple[str, ...] = ()
     lost_outputs: tuple[str, ...] = ()
+    lost_to_own_fp16: tuple[str, ...] = ()
     spent: str = ""
 
 
@@ -63,12 +65,16 @@ def try_all(config: FixConfig, bench: Bench, plan: PrecisionPlan, clock: Clock) 
     is_fault = fp32 is not None and not fp32.passed
     with clock.time("repair"):
         lost = () if first.verification.passed else bench.find_lost_outputs()
-        repaired = Repaired(first, (), "") if is_fault or lost else _repair(config, bench, first)
+        lost_to_own = () if first.verification.passed or lost else bench.find_lost_to_own_fp16()
+        is_lost = is_fault or lost or lost_to_own
+        repaired = Repaired(first, (), "") if is_lost else _repair(config, bench, first)
     best = repaired.best
     if is_engine and compare:
         with clock.time("timing"), tolerate("Nothing was timed", warnings):
             price = bench.measure_price(best.artifact, engines)
-    return Tried(best, naive, repaired.rounds, fp32, price, tuple(warnings), lost, repaired.spent)
+    return Tried(
+        best, naive, repaired.rounds, fp32, price, tuple(warnings), lost, lost_to_own, repaired.spent
+    )
 
 
 def is_plain_engine(bench: Bench, plan: PrecisionPlan) -> bool:

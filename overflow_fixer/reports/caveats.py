@@ -151,8 +151,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
 
 def _warn_of_nothing_to_convert(graph: Graph, best: Attempt) -> Iterator[str]:
     """That a model is in FP16 already, so that there is no FP32 to be held against, or in floats that are not converted."""
-    floats = {*best.artifact.fp16_nodes, *best.artifact.fp32_nodes}
-    if any(node.label in floats and node.standard_op != "Cast" for node in graph.nodes):
+    if _has_fp32(graph, best):
         return
     counts = Counter(graph.dtypes.values())
     if half := counts[TensorProto.FLOAT16]:
@@ -166,6 +165,21 @@ def _warn_of_nothing_to_convert(graph: Graph, best: Attempt) -> Iterator[str]:
             f"No node of this model computes FP32 floats, and {say_plural(other, 'tensor')} {'is' if other == 1 else 'are'} FP64 "
             "or BF16, which stay as they are: nothing was converted, and nothing is told of what FP16 does to it. Export the model "
             "in FP32, and give that."
+        )
+
+
+def _has_fp32(graph: Graph, best: Attempt) -> bool:
+    """Whether a node of the model computes FP32 floats, casts aside."""
+    floats = {*best.artifact.fp16_nodes, *best.artifact.fp32_nodes}
+    return any(node.label in floats and node.standard_op != "Cast" for node in graph.nodes)
+
+
+def say_lost_to_own_fp16(graph: Graph, best: Attempt, lost: tuple[str, ...]) -> Iterator[str]:
+    """That no plan can pass, for outputs that what the model itself has in FP16 makes wrong; where it has FP32 as well."""
+    if lost and _has_fp32(graph, best):
+        yield (
+            f"No repair was tried: with all else in FP32, what is FP16 in the model itself makes {', '.join(lost)} wrong. Give the "
+            "model that this one was made from, before it was converted to FP16."
         )
 
 

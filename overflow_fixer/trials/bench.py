@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 import onnxruntime
+from onnx import TensorProto
 
 from overflow_fixer import __version__
 from overflow_fixer.backends import BACKENDS, Backend, mixed_onnx, tensorrt
@@ -186,8 +187,22 @@ class Bench:
         """The outputs, and parts, that FP16 inputs and outputs alone make wrong, FP32 in between; none that FP32 has NaN in."""
         if not self._has_half_io:
             return ()
-        rounded = RoundedRunner(self.graph, self._reference)
-        found = verify(self._reference, rounded, self.calibration, self.tolerance)
+        return self._find_wrong(RoundedRunner(self.graph, self._reference))
+
+    def find_lost_to_own_fp16(self) -> tuple[str, ...]:
+        """The outputs, and parts, that what the model itself has in FP16 makes wrong, all else in FP32; none that FP32 has NaN in.
+
+        None of an engine, which may compute that in FP32, of a model that may give other values each time, or that cannot be run so.
+        """
+        has_half = TensorProto.FLOAT16 in self.graph.dtypes.values()
+        if not has_half or self.backend.is_engine or not is_repeatable(self.graph):
+            return ()
+        with suppress(BackendError, ModelError):  # of what can not be simulated, of memory
+            return self._find_wrong(mixed_onnx.open_as_it_stands(self.graph))
+        return ()
+
+    def _find_wrong(self, runner: Runner) -> tuple[str, ...]:
+        found = verify(self._reference, runner, self.calibration, self.tolerance)
         wrong = [verdict.error for verdict in found.outputs if not verdict.passed]
         return tuple(error.name for error in wrong if not error.reference_nan)
 

@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from in_memory_calibration import InMemoryCalibration, floats, make_model, node, scalar, scan
+from onnx import TensorProto
 from recorded_networks import make_plan
 
 from overflow_fixer.backends import BACKENDS, mixed_onnx, tensorrt
@@ -301,6 +303,34 @@ def test_outputs_are_lost_to_fp16_inputs_and_outputs_but_for_those_with_nan_in_f
     config = FixConfig(model=graph.path, calib="memory", out=tmp_path / "out", build=build)
     with Bench(config, graph, InMemoryCalibration((feeds,)), ranges, "onnx", silent) as bench:
         assert bench.find_lost_outputs() == lost
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lost"),
+    [
+        (
+            [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Mul", "h h", "s")],
+            ("y",),
+        ),  # 1e6 is infinite in FP16
+        ([node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Neg", "h", "s")], ()),
+        ([node("Mul", "x x", "s")], ()),
+    ],
+)
+def test_outputs_are_lost_to_what_is_fp16_in_the_model_but_for_those_with_nan_in_fp32(
+    nodes: list[onnx.NodeProto], lost: tuple[str, ...], tmp_path: Path
+) -> None:
+    nodes = [
+        *nodes,
+        node("Cast", "s", "w", to=TensorProto.FLOAT),
+        node("Add", "w x", "y"),
+        node("Sqrt", "x", "root"),
+    ]
+    feeds = {"x": floats(-1000, 1, 2, 3)}
+    graph, ranges = scan(make_model(nodes, {"x": [4]}, "y root"), tmp_path, feeds)
+    build = BuildOptions.model_validate({"backend": "onnx"})
+    config = FixConfig(model=graph.path, calib="memory", out=tmp_path / "out", build=build)
+    with Bench(config, graph, InMemoryCalibration((feeds,)), ranges, "onnx", silent) as bench:
+        assert bench.find_lost_to_own_fp16() == lost
 
 
 # ---------------------------------------------------------------- the price

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         emit,
         find_foreign,
         name_files,
+        open_as_it_stands,
         open_runner,
         open_tracer,
     )
@@ -24,6 +25,7 @@ __all__ = [
     "find_fault",
     "find_foreign",
     "name_files",
+    "open_as_it_stands",
     "open_runner",
     "open_tracer",
     "warn_of_default_loading",
@@ -35,7 +37,15 @@ if not TYPE_CHECKING:
         {
             "assignment": ("IoTypes",),
             "default_loading": ("warn_of_default_loading",),
-            "emission": ("describe", "emit", "find_foreign", "name_files", "open_runner", "open_tracer"),
+            "emission": (
+                "describe",
+                "emit",
+                "find_foreign",
+                "name_files",
+                "open_as_it_stands",
+                "open_runner",
+                "open_tracer",
+            ),
             "loading": ("find_fault",),
         },
     )

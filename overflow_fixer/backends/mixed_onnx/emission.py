@@ -118,8 +118,13 @@ def read_stamps(path: Path) -> tuple[str, str]:
 @held_to_types
 def open_runner(artifact: Artifact, extra_outputs: Sequence[str] = ()) -> Runner:
     """The artifact as FP16 hardware would run it: every FP16 tensor rounded, node by node."""
-    simulated = simulate(load_graph(artifact.path), extra_outputs, has_native_probes())
-    return SessionRunner(open_session(simulated, artifact.path.parent, by_priority=True))
+    return open_as_it_stands(load_graph(artifact.path), extra_outputs)
+
+
+def open_as_it_stands(graph: Graph, extra_outputs: Sequence[str] = ()) -> Runner:
+    """A model as FP16 hardware would run it: what it has in FP16 rounded, node by node, and all else in FP32."""
+    simulated = simulate(graph, extra_outputs, has_native_probes())
+    return SessionRunner(open_session(simulated, graph.path.parent, by_priority=True))
 
 
 def open_tracer(artifact: Artifact, tensors: Sequence[str]) -> Runner:
