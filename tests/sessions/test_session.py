@@ -177,6 +177,43 @@ def test_a_refused_model_and_a_failing_batch_are_told(tmp_path: Path) -> None:
         )
 
 
+HALF_WAY = {
+    "a Cast that was not changed": [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["h", "k"], ["y"]),
+    ],
+    "a scale of Resize": [helper.make_node("Resize", ["x", "", "k"], ["y"])],
+    "a node that was to stay in FP32": [helper.make_node("Mul", ["x", "k"], ["y"])],
+    "a normalisation under autocast": [helper.make_node("LayerNormalization", ["x", "k"], ["y"])],
+}
+
+
+@pytest.mark.parametrize("name", HALF_WAY)
+def test_of_a_conversion_that_stopped_half_way_the_model_before_it_is_asked_for(
+    name: str, tmp_path: Path
+) -> None:
+    x, y = (helper.make_tensor_value_info(one, TensorProto.FLOAT, [1]) for one in "xy")
+    k = numpy_helper.from_array(np.ones(1, np.float16), "k")
+    graph = helper.make_graph(HALF_WAY[name], "g", [x], [y], [k])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(ModelError) as refused:
+        open_session(model, tmp_path)
+    assert "Give the FP32 model that it was made from" in str(refused.value)
+    assert "--ort-custom-op" not in str(refused.value)
+
+
+def test_of_operators_for_a_gpu_the_model_before_they_were_fused_is_asked_for(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(one, TensorProto.FLOAT, [1, 4, 4, 8]) for one in "xy")
+    w = numpy_helper.from_array(np.ones((8, 1, 1, 8), np.float32), "w")
+    conv = helper.make_node("NhwcConv", ["x", "w"], ["y"], domain="com.microsoft")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(
+        helper.make_graph([conv], "g", [x], [y], [w]), opset_imports=opsets, ir_version=8
+    )
+    with pytest.raises(ModelError, match="Give the model as it was before that"):
+        open_session(model, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("error", "is_of_memory"),
     [
