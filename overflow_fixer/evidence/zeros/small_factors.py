@@ -47,8 +47,8 @@ class SmallFactor(NamedTuple):
 def find_small_factors(graph: Graph, ranges: RangeTable) -> Iterator[SmallFactor]:
     """Each computed factor that is below 2^-18 there in some batch, in that of these in which the other is largest.
 
-    None of products with NaN or infinities, or of zeros, and of factors that FP16 is known to hold, as it does masks of 0 and 1, or
-    that are as small as a whole.
+    None where the other is no more than 1, of products with NaN or infinities, or of zeros, and of factors that FP16 is known to
+    hold, as it does masks of 0 and 1, or that are as small as a whole.
     """
     told: dict[str, float] = {}
     for node in graph.nodes:
@@ -68,7 +68,7 @@ def _judge(
     if ranges.by_tensor[tensor].max_abs < LEAST_MAGNITUDE:
         return None
     made, largest = read_maxima(ranges, node.outputs[0]), read_maxima(ranges, other)
-    is_small = (made > 0) & (made < largest * LEAST_MAGNITUDE)
+    is_small = (made > 0) & (made < largest * LEAST_MAGNITUDE) & (largest > 1)
     if not is_small.any():
         return None
     batch = int(np.where(is_small, largest, 0.0).argmax())

@@ -109,6 +109,19 @@ def test_it_is_one_below_2_to_the_minus_18(exponent: int, is_found: bool, tmp_pa
 LARGE = np.where(np.arange(32) == 0, 0.5, -1e9 * np.abs(X)).astype(np.float32)
 
 
+@pytest.mark.parametrize(("largest", "is_found"), [(1.0, False), (1.001, True)])
+def test_nothing_is_undone_by_a_factor_of_1_and_less(largest: float, is_found: bool, tmp_path: Path) -> None:
+    """Cholesky's, of 3e-6 and 0.05: what comes of it is smaller still."""
+    c = np.where(np.arange(32) == 0, np.float32(largest), np.float32(1e-7))[None]
+    x = np.where(np.arange(32) == 0, np.float32(2.0**-19), np.float32(0.3))[None]
+    nodes = [node("Abs", "x", "t"), node("Mul", "t c", "y")]
+    graph, ranges = _scan(tmp_path, nodes, (c, x))
+    assert (
+        bool([one for one in ask(find_small_values, graph, ranges) if "at most where" in one.reason])
+        == is_found
+    )
+
+
 @pytest.mark.parametrize(
     ("nodes", "is_found"),
     [
