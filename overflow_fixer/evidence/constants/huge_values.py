@@ -58,6 +58,9 @@ _STOPS_NEGATIVE = frozenset(
     "Relu Exp Elu Celu Selu Softplus Gelu Mish Swish HardSwish ThresholdedRelu".split()
 )
 _TO_POSITIVE = frozenset("Abs Sqrt Cosh ReduceL1 ReduceL2 ReduceSumSquare LpPool GlobalLpPool".split())
+_NEVER_NEGATIVE = frozenset(
+    "Relu Softplus Exp Sigmoid HardSigmoid Softmax Abs Sqrt ReduceL1 ReduceL2 ReduceSumSquare".split()
+)
 _KEEPS_SIGN = MOVES | frozenset(
     """Add Sum Mean Where Max Min Clip ReduceMax ReduceMin ReduceSum ReduceMean MaxPool AveragePool
     GlobalMaxPool GlobalAveragePool CumSum TopK Pad Trilu OneHot Floor Ceil Round CenterCropPad""".split()
@@ -88,7 +91,22 @@ def shown_signs(node: Node, slot: int, output: int, signs: Signs, graph: Graph) 
     if op == "Clip":
         return signs - _clipped_signs(node, graph)
     keeps_sign = op in _KEEPS_SIGN or op == "Sub" or (op in SCATTERS and read_reduction(node) != b"mul")
-    return signs if keeps_sign else EITHER
+    return signs if keeps_sign or _scales_by_no_negative(node, slot, graph) else EITHER
+
+
+def _scales_by_no_negative(node: Node, slot: int, graph: Graph) -> bool:
+    """Whether the value is multiplied or divided by what is never negative, whatever is fed."""
+    if node.standard_op != "Mul" and (node.standard_op, slot) != ("Div", 0):
+        return False
+    name = _as_it_was(node.inputs[1 - slot], graph)
+    writer = graph.producers.get(name)
+    while writer is not None and moves(writer, 0) and writer.standard_op != "Concat":
+        name = _as_it_was(writer.inputs[0], graph)
+        writer = graph.producers.get(name)
+    value = graph.read_fixed(name)
+    if value is not None:
+        return bool(value.size) and bool((value >= 0).all())
+    return writer is not None and writer.standard_op in _NEVER_NEGATIVE
 
 
 def _is_absorbed(node: Node, slot: int, output: int) -> bool:

@@ -184,6 +184,30 @@ def test_signs(op: str, inputs: str, slot: int, signs: Signs, shown: Signs, tmp_
     assert shown_signs(graph.nodes[0], slot, 0, signs, graph) == shown
 
 
+@pytest.mark.parametrize(
+    ("before", "inputs", "shown"),
+    [
+        ([node("Softplus", "x", "f")], "h f", NEGATIVE),
+        ([node("Relu", "x", "r"), node("Squeeze", "r", "f")], "f h", NEGATIVE),
+        ([node("Sub", "x x", "f")], "h f", EITHER),
+        ([node("Sigmoid", "x", "r"), node("Concat", "r x", "f", axis=0)], "h f", EITHER),
+        ([], "h positive", NEGATIVE),
+        ([], "h mixed", EITHER),
+    ],
+)
+@pytest.mark.parametrize("op", ["Mul", "Div"])
+def test_a_factor_that_is_never_negative_keeps_the_sign(
+    op: str, before: list[onnx.NodeProto], inputs: str, shown: Signs, tmp_path: Path
+) -> None:
+    """exp(-(density x 1e10)) ends there, as of the last interval of a ray."""
+    constants = {"positive": floats(0, 2), "mixed": floats(-1, 2)}
+    used = {name: value for name, value in constants.items() if name in inputs.split()}
+    graph = _graph(tmp_path, *before, node(op, inputs, "y"), **used)
+    slot = inputs.split().index("h")
+    expected = shown if (op, slot) != ("Div", 1) else NEITHER
+    assert shown_signs(graph.nodes[-1], slot, 0, NEGATIVE, graph) == expected
+
+
 @pytest.mark.parametrize("slot", [0, 2])
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
 @pytest.mark.parametrize(
