@@ -29,6 +29,7 @@ from overflow_fixer.repair.attempts import Attempt
 from overflow_fixer.reports.unseen import say_unseen
 from overflow_fixer.reports.wording import say_foreign, say_unobserved
 from overflow_fixer.rules.settling import EXCLUDED
+from overflow_fixer.simulation.typed_model import find_unsimulated
 from overflow_fixer.verification.comparison import worst_snr_db
 from overflow_fixer.verification.half_io import say_over_range
 
@@ -142,6 +143,7 @@ def say_of_model(graph: Graph, ranges: RangeTable, best: Attempt, tolerance: Tol
         yield ranges.provider_lack
     yield from _warn_of_nothing_to_convert(graph, best)
     yield from _warn_of_nan(graph, ranges, fixed)
+    yield from _warn_of_unsimulated(graph, best)
     yield from () if fixed.passed and not _count_repaired(best) else _warn_of_chance(graph)
     yield from _warn_of_defaults(graph)
     yield from say_unseen(fixed, graph, tolerance)
@@ -285,6 +287,18 @@ def _warn_of_nan(graph: Graph, ranges: RangeTable, fixed: Verification) -> Itera
         yield (
             f"Tensor {first.tensor} is FP16 in the model itself, and holds {first.nan_count} NaN and {first.inf_count} infinite "
             "values there. No plan changes the types that a model comes with: make FP32 in the model what computes it."
+        )
+
+
+def _warn_of_unsimulated(graph: Graph, best: Attempt) -> Iterator[str]:
+    """That a typed model passes without what nodes of the model itself, bodies and other domains, lose in their FP16."""
+    found = [] if best.artifact.engine is not None else [*find_unsimulated(graph)]
+    if found:
+        one = len(found) == 1
+        yield (
+            f"{say_plural(len(found), 'node')} {'computes' if one else 'compute'} in FP16 in the model itself, where rounding is not "
+            f"simulated, in bodies or as operators of other domains: {name_few(node.label for node in found)}. Of what is lost or "
+            "overflows there no verification tells. Give the model that this one was made from, before it was converted to FP16."
         )
 
 

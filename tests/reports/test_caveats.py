@@ -87,6 +87,33 @@ def test_what_overflows_in_the_models_own_fp16_is_named_and_never_passes(tmp_pat
     assert all("as the model stands; " in reason for reason in reasons)
 
 
+def test_what_a_body_of_the_model_computes_in_fp16_is_told_as_not_simulated(tmp_path: Path) -> None:
+    """300 squared overflows in the body's own FP16, on a GPU; here it is computed in FP32, and passes."""
+    half = [
+        node("Cast", "x", "h", to=TensorProto.FLOAT16),
+        node("Mul", "h h", "s"),
+        node("Cast", "s", "t", to=TensorProto.FLOAT),
+    ]
+    taken, other = (
+        onnx.helper.make_graph(
+            nodes, "body", [], [onnx.helper.make_tensor_value_info(out, TensorProto.FLOAT, [2])]
+        )
+        for nodes, out in ((half, "t"), ([node("Neg", "x", "e")], "e"))
+    )
+    nodes = [
+        node("ReduceMax", "x", "m", keepdims=0),
+        node("Greater", "m zero", "c"),
+        node("If", "c", "z", then_branch=taken, else_branch=other),
+        node("Tanh", "z", "y"),
+    ]
+    model = make_model(nodes, {"x": [2]}, "y", {"zero": scalar(0)})
+    report = _fix(model, tmp_path, x=np.array([300, 2], np.float32))
+    assert report.passed
+    (warning,) = [text for text in report.warnings if "not simulated" in text]
+    assert warning.startswith("1 node computes in FP16 in the model itself, where rounding is not simulated")
+    assert "other domains: If_z. Of" in warning
+
+
 def test_nan_of_the_models_own_fp16_is_not_said_to_be_that_of_fp32(tmp_path: Path) -> None:
     """x - mean(x) of what a Cast made infinite: inf - inf. The logarithm beside it is FP32's."""
     nodes = [
