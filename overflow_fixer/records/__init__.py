@@ -46,6 +46,7 @@ from overflow_fixer.records.plans import (
 from overflow_fixer.records.ranges import InnerRange, Range, RangeTable
 from overflow_fixer.records.reports import Budget, FixReport, FusedModel, RepairRound, Share
 from overflow_fixer.records.verdicts import (
+    LEAST_SAMPLE,
     Becomes,
     GainedClass,
     HiddenClass,
@@ -60,6 +61,7 @@ from overflow_fixer.records.verdicts import (
 )
 
 __all__ = [
+    "LEAST_SAMPLE",
     "Accumulators",
     "Action",
     "Array",

@@ -10,6 +10,9 @@ from typing import Literal
 from overflow_fixer.annotations import need_types
 from overflow_fixer.arguments import need_number, need_several
 
+LEAST_SAMPLE = 64.0
+"""A step of 1 is little beside the largest sample from here on."""
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -20,8 +23,9 @@ class Tolerance:
     not floats pass when at least `min_agreement` of their elements are equal. `fills` are constants of the model, by output, that
     fill elements of it, or are added to them as a mask: where FP32 has one that hides all else and the candidate has it too,
     rounded, both count as 0, so that they are no signal. `samples` are outputs of integers that are judged as floats, by their SNR,
-    and pass as well where nothing is off by more than 1, a step of theirs. Raises ConfigError for an SNR that is not finite, a share that is not
-    from 0 to 1, an error below 0, a text in place of several parts, and for what is of another type.
+    and pass as well where nothing is off by more than 1, a step of theirs, and FP32 reaches 64 or at least `min_agreement` are
+    equal. Raises ConfigError for an SNR that is not finite, a share that is not from 0 to 1, an error below 0, a text in place of
+    several parts, and for what is of another type.
     """
 
     min_snr_db: float = 30.0
@@ -47,9 +51,10 @@ class Tolerance:
         """In dB, of an output or a part of it, which has the output's where it has none of its own."""
         return self.per_output.get(output + part, self.per_output.get(output, self.min_snr_db))
 
-    def max_abs_error_of(self, output: str) -> float:
+    def max_abs_error_of(self, error: TensorError) -> float:
         """Up to which an output, or a part of it, passes whatever its SNR."""
-        return max(self.max_abs_error, 1.0 if output in self.samples else 0.0)
+        is_little = error.max_abs_reference >= LEAST_SAMPLE or error.mean_abs_error <= 1 - self.min_agreement
+        return max(self.max_abs_error, 1.0 if error.tensor in self.samples and is_little else 0.0)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def _excess(error: TensorError, tolerance: Tolerance) -> float:
         return share / allowed if allowed > 0 else math.inf if share else 0.0
     if error.mismatched > error.reference_nan:
         return math.inf
-    if error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error_of(error.tensor):
+    if error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error_of(error):
         return 0.0
     missing_db = tolerance.min_snr_of(error.tensor, error.part) - worst_snr_db(error)
     return math.inf if missing_db > _MOST_DB else 10 ** (missing_db / 10)

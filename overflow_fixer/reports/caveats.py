@@ -214,9 +214,7 @@ def _say_nearest(errors: Sequence[TensorError], tolerance: Tolerance) -> str | N
     margins = {
         error.name: worst_snr_db(error) - tolerance.min_snr_of(error.tensor, error.part)
         for error in errors
-        if error.is_float
-        and error.compared
-        and error.max_abs_error > tolerance.max_abs_error_of(error.tensor)
+        if error.is_float and error.compared and error.max_abs_error > tolerance.max_abs_error_of(error)
     }
     name, margin = min(margins.items(), key=lambda item: item[1], default=("", math.inf))
     return f"Output {name} is {margin:.1f} dB over its limit" if margin < _THIN_DB else None

@@ -37,7 +37,7 @@ def say_unseen(fixed: Verification, graph: Graph, tolerance: Tolerance) -> Itera
 def _warn_of_quiet(verdict: OutputVerdict, tolerance: Tolerance) -> Iterator[str]:
     """That an output of floats passes in a batch for nothing but having next to nothing there; others are judged by what is equal."""
     error = verdict.error
-    is_small = error.max_abs_error <= tolerance.max_abs_error_of(error.tensor)
+    is_small = error.max_abs_error <= tolerance.max_abs_error_of(error)
     if (
         verdict.passed
         and error.is_float
@@ -118,9 +118,7 @@ def say_sign_changes(fixed: Verification, graph: Graph, tolerance: Tolerance) ->
     """Which output, or part, that passes by its SNR has elements that are negative, or zero, as FP32 has none; not of probabilities."""
     errors = (verdict.error for verdict in fixed.outputs if verdict.passed)
     passing = {
-        error.name: error
-        for error in errors
-        if error.max_abs_error > tolerance.max_abs_error_of(error.tensor)
+        error.name: error for error in errors if error.max_abs_error > tolerance.max_abs_error_of(error)
     }
     for found in fixed.sign_changes:
         if found.name in passing and not _is_of_shares(graph, found.tensor):
@@ -245,9 +243,7 @@ def _passing(fixed: Verification) -> set[str]:
 def _pass_by_snr(fixed: Verification, tolerance: Tolerance) -> set[str]:
     """The outputs that pass as a whole, and by more than an absolute error that is allowed."""
     wholes = (verdict.error for verdict in fixed.outputs if verdict.passed and not verdict.error.part)
-    return {
-        error.tensor for error in wholes if error.max_abs_error > tolerance.max_abs_error_of(error.tensor)
-    }
+    return {error.tensor for error in wholes if error.max_abs_error > tolerance.max_abs_error_of(error)}
 
 
 def _is_of_shares(graph: Graph, output: str) -> bool:

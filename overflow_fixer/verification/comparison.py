@@ -250,11 +250,7 @@ def _problem(error: TensorError, tolerance: Tolerance) -> str | None:
             f"{error.candidate_inf} infinite, against {error.reference_nan} and {error.reference_inf} in FP32"
         )
     limit, snr_db = tolerance.min_snr_of(error.tensor, error.part), worst_snr_db(error)
-    if (
-        error.compared == 0
-        or snr_db >= limit
-        or error.max_abs_error <= tolerance.max_abs_error_of(error.tensor)
-    ):
+    if error.compared == 0 or snr_db >= limit or error.max_abs_error <= tolerance.max_abs_error_of(error):
         return None
     where = "" if error.snr_db < limit else f" in {error.worst_batch}"
     return f"SNR {tell_beside(snr_db, limit)} dB{where} is under {limit:.12g} dB"

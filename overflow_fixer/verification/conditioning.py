@@ -52,5 +52,5 @@ def _is_settled(error: TensorError, tolerance: Tolerance) -> bool:
         return False
     if not error.is_float:
         return error.mismatched <= (1 - tolerance.min_agreement) * error.element_count
-    is_small = error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error_of(error.tensor)
+    is_small = error.compared == 0 or error.max_abs_error <= tolerance.max_abs_error_of(error)
     return is_small or worst_snr_db(error) >= tolerance.min_snr_of(error.tensor, error.part) + _IN_HAND_DB

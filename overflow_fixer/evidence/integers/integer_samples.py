@@ -14,14 +14,13 @@ from overflow_fixer.graph.model import Graph
 from overflow_fixer.graph.nodes import Node
 from overflow_fixer.graph.operators import ADDS, ROUNDS
 from overflow_fixer.patterns.tracing import origin
+from overflow_fixer.records import LEAST_SAMPLE
 
 _TYPES = frozenset({TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16})
 """What images and sound are kept in; of larger integers most are places, labels and counts."""
 _SCALES = ADDS | {"Mul", "Div"}
 _HANDS_ON = ROUNDS | _SCALES | frozenset("Clip Min Max".split())
 _CHOOSES = frozenset("Sign OneHot Gather Cast".split())
-_LEAST_SCALE = 64.0
-"""A step of 1 is to be little beside the largest sample."""
 _MOST_NODES = 16
 
 
@@ -71,7 +70,7 @@ def _is_scaled(graph: Graph, tensor: str) -> bool:
         if node is None or (node.standard_op in ROUNDS and not is_behind):
             return False
         if len(computed) != 1 or not _hands_on(graph, node, computed[0]):
-            return largest >= _LEAST_SCALE and bool(computed) and not _chooses(graph, node)
+            return largest >= LEAST_SAMPLE and bool(computed) and not _chooses(graph, node)
         largest = max(largest, *_read_numbers(graph, node), 0.0)
         is_behind &= node.standard_op not in _SCALES
         tensor = computed[0]

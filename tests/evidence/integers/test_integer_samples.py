@@ -113,7 +113,8 @@ DARK = RNG.integers(0, 3, 4000).astype(np.uint8)
         (IMAGE, 1, 0.5, True),
         (IMAGE, 2, 0.5, True),
         (IMAGE, 30, 0.2, False),
-        (DARK, 1, 0.5, True),
+        (IMAGE // 4 + 1, 1, 0.5, True),
+        (DARK, 1, 0.5, False),
         (DARK, 2, 0.5, False),
     ],
 )
@@ -128,6 +129,17 @@ def test_samples_pass_by_their_snr_or_where_none_is_off_by_more_than_a_step(
         assert verification.passed == expected
         assert verification.outputs[0].error.is_float == bool(tolerance.samples)
     assert not verify(_Runner(image), _Runner(found[:-1]), batches, Tolerance(samples=("y",))).passed
+
+
+@pytest.mark.parametrize(("wrong", "passes"), [(40, True), (41, False)])
+def test_where_a_step_is_much_few_may_be_off_by_one(wrong: int, passes: bool) -> None:
+    """As of stars, 0 to 5, that are bounded to what 8 bits hold: half of them were wrong, and passed."""
+    found = DARK + (np.arange(DARK.size) < wrong)
+    verification = verify(
+        _Runner(DARK), _Runner(found.astype(np.uint8)), [Batch("b", {})], Tolerance(samples=("y",))
+    )
+    assert verification.outputs[0].error.snr_db < Tolerance.min_snr_db
+    assert verification.passed == passes
 
 
 def test_a_network_of_sound_stays_in_fp16(tmp_path: Path) -> None:
