@@ -96,7 +96,10 @@ def _find_forms(graph: Graph, node: Node) -> Iterator[tuple[str, str, Array, Arr
     mean = _read(graph, constants[0]) if is_of_features(graph, source) else None
     if mean is not None:
         made = list(_find_scaled(graph, node)) or [(node.outputs[0], np.ones(()))]
-        made += ((name, np.abs(one).max(axis=1)) for name, one in list_projections(graph, node.outputs[0]))
+        made += (
+            (name, np.abs(one).max(axis=1, initial=0.0))
+            for name, one in list_projections(graph, node.outputs[0])
+        )
         yield from ((source, name, mean, factor) for name, factor in made if _fit(mean, factor))
 
 

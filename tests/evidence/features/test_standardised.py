@@ -211,3 +211,10 @@ def test_columns_that_a_scaler_of_ai_onnx_ml_reads(name: str, tmp_path: Path) ->
     model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
     graph, ranges = scan(model, tmp_path, COLUMNS)
     assert pinned_by(find_lost_differences, graph, ranges) == pinned
+
+
+def test_a_matrix_without_columns(tmp_path: Path) -> None:
+    """As a head of no classes, or padding of none, has it."""
+    nodes = [node("Sub", "x mean", "d"), node("MatMul", "d w", "z")]
+    graph, ranges = _scan(tmp_path, nodes, ANOTHER, w=np.zeros((2, 0), np.float32))
+    assert ask(find_lost_differences, graph, ranges) == []
