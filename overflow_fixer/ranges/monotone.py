@@ -194,10 +194,9 @@ def _find_quantization(graph: Graph, node: Node) -> Iterator[Monotone]:
 def _quantizes_float(graph: Graph, node: Node) -> bool:
     """Whether it is a QuantizeLinear that divides float32 by float32."""
     precision = node.attribute("precision")  # since opset 23
-    is_float = graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
     return (
         node.standard_op == "QuantizeLinear"
-        and is_float
+        and graph.dtypes.get(node.inputs[0]) == TensorProto.FLOAT
         and (precision is None or precision.i in _OWN_PRECISION)
     )
 

@@ -189,6 +189,19 @@ def test_a_zero_point_is_read_as_onnx_runtime_reads_it(stored: dict[str, Any], t
     assert run_marked(graph.path, ["y"], {"x": np.float32([-100, 100])})["y"].tolist() == [-63.5, 64]
 
 
+def test_quantised_weights_of_a_constant_node_are_not_derived(tmp_path: Path) -> None:
+    """It reads nothing, of which the type was asked."""
+    weights = numpy_helper.from_array(np.int8([1, -2]))
+    made = [
+        node("Constant", [], ["q"], value=weights),
+        node("DequantizeLinear", ["q", "step"], ["w"]),
+        node("Mul", ["x", "w"], ["y"]),
+    ]
+    held = [numpy_helper.from_array(np.float32(0.5), "step")]
+    graph = save_model(tmp_path / "m.onnx", made, [value_info("x", dims=["n"])], [value_info("y")], held)
+    assert list(find_derivations(graph, find_sources(graph, ["x", "w"]))) == []
+
+
 def test_other_types_than_float_are_not_derived(tmp_path: Path) -> None:
     made = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), node("Relu", ["h"], ["y"])]
     outputs = [value_info("y", TensorProto.FLOAT16)]
