@@ -20,7 +20,9 @@ _TYPES = frozenset({TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, Ten
 """What images and sound are kept in; of larger integers most are places, labels and counts."""
 _SCALES = ADDS | {"Mul", "Div"}
 _HANDS_ON = ROUNDS | _SCALES | frozenset("Clip Min Max".split())
-_CHOOSES = frozenset("Sign OneHot Gather Cast".split())
+_CHOOSES = frozenset("Sign OneHot Hardmax Gather Cast".split())
+_JOINS = _SCALES | frozenset("Max Min MaxPool ReduceMax ReduceMin ReduceSum Relu Clip Concat".split())
+"""Of choices alone these make choices: what one mask and another have in common, a mask that is widened."""
 _MOST_NODES = 16
 
 
@@ -28,7 +30,8 @@ _MOST_NODES = 16
 def find_samples(graph: Graph) -> tuple[str, ...]:
     """The outputs of integers of 8 or 16 bits that a Cast makes of floats, scaled, shifted or bounded by a constant of 64 or more.
 
-    None of a choice: of what was compared, chosen among constants, taken from a table or rounded before it was scaled.
+    None of a choice: of what was compared, chosen among constants, taken from a table or rounded before it was scaled, nor of what
+    joins choices alone.
     """
     return tuple(_find_casts(graph))
 
@@ -70,7 +73,7 @@ def _is_scaled(graph: Graph, tensor: str) -> bool:
         if node is None or (node.standard_op in ROUNDS and not is_behind):
             return False
         if len(computed) != 1 or not _hands_on(graph, node, computed[0]):
-            return largest >= LEAST_SAMPLE and bool(computed) and not _chooses(graph, node)
+            return largest >= LEAST_SAMPLE and bool(computed) and not _is_choice(graph, node)
         largest = max(largest, *_read_numbers(graph, node), 0.0)
         is_behind &= node.standard_op not in _SCALES
         tensor = computed[0]
@@ -80,6 +83,22 @@ def _is_scaled(graph: Graph, tensor: str) -> bool:
 def _hands_on(graph: Graph, node: Node, tensor: str) -> bool:
     is_moved = moves(node, 0) and node.inputs[0] == tensor and graph.is_float(tensor)
     return is_moved or node.standard_op in _HANDS_ON
+
+
+def _is_choice(graph: Graph, node: Node) -> bool:
+    """Whether all that the node writes is chosen, or joined of what is."""
+    pending, seen = [node], {node.label}
+    while pending and len(seen) <= _MOST_NODES:
+        one = pending.pop()
+        if _chooses(graph, one):
+            continue
+        writers = [graph.producers.get(name) for name in _list_computed(graph, one)]
+        found = [writer for writer in writers if writer is not None]
+        if len(found) < len(writers) or not (moves(one, 0) or one.standard_op in _JOINS):
+            return False
+        pending += [writer for writer in found if writer.label not in seen]
+        seen.update(writer.label for writer in found)
+    return not pending
 
 
 def _chooses(graph: Graph, node: Node) -> bool:

@@ -38,6 +38,9 @@ def _cast(tensor: str, to: int = UINT8, output: str = "y") -> Any:
 
 
 SCALED = [node("Sigmoid", "x", "s"), node("Mul", "s byte", "m")]
+MASK = [node("Greater", "x half", "g"), node("Cast", "g", "f", to=TensorProto.FLOAT)]
+ANOTHER = [node("Less", "x none", "g2"), node("Cast", "g2", "f2", to=TensorProto.FLOAT)]
+AS_IMAGE = [node("Mul", "e byte", "m"), _cast("m")]
 SAMPLES = {
     "as it is": [*SCALED, _cast("m")],
     "rounded and bounded": [*SCALED, node("Round", "m", "r"), node("Clip", "r none byte", "c"), _cast("c")],
@@ -47,6 +50,8 @@ SAMPLES = {
     "divided": [node("Sigmoid", "x", "s"), node("Div", "s less", "m"), _cast("m")],
     "standardised before": [node("MatMul", "x w", "p"), node("Mul", "p deviations", "m"), node("Add", "m means", "a"), _cast("a")],
     "of two": [*SCALED, node("Add", "m x", "a"), node("Clip", "a none byte", "c"), _cast("c")],
+    "of two, one of which is a mask": [*MASK, node("Exp", "x", "s"), node("Mul", "f s", "e"), *AS_IMAGE],
+    "of a mask that is fed": [*MASK, node("Mul", "f x", "e"), *AS_IMAGE],
     "one of two ways": [node("Greater", "x half", "g"), node("Exp", "x", "e"), node("Where", "g x e", "w1"),
         node("Mul", "w1 byte", "m"), _cast("m")],
 }  # fmt: skip
@@ -58,6 +63,10 @@ OTHERS = {
     "a mask of an image": [*SCALED, node("Greater", "x half", "g"), node("Where", "g m none", "z"), node("Clip", "z none byte", "c"),
         _cast("c")],
     "a palette": [node("ArgMax", "x", "i", axis=1), node("Gather", "colours i", "c"), node("Clip", "c none byte", "d"), _cast("d")],
+    "a mask that is widened": [*MASK, node("Unsqueeze", "f axes", "u"), node("MaxPool", "u", "e", kernel_shape=[1]), *AS_IMAGE],
+    "what two masks have in common": [*MASK, *ANOTHER, node("Mul", "f f2", "e"), *AS_IMAGE],
+    "two masks side by side": [*MASK, *ANOTHER, node("Concat", "f f2", "e", axis=1), *AS_IMAGE],
+    "the largest of three as an image": [node("Hardmax", "x", "e", axis=1), *AS_IMAGE],
     "few classes": [node("Sigmoid", "x", "s"), node("Mul", "s few", "m"), _cast("m")],
     "larger integers": [*SCALED, _cast("m", INT64)],
     "floats": [*SCALED, node("Round", "m", "y")],
