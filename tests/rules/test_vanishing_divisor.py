@@ -912,3 +912,17 @@ def test_a_guard_beside_a_root_hides_nothing_where_the_root_is_larger(
         fp32 = {name for one in graph.nodes if one.label in told for name in one.writes}
         assert measure_snr_db(tmp_path / "model.onnx", quiet, set()) < 25
         assert measure_snr_db(tmp_path / "model.onnx", quiet, fp32) > 45
+
+
+def test_the_same_guard_under_the_root_is_all_that_counts(tmp_path: Path) -> None:
+    """As a LayerNorm has it: 1e-8 beside 1e-5 is nothing in FP32 either."""
+    nodes = [
+        node("Mul", "x x", "square"),
+        node("ReduceMean", "square", "mean", axes=[-1], keepdims=1),
+        node("Add", "mean guard", "g"),
+        node("Sqrt", "g", "root"),
+        node("Div", "x root", "y"),
+    ]
+    model = make_model(nodes, {"x": [None, 256]}, "y", {"guard": scalar(1e-5)})
+    graph, ranges = scan(model, tmp_path, {"x": 0.1 * NOISE}, {"x": 1e-4 * NOISE})
+    assert ask(find_vanishing_divisors, graph, ranges) == []

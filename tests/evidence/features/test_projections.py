@@ -84,3 +84,10 @@ def test_factors_in_a_row(tmp_path: Path) -> None:
     ]
     found = {name: factor.tolist() for name, factor in list_scaled(_save(tmp_path, nodes), "x")}
     assert found == {"x": [1], "a": [1, 2, 4], "b": [1, 2, 4], "c": [0.5, 1, 2]}
+
+
+def test_six_in_a_row_are_followed(tmp_path: Path) -> None:
+    row = [node("MatMul", "x w", "p0"), *(node("Mul", f"p{i} two", f"p{i + 1}") for i in range(7))]
+    graph = _save(tmp_path, row)
+    assert [name for name, _ in list_projections(graph, "x")] == [f"p{i}" for i in range(6)]
+    assert [name for name, _ in list_scaled(graph, "p0")] == [f"p{i}" for i in range(7)]

@@ -153,3 +153,26 @@ def test_nor_of_what_is_not_finite_or_empty(other: float, tmp_path: Path) -> Non
     for batch in ((broken, X), empty):
         graph, ranges = _scan(tmp_path, UNDONE, batch)
         assert ask(find_small_values, graph, ranges) == []
+
+
+@pytest.mark.parametrize(
+    ("reader", "is_found"),
+    [
+        (node("Mul", "p half", "q"), True),
+        (node("Mul", "p t", "q"), True),
+        (node("Add", "p half", "q"), False),
+        (node("Exp", "p", "q"), False),
+    ],
+)
+def test_what_reads_a_small_product_is_told_where_that_shows(
+    reader: onnx.NodeProto, is_found: bool, tmp_path: Path
+) -> None:
+    """The product is 1e-8 and less in the batch: beside 0.5 that is nothing, and e to it is 1."""
+    nodes = [node("Abs", "x", "t"), node("Mul", "t c", "p"), reader, node("Identity", "q", "y")]
+    model = make_model(nodes, {"c": [None, 32], "x": [None, 32]}, "y", {"half": scalar(0.5)})
+    c = np.where(np.arange(32) == 0, np.float32(2), np.float32(1e-9))[None]
+    x = np.where(np.arange(32) == 0, np.float32(5e-9), np.float32(0.3))[None]
+    graph, ranges = scan(model, tmp_path, {"c": c, "x": x}, {"c": np.ones_like(c), "x": np.ones_like(x)})
+    told = [one.node for one in ask(find_small_values, graph, ranges) if "at most where" in one.reason]
+    assert "Mul_p" in told
+    assert (f"{reader.op_type}_q" in told) == is_found
