@@ -20,7 +20,7 @@ from overflow_fixer.evidence.differences.losses import (
 )
 from overflow_fixer.evidence.differences.terms import find_lost_terms
 from overflow_fixer.evidence.features.fed_features import find_movers
-from overflow_fixer.evidence.features.projections import find_weights, list_scaled, read_matrix
+from overflow_fixer.evidence.features.projections import list_scaled, read_matrix, takes_weights
 from overflow_fixer.evidence.measured import are_finite
 from overflow_fixer.evidence.origins import Walked
 from overflow_fixer.formats import FP16_OVERFLOW, step_at
@@ -36,20 +36,26 @@ def find_cancelled_products(graph: Graph, ranges: RangeTable) -> Iterator[LostDi
     """
     walked: Walked = {}
     for node in graph.nodes:
-        weights = find_weights(graph, node)
-        if weights and _is_rounded(graph, ranges, node):
+        if takes_weights(node) and _is_held(graph, ranges, node):
             found = (one for one in list_scaled(graph, node.outputs[0]) if are_finite(graph, ranges, one[0]))
-            lost = (_find_lost(graph, ranges, node, weights, *one, walked) for one in found)
+            lost = (_find_lost(graph, ranges, node, *one, walked) for one in found)
             yield from islice(filter(None, lost), 1)
 
 
+def _is_held(graph: Graph, ranges: RangeTable, node: Node) -> bool:
+    """Whether what it reads is finite, and FP16 holds what is no weight, which is no zero."""
+    is_finite = are_finite(graph, ranges, *node.inputs[:2])
+    return is_finite and 0 < ranges.by_tensor[node.inputs[0]].max_abs < FP16_OVERFLOW
+
+
 def _find_lost(
-    graph: Graph, ranges: RangeTable, node: Node, weights: str, made: str, factor: Array, walked: Walked
+    graph: Graph, ranges: RangeTable, node: Node, made: str, factor: Array, walked: Walked
 ) -> LostDifference | None:
     read, left = ranges.by_tensor[node.inputs[0]], ranges.by_tensor[made]
     least = left.max_abs / (STEPS_GIVEN_OUT * float(step_at(read.max_abs)))
-    weight = _find_weight(graph, ranges, node, weights, factor, least)
-    if not least < weight < left.max_abs / (FP32_NOISE * read.max_abs):
+    weight = _find_weight(graph, ranges, node, factor, least)
+    is_lost = least < weight < left.max_abs / (FP32_NOISE * read.max_abs)
+    if not is_lost or read.tensor not in find_lost_terms(graph, ranges, node):
         return None
     lost = float(step_at(read.max_abs)) * weight
     reason = (
@@ -62,19 +68,10 @@ def _find_lost(
     return LostDifference(nodes, made, left.max_abs, limit, reason, ranges.worst_batch_of(left))
 
 
-def _find_weight(
-    graph: Graph, ranges: RangeTable, node: Node, weights: str, factor: Array, least: float
-) -> float:
+def _find_weight(graph: Graph, ranges: RangeTable, node: Node, factor: Array, least: float) -> float:
     """The least, over the elements that are read, of the largest weight of each, scaled; 0 where that is no more than `least`."""
-    most = ranges.by_tensor[weights].max_abs * abs(float(node.value_of("alpha", 1.0)))
+    most = ranges.by_tensor[node.inputs[1]].max_abs * abs(float(node.value_of("alpha", 1.0)))
     matrix = read_matrix(graph, node) if most * np.abs(factor).max() > least else None
     if matrix is None or factor.size not in (1, matrix.shape[1]):
         return 0.0
     return float(np.abs(matrix * factor).max(axis=1).min())
-
-
-def _is_rounded(graph: Graph, ranges: RangeTable, node: Node) -> bool:
-    """Whether it reads something that is finite and no zero, and that FP16 rounds."""
-    source = node.inputs[0]
-    is_finite = are_finite(graph, ranges, source) and 0 < ranges.by_tensor[source].max_abs < FP16_OVERFLOW
-    return is_finite and source in find_lost_terms(graph, ranges, node)

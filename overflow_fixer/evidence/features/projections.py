@@ -54,22 +54,16 @@ def list_scaled(graph: Graph, tensor: str) -> Iterator[tuple[str, Array]]:
                 pending.append((reader.outputs[0], factor * made, depth + 1))
 
 
-def find_weights(graph: Graph, node: Node) -> str:
-    """The constant by which a MatMul or Gemm multiplies what it reads first; "" where that is computed of data, and of others."""
-    is_product = node.standard_op == "MatMul" or (
-        node.standard_op == "Gemm" and not node.value_of("transA", 0)
-    )
-    name = node.inputs[1] if is_product else ""
-    is_constant = name in graph.constants or (name and find_folder(graph).value(name) is not None)
-    return name if is_constant else ""
+def takes_weights(node: Node) -> bool:
+    """Whether it multiplies what it reads first by what it reads second, constant or not."""
+    return node.standard_op == "MatMul" or (node.standard_op == "Gemm" and not node.value_of("transA", 0))
 
 
 def read_matrix(graph: Graph, node: Node) -> Array | None:
     """What a MatMul, Gemm or LinearRegressor multiplies what it reads first by, [read, made], float64; None of others."""
     if (coefficients := read_coefficients(node)) is not None:
         return coefficients
-    weights = find_weights(graph, node)
-    value = _read(graph, weights) if weights else None
+    value = _read(graph, node.inputs[1]) if takes_weights(node) else None
     if value is None or value.ndim != 2:
         return None
     turned = value.T if node.value_of("transB", 0) else value
